@@ -1,0 +1,80 @@
+"""In: a mistake someone made. Out: one exception class that says whose. Always: everything a user can cause derives from `RetuneError`.
+
+    RetuneError
+    ├── DefinitionError          a tensor expression or compute graph is malformed
+    ├── ScheduleError            a transform step does not fit the state it is applied to
+    ├── LoweringError            a schedule cannot be turned into code within the target's limits
+    ├── TargetError              a target text names no machine we can generate code for
+    ├── ModelError               a network cannot be imported
+    │   ├── ModelFormatError         the file is missing, unreadable or not ONNX
+    │   ├── UnsupportedOperatorError an operator or attribute has no conversion
+    │   └── DynamicShapeError        a dimension is not a number
+    ├── StoreError               the record store cannot be used
+    │   ├── SchemaError              a file was written by a newer version
+    │   └── CorruptRecordError       a file cannot be read back
+    ├── ArtifactError            a compiled network cannot be saved or loaded
+    ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
+    └── OptionError              an option has a value that makes no sense
+
+A failed *candidate* is not an exception but a value: see `compiler.measure.record.MeasureStatus`.
+"""
+
+
+class RetuneError(Exception):
+    """Base of every error that is meant for the person using Retune."""
+
+
+class DefinitionError(RetuneError):
+    """A tensor expression or compute graph is malformed."""
+
+
+class ScheduleError(RetuneError):
+    """A transform step does not fit the state it is applied to."""
+
+
+class LoweringError(RetuneError):
+    """A schedule cannot be turned into code within the target's limits."""
+
+
+class TargetError(RetuneError):
+    """A target text names no machine we can generate code for."""
+
+
+class ModelError(RetuneError):
+    """A network cannot be imported."""
+
+
+class ModelFormatError(ModelError):
+    """The model file is missing, unreadable or not ONNX."""
+
+
+class UnsupportedOperatorError(ModelError):
+    """An operator, or an attribute of one, has no conversion."""
+
+
+class DynamicShapeError(ModelError):
+    """A dimension of the network is not a number."""
+
+
+class StoreError(RetuneError):
+    """The record store cannot be used."""
+
+
+class SchemaError(StoreError):
+    """A record file was written by a newer version of Retune."""
+
+
+class CorruptRecordError(StoreError):
+    """A record file cannot be read back."""
+
+
+class ArtifactError(RetuneError):
+    """A compiled network cannot be saved or loaded."""
+
+
+class MeasureError(RetuneError):
+    """The measuring infrastructure itself failed."""
+
+
+class OptionError(RetuneError):
+    """An option has a value that makes no sense."""

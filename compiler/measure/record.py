@@ -1,0 +1,65 @@
+"""In: one trial and its outcome. Out: the frozen row that is stored. Always: plain data, the only compiler type that storage sees."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+SCHEMA_VERSION = 1
+"""Version of the row layout; a store refuses files of a higher one."""
+
+
+class MeasureStatus(IntEnum):
+    """How a trial ended. The numbers are those of TVM's logs."""
+
+    OK = 0
+    INSTANTIATION = 1
+    COMPILE_HOST = 2
+    COMPILE_DEVICE = 3
+    RUNTIME_DEVICE = 4
+    WRONG_ANSWER = 5
+    BUILD_TIMEOUT = 6
+    RUN_TIMEOUT = 7
+    UNKNOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRecord:
+    """One trial, whole: what was tried, where, how it ended, and where it came from.
+
+    `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK. `error` holds the full text of a failure.
+    `elapsed` is the run's own clock in seconds when the trial's round was stored; it goes on counting across a resume.
+    """
+
+    record_id: str
+    run_id: str
+    network: str
+    task_key: str
+    task_name: str
+    target: str
+    device: str
+    threads: int
+    steps: str
+    parent_id: str
+    mutation: str
+    predicted: float | None
+    costs: tuple[float, ...]
+    status: MeasureStatus
+    error: str
+    build_seconds: float
+    run_seconds: float
+    options: str
+    seed: int
+    round: int
+    elapsed: float
+    engine_version: str
+    llvm_version: str
+    timestamp: float
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def seconds(self) -> float:
+        """The cost that counts: the median of the repeats, infinite for a failure."""
+        if self.status is not MeasureStatus.OK or not self.costs:
+            return float("inf")
+        ordered = sorted(self.costs)
+        middle = len(ordered) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
