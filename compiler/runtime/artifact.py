@@ -1,0 +1,117 @@
+"""In: what the code generator made of one program. Out: plain data that can be stored, pickled and loaded.
+
+Always: frozen, no handle into LLVM or the operating system; everything a loader needs is in here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.errors import ArtifactError
+
+Array = NDArray[Any]
+
+ALIGNMENT = 64
+"""Every buffer handed to a kernel starts at a multiple of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a constant is laid out in memory so that a kernel reads it linearly.
+
+    Each original dimension is split into digits (`dims`, in the order of the original dimensions, outer digit first),
+    and the digits are then transposed by `order`. The packed array is flat and holds the same elements.
+    """
+
+    dims: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(len(self.dims))):
+            raise ArtifactError(
+                f"packing order {self.order} is no permutation of the {len(self.dims)} digits {self.dims}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of elements, packed or not."""
+        return math.prod(self.dims)
+
+    def pack(self, array: Array) -> Array:
+        """The packed copy, shape (size,), contiguous, same dtype.
+
+        Raises: ArtifactError when the number of elements differs.
+        """
+        self._check(array)
+        return np.ascontiguousarray(array.reshape(self.dims).transpose(self.order)).reshape(-1)
+
+    def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
+        """The inverse of `pack`: an array of `shape`.
+
+        Raises: ArtifactError when the number of elements differs.
+        """
+        self._check(packed)
+        inverse = np.argsort(self.order)
+        digits = packed.reshape([self.dims[place] for place in self.order])
+        return np.ascontiguousarray(digits.transpose(inverse)).reshape(shape)
+
+    def _check(self, array: Array) -> None:
+        if array.size != self.size:
+            raise ArtifactError(
+                f"packing {self.dims} holds {self.size} elements, the array {array.shape} has {array.size}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ArgSpec:
+    """One buffer of a kernel. `shape` is the logical shape; when `packing` is set the buffer holds the packed elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_output: bool
+    packing: Packing | None = None
+
+    def __post_init__(self) -> None:
+        if self.packing is not None and self.packing.size != self.size:
+            raise ArtifactError(
+                f"{self.name}: packing {self.packing.dims} does not hold the {self.size} elements of {self.shape}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kernel may touch."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArtifact:
+    """Object code of one kernel and the buffers it takes.
+
+    The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`; `buffers` holds the addresses of `args` in order
+    (inputs, then outputs) and after them one workspace of `workspace_bytes` (null when that is 0). It returns 0 on success.
+    """
+
+    name: str
+    object_code: bytes
+    args: tuple[ArgSpec, ...]
+    workspace_bytes: int
+    target: str
+
+    @property
+    def inputs(self) -> tuple[ArgSpec, ...]:
+        """The arguments that are read, in order."""
+        return tuple(arg for arg in self.args if not arg.is_output)
+
+    @property
+    def outputs(self) -> tuple[ArgSpec, ...]:
+        """The arguments that are written, in order."""
+        return tuple(arg for arg in self.args if arg.is_output)
