@@ -1,0 +1,369 @@
+"""In: Python numbers and other expressions. Out: immutable expression trees. Always: `==` is structural equality, a node never changes, constants fold.
+
+The grammar (all nodes carry `dtype`, a NumPy type name):
+
+    Expr = Const(value, dtype)
+         | Var(name, dtype)                       a loop variable or let-bound name
+         | Binary(op, lhs, rhs)                   add sub mul div floordiv floormod min max, and or, eq ne lt le
+         | Not(value)
+         | Select(condition, then, otherwise)     lazy: the side not taken is not evaluated
+         | Cast(dtype, value)
+         | Call(name, args, dtype)                a math intrinsic, see `INTRINSICS`
+         | Load(buffer, indices)                  loop IR only; tensor expressions read tensors instead
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Union
+
+import numpy as np
+
+from compiler.errors import DefinitionError
+
+INDEX = "int64"
+BOOL = "bool"
+
+INTRINSICS = frozenset(
+    {"exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "round", "abs", "fma"}
+)
+
+
+class BinaryOp(StrEnum):
+    """The two-operand operators; `div` is true division, `floordiv` and `floormod` round towards minus infinity."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    FLOORDIV = "floordiv"
+    FLOORMOD = "floormod"
+    MIN = "min"
+    MAX = "max"
+    AND = "and"
+    OR = "or"
+    EQ = "eq"
+    NE = "ne"
+    LT = "lt"
+    LE = "le"
+
+
+COMPARISONS = frozenset({BinaryOp.EQ, BinaryOp.NE, BinaryOp.LT, BinaryOp.LE})
+LOGICAL = frozenset({BinaryOp.AND, BinaryOp.OR})
+_SYMBOLS = {
+    BinaryOp.ADD: "+",
+    BinaryOp.SUB: "-",
+    BinaryOp.MUL: "*",
+    BinaryOp.DIV: "/",
+    BinaryOp.FLOORDIV: "//",
+    BinaryOp.FLOORMOD: "%",
+    BinaryOp.AND: "and",
+    BinaryOp.OR: "or",
+    BinaryOp.EQ: "==",
+    BinaryOp.NE: "!=",
+    BinaryOp.LT: "<",
+    BinaryOp.LE: "<=",
+}
+
+Operand = Union["Expr", int, float, bool]
+
+
+class Expr:
+    """Base of all expression nodes; it only carries the operators, which build new nodes."""
+
+    __slots__ = ()
+
+    dtype: str
+
+    def __add__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.ADD, self, other)
+
+    def __radd__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.ADD, other, self)
+
+    def __sub__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.SUB, self, other)
+
+    def __rsub__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.SUB, other, self)
+
+    def __mul__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.MUL, self, other)
+
+    def __rmul__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.MUL, other, self)
+
+    def __truediv__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.DIV, self, other)
+
+    def __rtruediv__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.DIV, other, self)
+
+    def __floordiv__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.FLOORDIV, self, other)
+
+    def __mod__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.FLOORMOD, self, other)
+
+    def __neg__(self) -> "Expr":
+        return binary(BinaryOp.SUB, 0, self)
+
+    def __lt__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.LT, self, other)
+
+    def __le__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.LE, self, other)
+
+    def __gt__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.LT, other, self)
+
+    def __ge__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.LE, other, self)
+
+    def __bool__(self) -> bool:
+        raise DefinitionError(f"the expression {self} has no truth value in Python; use if_then_else, logical_and or logical_or")
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Expr):
+    """A literal number."""
+
+    value: int | float | bool
+    dtype: str
+
+    def __str__(self) -> str:
+        return str(self.value) if self.dtype in (INDEX, "float32", BOOL) else f"{self.dtype}({self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Var(Expr):
+    """A name bound by a loop or a let."""
+
+    name: str
+    dtype: str = INDEX
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Expr):
+    """`lhs op rhs`; operands of arithmetic have the result's type."""
+
+    op: BinaryOp
+    lhs: Expr
+    rhs: Expr
+    dtype: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        boolean = self.op in COMPARISONS or self.op in LOGICAL
+        object.__setattr__(self, "dtype", BOOL if boolean else self.lhs.dtype)
+
+    def __str__(self) -> str:
+        symbol = _SYMBOLS.get(self.op)
+        return f"({self.lhs} {symbol} {self.rhs})" if symbol else f"{self.op}({self.lhs}, {self.rhs})"
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Expr):
+    """Logical negation."""
+
+    value: Expr
+    dtype: str = field(init=False, compare=False, default=BOOL)
+
+    def __str__(self) -> str:
+        return f"(not {self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expr):
+    """`then` where `condition` holds, else `otherwise`; reads of the side not taken do not happen."""
+
+    condition: Expr
+    then: Expr
+    otherwise: Expr
+    dtype: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.then.dtype)
+
+    def __str__(self) -> str:
+        return f"select({self.condition}, {self.then}, {self.otherwise})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Expr):
+    """`value` converted to `dtype`."""
+
+    dtype: str
+    value: Expr
+
+    def __str__(self) -> str:
+        return f"{self.dtype}({self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Expr):
+    """A math intrinsic applied to its arguments."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.args))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A dense row-major array of the loop IR; `scope` is "global" (an argument), "workspace", "local" (a thread's stack) or "register"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scope: str = "global"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Expr):
+    """One element of a buffer."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    dtype: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.buffer.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{', '.join(map(str, self.indices))}]"
+
+
+def is_float(dtype: str) -> bool:
+    """Whether the type is a floating-point type."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def const(value: float | bool, dtype: str | None = None) -> Const:
+    """A literal; without a `dtype` an int is an index, a float is float32, a bool is bool."""
+    if dtype is None:
+        dtype = BOOL if isinstance(value, bool) else INDEX if isinstance(value, int) else "float32"
+    if dtype == BOOL:
+        return Const(bool(value), BOOL)
+    return Const(float(value) if is_float(dtype) else int(value), dtype)
+
+
+def as_expr(value: Operand, dtype: str | None = None) -> Expr:
+    """`value` as an expression; a Python number takes `dtype` when given.
+
+    Raises: DefinitionError for anything that is not a number or an expression.
+    """
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, (bool, int, float, np.generic)):
+        return const(value.item() if isinstance(value, np.generic) else value, dtype)
+    raise DefinitionError(f"{value!r} is neither an expression nor a number")
+
+
+def _promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
+    """Both operands in one type: a Python number adapts to the other side, two expressions follow NumPy's promotion."""
+    if isinstance(lhs, Expr) and not isinstance(rhs, Expr):
+        wants_float = isinstance(rhs, float) and not is_float(lhs.dtype)
+        return (Cast("float32", lhs), as_expr(rhs)) if wants_float else (lhs, as_expr(rhs, lhs.dtype))
+    if isinstance(rhs, Expr) and not isinstance(lhs, Expr):
+        right, left = _promote(rhs, lhs)
+        return left, right
+    left, right = as_expr(lhs), as_expr(rhs)
+    if left.dtype == right.dtype:
+        return left, right
+    common = np.result_type(left.dtype, right.dtype).name
+    return cast(common, left), cast(common, right)
+
+
+_FOLD: dict[BinaryOp, Callable[[Any, Any], Any]] = {
+    BinaryOp.ADD: lambda a, b: a + b,
+    BinaryOp.SUB: lambda a, b: a - b,
+    BinaryOp.MUL: lambda a, b: a * b,
+    BinaryOp.FLOORDIV: lambda a, b: a // b,
+    BinaryOp.FLOORMOD: lambda a, b: a % b,
+    BinaryOp.MIN: min,
+    BinaryOp.MAX: max,
+    BinaryOp.AND: lambda a, b: a and b,
+    BinaryOp.OR: lambda a, b: a or b,
+    BinaryOp.EQ: lambda a, b: a == b,
+    BinaryOp.NE: lambda a, b: a != b,
+    BinaryOp.LT: lambda a, b: a < b,
+    BinaryOp.LE: lambda a, b: a <= b,
+}
+
+
+def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
+    """`lhs op rhs` with operands brought to one type and index constants folded."""
+    left, right = _promote(lhs, rhs)
+    if isinstance(left, Const) and isinstance(right, Const) and not is_float(left.dtype) and op in _FOLD:
+        if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and right.value == 0:
+            raise DefinitionError(f"division by zero in {left} {op} {right}")
+        boolean = op in COMPARISONS or op in LOGICAL
+        return const(_FOLD[op](left.value, right.value), BOOL if boolean else left.dtype)
+    if not is_float(left.dtype):
+        neutral = _without_neutral(op, left, right)
+        if neutral is not None:
+            return neutral
+    return Binary(op, left, right)
+
+
+def _without_neutral(op: BinaryOp, left: Expr, right: Expr) -> Expr | None:
+    """The simpler form of an integer operation with 0 or 1, or of a logical one with a literal."""
+    lhs = left.value if isinstance(left, Const) else None
+    rhs = right.value if isinstance(right, Const) else None
+    match op:
+        case BinaryOp.ADD:
+            return right if lhs == 0 else left if rhs == 0 else None
+        case BinaryOp.SUB:
+            return left if rhs == 0 else None
+        case BinaryOp.MUL:
+            if lhs == 0 or rhs == 0:
+                return const(0, left.dtype)
+            return right if lhs == 1 else left if rhs == 1 else None
+        case BinaryOp.FLOORDIV:
+            return left if rhs == 1 else None
+        case BinaryOp.FLOORMOD:
+            return const(0, left.dtype) if rhs == 1 else None
+        case BinaryOp.AND:
+            if lhs is False or rhs is False:
+                return const(False)
+            return right if lhs is True else left if rhs is True else None
+        case BinaryOp.OR:
+            if lhs is True or rhs is True:
+                return const(True)
+            return right if lhs is False else left if rhs is False else None
+    return None
+
+
+def cast(dtype: str, value: Operand) -> Expr:
+    """`value` converted to `dtype`; no node when it has that type already."""
+    expr = as_expr(value)
+    if expr.dtype == dtype:
+        return expr
+    return const(expr.value, dtype) if isinstance(expr, Const) else Cast(dtype, expr)
+
+
+def select(condition: Expr, then: Operand, otherwise: Operand) -> Expr:
+    """A lazy choice; a literal condition chooses at once."""
+    left, right = _promote(then, otherwise)
+    if isinstance(condition, Const):
+        return left if condition.value else right
+    return Select(condition, left, right)

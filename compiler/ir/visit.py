@@ -1,0 +1,57 @@
+"""In: an expression. Out: its children, or a rebuilt expression. Always: the only traversal code; a node that does not change is returned as it is."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from functools import cache
+
+from compiler.ir.expr import Binary, Expr, binary
+
+
+@cache
+def _child_fields(kind: type[Expr]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.init)  # type: ignore[arg-type]
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct operands of a node, in field order."""
+    found: list[Expr] = []
+    for name in _child_fields(type(expr)):
+        value = getattr(expr, name)
+        if isinstance(value, Expr):
+            found.append(value)
+        elif isinstance(value, tuple):
+            found.extend(item for item in value if isinstance(item, Expr))
+    return tuple(found)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """The node and everything below it, parents first."""
+    yield expr
+    for child in children(expr):
+        yield from walk(child)
+
+
+def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it)."""
+    changes: dict[str, object] = {}
+    for name in _child_fields(type(expr)):
+        value = getattr(expr, name)
+        if isinstance(value, Expr):
+            new: object = transform(value, rule)
+        elif isinstance(value, tuple) and any(isinstance(item, Expr) for item in value):
+            items = tuple(transform(item, rule) if isinstance(item, Expr) else item for item in value)
+            new = items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+        else:
+            continue
+        if new is not value:
+            changes[name] = new
+    if changes:
+        rebuilt = replace(expr, **changes)  # type: ignore[type-var]
+        expr = binary(rebuilt.op, rebuilt.lhs, rebuilt.rhs) if isinstance(rebuilt, Binary) else rebuilt
+    result = rule(expr)
+    return expr if result is None else result
+
+
+def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
+    """Replace every leaf (or sub-expression) that is a key of `mapping`."""
+    return transform(expr, lambda node: mapping.get(node))

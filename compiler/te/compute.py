@@ -1,0 +1,159 @@
+"""In: shapes and Python functions over index variables. Out: tensors. Always: the language of tensor expressions; nothing here knows about schedules."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from compiler.errors import DefinitionError
+from compiler.ir import expr as ir
+from compiler.ir.expr import BinaryOp, Expr, Operand
+from compiler.ir.visit import walk
+from compiler.te.tensor import Axis, AxisKind, ComputeOp, PlaceholderOp, Reduce, Tensor
+
+
+def _checked_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    for extent in shape:
+        if isinstance(extent, bool) or not isinstance(extent, int) or extent < 1:
+            raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive whole numbers")
+    return tuple(shape)
+
+
+def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "placeholder") -> Tensor:
+    """An input tensor of `shape`."""
+    return Tensor(PlaceholderOp(name, _checked_shape(name, shape), dtype))
+
+
+def reduce_axis(extent: int, name: str = "k") -> Axis:
+    """An axis to reduce over, 0 .. extent-1."""
+    return Axis(name, _checked_shape(name, (extent,))[0], AxisKind.REDUCE)
+
+
+def compute(
+    shape: Sequence[int],
+    function: Callable[..., Operand],
+    name: str = "compute",
+    attrs: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """A tensor whose element at (i, j, …) is `function(i, j, …)`.
+
+    Axes are named as the function's parameters are; a `*args` function gets i0, i1, …
+    Raises: DefinitionError when names repeat, a reduction is nested, or a reduce axis is used outside a reduction.
+    """
+    extents = _checked_shape(name, shape)
+    axes = tuple(
+        Axis(axis, extent, AxisKind.SPATIAL)
+        for axis, extent in zip(_axis_names(function, len(extents)), extents, strict=True)
+    )
+    body = ir.as_expr(function(*axes))
+    reduce_axes = body.axes if isinstance(body, Reduce) else ()
+    names = [axis.name for axis in (*axes, *reduce_axes)]
+    if len(set(names)) != len(names):
+        raise DefinitionError(f"{name}: axis names must differ, got {', '.join(names)}")
+    for node in walk(body):
+        if isinstance(node, Reduce) and node is not body:
+            raise DefinitionError(f"{name}: a reduction must be the whole body; compute it as a tensor of its own")
+        if isinstance(node, Axis) and node not in axes and node not in reduce_axes:
+            raise DefinitionError(f"{name}: the body uses the axis {node}, which is none of its own")
+    return Tensor(ComputeOp(name, axes, body, dict(attrs or {})))
+
+
+def _axis_names(function: Callable[..., Operand], count: int) -> list[str]:
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names.extend(f"i{index}" for index in range(len(names), count))
+        elif parameter.default is inspect.Parameter.empty:
+            names.append(parameter.name)
+    if len(names) != count:
+        raise DefinitionError(f"the function takes {len(names)} indices but the shape has {count} dimensions")
+    return names
+
+
+def _reduction(combiner: str) -> Callable[[Operand, Axis | Sequence[Axis]], Expr]:
+    def reduce(source: Operand, axis: Axis | Sequence[Axis]) -> Expr:
+        axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
+        for item in axes:
+            if item.kind is not AxisKind.REDUCE:
+                raise DefinitionError(f"{combiner}: {item} is not a reduce axis; make it with reduce_axis")
+        return Reduce(combiner, ir.as_expr(source), axes)
+
+    reduce.__doc__ = f"The {combiner} of `source` over `axis`, which is one reduce axis or several."
+    return reduce
+
+
+sum = _reduction("sum")
+prod = _reduction("prod")
+max = _reduction("max")
+min = _reduction("min")
+
+
+def _unary(name: str) -> Callable[[Expr], Expr]:
+    def call(value: Expr) -> Expr:
+        return ir.Call(name, (value,), value.dtype)
+
+    call.__doc__ = f"Elementwise {name}."
+    return call
+
+
+exp = _unary("exp")
+log = _unary("log")
+sqrt = _unary("sqrt")
+rsqrt = _unary("rsqrt")
+tanh = _unary("tanh")
+erf = _unary("erf")
+sigmoid = _unary("sigmoid")
+floor = _unary("floor")
+ceil = _unary("ceil")
+round = _unary("round")
+abs = _unary("abs")
+
+
+def pow(base: Expr, exponent: Operand) -> Expr:
+    """`base` to the power `exponent`."""
+    return ir.Call("pow", (base, ir.as_expr(exponent, base.dtype)), base.dtype)
+
+
+def maximum(lhs: Operand, rhs: Operand) -> Expr:
+    """The larger of two values."""
+    return ir.binary(BinaryOp.MAX, lhs, rhs)
+
+
+def minimum(lhs: Operand, rhs: Operand) -> Expr:
+    """The smaller of two values."""
+    return ir.binary(BinaryOp.MIN, lhs, rhs)
+
+
+def equal(lhs: Operand, rhs: Operand) -> Expr:
+    """Whether two values are equal."""
+    return ir.binary(BinaryOp.EQ, lhs, rhs)
+
+
+def not_equal(lhs: Operand, rhs: Operand) -> Expr:
+    """Whether two values differ."""
+    return ir.binary(BinaryOp.NE, lhs, rhs)
+
+
+def logical_and(*conditions: Expr) -> Expr:
+    """Whether all conditions hold."""
+    result: Expr = ir.const(True)
+    for condition in conditions:
+        result = ir.binary(BinaryOp.AND, result, condition)
+    return result
+
+
+def logical_or(*conditions: Expr) -> Expr:
+    """Whether any condition holds."""
+    result: Expr = ir.const(False)
+    for condition in conditions:
+        result = ir.binary(BinaryOp.OR, result, condition)
+    return result
+
+
+def logical_not(condition: Expr) -> Expr:
+    """Whether the condition does not hold."""
+    return ir.Not(condition)
+
+
+def if_then_else(condition: Expr, then: Operand, otherwise: Operand) -> Expr:
+    """`then` where `condition` holds, else `otherwise`; the side not taken is not evaluated, so it may lie out of bounds."""
+    return ir.select(condition, then, otherwise)

@@ -1,0 +1,144 @@
+"""In: shapes and index expressions. Out: tensors and the operations that make them. Always: tensors and operations compare by identity, expressions by value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import DefinitionError
+from compiler.ir.expr import INDEX, Expr, Operand, as_expr
+
+
+class AxisKind(IntEnum):
+    """Whether an axis indexes the result or is summed over."""
+
+    SPATIAL = 0
+    REDUCE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Axis(Expr):
+    """One loop axis of a compute, running over 0 .. extent-1."""
+
+    name: str
+    extent: int
+    kind: AxisKind
+    dtype: str = field(init=False, compare=False, default=INDEX)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRead(Expr):
+    """One element of a tensor."""
+
+    tensor: "Tensor"
+    indices: tuple[Expr, ...]
+    dtype: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.tensor.name}[{', '.join(map(str, self.indices))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Expr):
+    """`combiner` (sum, prod, max or min) over `axes` of `source`; only allowed as the whole body of a compute."""
+
+    combiner: str
+    source: Expr
+    axes: tuple[Axis, ...]
+    dtype: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.source.dtype)
+
+    @property
+    def identity(self) -> float:
+        """The value that the combiner leaves unchanged."""
+        info = np.finfo(self.dtype) if self.dtype.startswith("float") else np.iinfo(self.dtype)
+        low = -np.inf if self.dtype.startswith("float") else int(info.min)
+        high = np.inf if self.dtype.startswith("float") else int(info.max)
+        return {"sum": 0, "prod": 1, "max": low, "min": high}[self.combiner]
+
+    def __str__(self) -> str:
+        return f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PlaceholderOp:
+    """An input."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Inputs have no attributes."""
+        return {}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ComputeOp:
+    """`body` for every point of `axes`; a reduction runs over `reduce_axes` too."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    body: Expr
+    attrs: Mapping[str, Any]
+
+    @property
+    def reduce_axes(self) -> tuple[Axis, ...]:
+        """The axes summed over, empty for an elementwise body."""
+        return self.body.axes if isinstance(self.body, Reduce) else ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the spatial axes."""
+        return tuple(axis.extent for axis in self.axes)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the result."""
+        return self.body.dtype
+
+
+Operation = PlaceholderOp | ComputeOp
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensor:
+    """The result of an operation: indexing it with as many expressions as it has dimensions reads one element."""
+
+    op: Operation
+
+    @property
+    def name(self) -> str:
+        """Name of the operation."""
+        return self.op.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, in elements."""
+        return self.op.shape
+
+    @property
+    def dtype(self) -> str:
+        """Element type, a NumPy type name."""
+        return self.op.dtype
+
+    def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> Expr:
+        if not isinstance(indices, tuple):
+            indices = (indices,)
+        if len(indices) != len(self.shape):
+            raise DefinitionError(f"{self.name} has {len(self.shape)} dimensions but is read with {len(indices)} indices")
+        return TensorRead(self, tuple(as_expr(index, INDEX) for index in indices))
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name}, shape={self.shape}, dtype={self.dtype})"
