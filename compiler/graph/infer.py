@@ -1,0 +1,212 @@
+"""In: a node and the values it reads. Out: the shape and dtype of its result. Always: a misfit names the node."""
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+from compiler.errors import DefinitionError
+from compiler.graph.ir import Node, Value
+
+Result = tuple[tuple[int, ...], str]
+Rule = Callable[[Node, Sequence[Value]], Result]
+
+
+def misfit(node: Node, operands: Sequence[Value], why: str) -> DefinitionError:
+    """The error of a node whose operands do not fit: what it is, what it got and why that is wrong."""
+    label = f"{node.op} {node.name!r}" if node.name else node.op
+    return DefinitionError(f"{label} of ({'; '.join(map(str, operands))}): {why}")
+
+
+def broadcast_shapes(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that both shapes broadcast to by NumPy's rule, or None when there is none."""
+    extents: list[int] = []
+    for a, b in zip_longest(reversed(first), reversed(second), fillvalue=1):
+        if a != b and a != 1 and b != 1:
+            return None
+        extents.append(b if a == 1 else a)
+    return tuple(reversed(extents))
+
+
+def window_extent(extent: int, kernel: int, stride: int, dilation: int, before: int, after: int) -> int:
+    """How many windows fit along one axis of a convolution or pool; zero or less when none does."""
+    return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def same_as_first(node: Node, operands: Sequence[Value]) -> Result:
+    """Element-wise operators: shape and dtype of the operand."""
+    del node
+    return operands[0].shape, operands[0].dtype
+
+
+def broadcast(node: Node, operands: Sequence[Value]) -> Result:
+    """Binary operators: NumPy broadcasting of two operands of one dtype."""
+    first, second = operands
+    if first.dtype != second.dtype:
+        raise misfit(node, operands, "the operands have different dtypes")
+    shape = broadcast_shapes(first.shape, second.shape)
+    if shape is None:
+        raise misfit(node, operands, "the shapes do not broadcast")
+    return shape, first.dtype
+
+
+def cast(node: Node, operands: Sequence[Value]) -> Result:
+    """The operand's shape in the dtype of the attribute `dtype`."""
+    return operands[0].shape, node.text("dtype")
+
+
+def reduction(node: Node, operands: Sequence[Value]) -> Result:
+    """The axes of `axes` become 1 (`keepdims`) or vanish."""
+    (source,) = operands
+    axes = node.ints("axes")
+    if not axes or any(not 0 <= axis < len(source.shape) for axis in axes) or tuple(sorted(set(axes))) != axes:
+        raise misfit(node, operands, f"axes {axes} must be ascending and within the rank")
+    if node.flag("keepdims"):
+        return tuple(1 if i in axes else n for i, n in enumerate(source.shape)), source.dtype
+    return tuple(n for i, n in enumerate(source.shape) if i not in axes), source.dtype
+
+
+def softmax(node: Node, operands: Sequence[Value]) -> Result:
+    """The operand's shape; `axis` is within the rank."""
+    if not 0 <= node.integer("axis") < len(operands[0].shape):
+        raise misfit(node, operands, f"axis {node.integer('axis')} is outside the rank")
+    return same_as_first(node, operands)
+
+
+def dense(node: Node, operands: Sequence[Value]) -> Result:
+    """(M, K) x (K, N) gives (M, N)."""
+    x, w = operands
+    if len(x.shape) != 2 or len(w.shape) != 2 or x.shape[1] != w.shape[0] or x.dtype != w.dtype:
+        raise misfit(node, operands, "needs (M, K) and (K, N) of one dtype")
+    return (x.shape[0], w.shape[1]), x.dtype
+
+
+def batch_matmul(node: Node, operands: Sequence[Value]) -> Result:
+    """(B, M, K) x (B, K, N) gives (B, M, N)."""
+    a, b = operands
+    fits = len(a.shape) == len(b.shape) == 3 and a.dtype == b.dtype
+    if not fits or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise misfit(node, operands, "needs (B, M, K) and (B, K, N) of one dtype")
+    return (a.shape[0], a.shape[1], b.shape[2]), a.dtype
+
+
+def _spatial_axes(node: Node, operands: Sequence[Value]) -> tuple[int, int]:
+    if len(operands[0].shape) != 4:
+        raise misfit(node, operands, "the first operand must have four dimensions")
+    layout = node.text("layout")
+    if layout not in ("NCHW", "NHWC"):
+        raise misfit(node, operands, f"layout {layout!r} is neither NCHW nor NHWC")
+    return (2, 3) if layout == "NCHW" else (1, 2)
+
+
+def _windows(node: Node, operands: Sequence[Value], kernel: tuple[int, ...], dilations: tuple[int, ...]) -> list[int]:
+    axes = _spatial_axes(node, operands)
+    strides, (top, left, bottom, right) = node.ints("strides"), node.ints("pads")
+    pads = ((top, bottom), (left, right))
+    extents = [
+        window_extent(operands[0].shape[axes[i]], kernel[i], strides[i], dilations[i], pads[i][0], pads[i][1])
+        for i in range(2)
+    ]
+    if min(extents) < 1:
+        raise misfit(node, operands, f"the window {kernel} does not fit")
+    return extents
+
+
+def conv2d(node: Node, operands: Sequence[Value]) -> Result:
+    """Convolution in either layout; the weight's axes are given with the operator in `compiler.graph.ops`."""
+    x, w = operands
+    groups = node.integer("groups")
+    _spatial_axes(node, operands)
+    if node.text("layout") == "NCHW":
+        channels = x.shape[1]
+        fits = len(w.shape) == 4 and w.shape[1] * groups == channels and w.shape[0] % groups == 0
+        if not fits:
+            raise misfit(node, operands, f"the weight must be (O, I/{groups}, KH, KW)")
+        height, width = _windows(node, operands, w.shape[2:], node.ints("dilations"))
+        return (x.shape[0], w.shape[0], height, width), x.dtype
+    channels = x.shape[3]
+    if len(w.shape) == 3:
+        if not groups == channels == w.shape[2]:
+            raise misfit(node, operands, "a depthwise weight must be (KH, KW, C) with one group a channel")
+    elif len(w.shape) != 4 or w.shape[2] * groups != channels or w.shape[3] % groups:
+        raise misfit(node, operands, f"the weight must be (KH, KW, I/{groups}, O)")
+    height, width = _windows(node, operands, w.shape[:2], node.ints("dilations"))
+    return (x.shape[0], height, width, w.shape[-1]), x.dtype
+
+
+def pool2d(node: Node, operands: Sequence[Value]) -> Result:
+    """Max and average pooling in either layout."""
+    (x,) = operands
+    dilations = node.ints("dilations") if "dilations" in node.attrs else (1, 1)
+    height, width = _windows(node, operands, node.ints("kernel"), dilations)
+    if node.text("layout") == "NCHW":
+        return (x.shape[0], x.shape[1], height, width), x.dtype
+    return (x.shape[0], height, width, x.shape[3]), x.dtype
+
+
+def batch_norm(node: Node, operands: Sequence[Value]) -> Result:
+    """The first operand's shape; the other four have one element a channel."""
+    x, *statistics = operands
+    axis = node.integer("axis")
+    if not 0 <= axis < len(x.shape) or any(s.shape != (x.shape[axis],) for s in statistics):
+        raise misfit(node, operands, f"scale, bias, mean and variance need one element for each of axis {axis}")
+    return x.shape, x.dtype
+
+
+def reshape(node: Node, operands: Sequence[Value]) -> Result:
+    """The shape of `shape`, which has as many elements."""
+    (x,) = operands
+    shape = node.ints("shape")
+    if Value("", shape).size != x.size or any(n < 0 for n in shape):
+        raise misfit(node, operands, f"cannot become {list(shape)}")
+    return shape, x.dtype
+
+
+def transpose(node: Node, operands: Sequence[Value]) -> Result:
+    """Output axis i is input axis perm[i]."""
+    (x,) = operands
+    perm = node.ints("perm")
+    if sorted(perm) != list(range(len(x.shape))):
+        raise misfit(node, operands, f"perm {perm} is no permutation of its axes")
+    return tuple(x.shape[axis] for axis in perm), x.dtype
+
+
+def concat(node: Node, operands: Sequence[Value]) -> Result:
+    """All extents but that of `axis` agree; that one is the sum."""
+    axis, first = node.integer("axis"), operands[0]
+    if not 0 <= axis < len(first.shape):
+        raise misfit(node, operands, f"axis {axis} is outside the rank")
+    for other in operands[1:]:
+        alike = len(other.shape) == len(first.shape) and other.dtype == first.dtype
+        if not alike or any(a != b for i, (a, b) in enumerate(zip(first.shape, other.shape, strict=True)) if i != axis):
+            raise misfit(node, operands, f"the operands may differ in axis {axis} alone")
+    extent = sum(operand.shape[axis] for operand in operands)
+    return (*first.shape[:axis], extent, *first.shape[axis + 1 :]), first.dtype
+
+
+def slice_(node: Node, operands: Sequence[Value]) -> Result:
+    """Axis i keeps starts[i], starts[i] + steps[i], ... below stops[i]."""
+    (x,) = operands
+    starts, stops, steps = node.ints("starts"), node.ints("stops"), node.ints("steps")
+    if not len(starts) == len(stops) == len(steps) == len(x.shape):
+        raise misfit(node, operands, "starts, stops and steps need one entry an axis")
+    for extent, start, stop, step in zip(x.shape, starts, stops, steps, strict=True):
+        if not (0 <= start < stop <= extent and step >= 1):
+            raise misfit(node, operands, f"cannot slice {extent} elements from {start} to {stop} by {step}")
+    return tuple(-((start - stop) // step) for start, stop, step in zip(starts, stops, steps, strict=True)), x.dtype
+
+
+def pad(node: Node, operands: Sequence[Value]) -> Result:
+    """Axis i grows by pads_before[i] + pads_after[i]."""
+    (x,) = operands
+    before, after = node.ints("pads_before"), node.ints("pads_after")
+    if not len(before) == len(after) == len(x.shape) or min((*before, *after), default=0) < 0:
+        raise misfit(node, operands, "pads_before and pads_after need one entry an axis, none negative")
+    return tuple(n + b + a for n, b, a in zip(x.shape, before, after, strict=True)), x.dtype
+
+
+def broadcast_to(node: Node, operands: Sequence[Value]) -> Result:
+    """The shape of `shape`, to which the operand broadcasts."""
+    (x,) = operands
+    shape = node.ints("shape")
+    if broadcast_shapes(x.shape, shape) != shape:
+        raise misfit(node, operands, f"does not broadcast to {list(shape)}")
+    return shape, x.dtype

@@ -1,0 +1,161 @@
+"""In: an operator name. Out: its `OpSpec`. Always: every node of a verified graph names an operator of this table.
+
+Every operator has one result. Layouts: `NCHW` activations have (O, I/groups, KH, KW) weights; `NHWC` activations have
+(KH, KW, I/groups, O) weights, or (KH, KW, C) when the convolution is depthwise (groups = C = O). `pads` is (top, left,
+bottom, right). A pass removes `batch_norm`, so nothing lowers it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from compiler.errors import DefinitionError
+from compiler.graph import infer
+from compiler.graph.ir import Attribute, Graph, Node, Value
+
+
+class FusionKind(Enum):
+    """How an operator may share a kernel with its neighbours."""
+
+    ELEMENTWISE = "elementwise"  # result element i reads operand element i
+    BROADCAST = "broadcast"  # as above, after broadcasting
+    INJECTIVE = "injective"  # each result element reads one operand element
+    REDUCTION = "reduction"  # each result element reads many
+    COMPLEX = "complex"  # worth tiling; takes element-wise followers into its kernel
+    OPAQUE = "opaque"  # several stages; a kernel of its own
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One operator: its operands (None: one or more), the types of its attributes, fusion kind, shape rule, meaning."""
+
+    name: str
+    operands: int | None
+    kind: FusionKind
+    rule: infer.Rule
+    meaning: str
+    attrs: Mapping[str, type] = field(default_factory=dict)
+
+
+_UNARY = {
+    "relu": "max(x, 0)",
+    "sigmoid": "1 / (1 + exp(-x))",
+    "tanh": "hyperbolic tangent",
+    "exp": "e to the x",
+    "log": "natural logarithm",
+    "sqrt": "square root",
+    "erf": "Gauss error function",
+    "neg": "-x",
+    "abs": "magnitude",
+    "floor": "largest whole number not above x",
+    "ceil": "smallest whole number not below x",
+    "round": "nearest whole number, ties to even",
+    "identity": "a copy; only where a graph output would be an input, a constant or another output",
+}
+_BINARY = {
+    "add": "a + b",
+    "sub": "a - b",
+    "mul": "a * b",
+    "div": "a / b; integers truncate towards zero",
+    "pow": "a to the b",
+    "maximum": "the larger",
+    "minimum": "the smaller",
+}
+_REDUCE = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "maximum", "reduce_min": "minimum"}
+
+_CONV = {"strides": tuple, "pads": tuple, "dilations": tuple, "groups": int, "layout": str}
+_MAX_POOL = {"kernel": tuple, "strides": tuple, "pads": tuple, "dilations": tuple, "layout": str}
+_AVG_POOL = {"kernel": tuple, "strides": tuple, "pads": tuple, "count_include_pad": bool, "layout": str}
+_KIND = FusionKind
+
+_SPECS = (
+    *(OpSpec(name, 1, _KIND.ELEMENTWISE, infer.same_as_first, meaning) for name, meaning in _UNARY.items()),
+    OpSpec("leaky_relu", 1, _KIND.ELEMENTWISE, infer.same_as_first, "x, or alpha * x below 0", {"alpha": float}),
+    OpSpec("clip", 1, _KIND.ELEMENTWISE, infer.same_as_first, "min(max(x, low), high)", {"low": float, "high": float}),
+    OpSpec("cast", 1, _KIND.ELEMENTWISE, infer.cast, "x in another dtype; floats truncate to ints", {"dtype": str}),
+    *(OpSpec(name, 2, _KIND.BROADCAST, infer.broadcast, meaning) for name, meaning in _BINARY.items()),
+    *(
+        OpSpec(name, 1, _KIND.REDUCTION, infer.reduction, f"{what} over axes", {"axes": tuple, "keepdims": bool})
+        for name, what in _REDUCE.items()
+    ),
+    OpSpec("conv2d", 2, _KIND.COMPLEX, infer.conv2d, "grouped 2-D convolution of (x, weight)", _CONV),
+    OpSpec("dense", 2, _KIND.COMPLEX, infer.dense, "(M, K) x (K, N)"),
+    OpSpec("batch_matmul", 2, _KIND.COMPLEX, infer.batch_matmul, "(B, M, K) x (B, K, N)"),
+    OpSpec("max_pool2d", 1, _KIND.REDUCTION, infer.pool2d, "maximum of a window; padding never wins", _MAX_POOL),
+    OpSpec(
+        "avg_pool2d",
+        1,
+        _KIND.REDUCTION,
+        infer.pool2d,
+        "window sum over the elements inside x, or over all of the window with count_include_pad",
+        _AVG_POOL,
+    ),
+    OpSpec("softmax", 1, _KIND.OPAQUE, infer.softmax, "exp(x - max) / sum along an axis", {"axis": int}),
+    OpSpec(
+        "batch_norm",
+        5,
+        _KIND.OPAQUE,
+        infer.batch_norm,
+        "(x - mean) / sqrt(variance + epsilon) * scale + bias of (x, scale, bias, mean, variance) along an axis",
+        {"axis": int, "epsilon": float},
+    ),
+    OpSpec("reshape", 1, _KIND.INJECTIVE, infer.reshape, "the same elements in row-major order", {"shape": tuple}),
+    OpSpec("transpose", 1, _KIND.INJECTIVE, infer.transpose, "result axis i is operand axis perm[i]", {"perm": tuple}),
+    OpSpec("concat", None, _KIND.INJECTIVE, infer.concat, "operands end to end along an axis", {"axis": int}),
+    OpSpec(
+        "slice",
+        1,
+        _KIND.INJECTIVE,
+        infer.slice_,
+        "for every axis elements start, start + step, ... below stop; steps are positive",
+        {"starts": tuple, "stops": tuple, "steps": tuple},
+    ),
+    OpSpec(
+        "pad",
+        1,
+        _KIND.INJECTIVE,
+        infer.pad,
+        "a border of `value`; one entry an axis",
+        {"pads_before": tuple, "pads_after": tuple, "value": float},
+    ),
+    OpSpec("broadcast_to", 1, _KIND.INJECTIVE, infer.broadcast_to, "x repeated to a shape", {"shape": tuple}),
+)
+
+OPS: Mapping[str, OpSpec] = {spec.name: spec for spec in _SPECS}
+
+
+def infer_value(node: Node, operands: tuple[Value, ...]) -> Value:
+    """Check a node against its operator and describe its result.
+
+    Raises: DefinitionError when the operator is unknown, or operands or attributes do not fit it.
+    """
+    spec = OPS.get(node.op)
+    if spec is None:
+        raise DefinitionError(f"node {node.name or node.op!r}: no operator {node.op!r}")
+    if len(operands) != spec.operands and not (spec.operands is None and operands):
+        raise infer.misfit(node, operands, f"takes {spec.operands} operands")
+    if set(node.attrs) != set(spec.attrs):
+        raise infer.misfit(node, operands, f"attributes must be {sorted(spec.attrs)}, not {sorted(node.attrs)}")
+    for key, kind in spec.attrs.items():
+        if not _is_a(node.attrs[key], kind):
+            raise infer.misfit(node, operands, f"attribute {key} must be a {kind.__name__}, not {node.attrs[key]!r}")
+    shape, dtype = spec.rule(node, operands)
+    return Value(node.output, shape, dtype)
+
+
+def verify(graph: Graph) -> None:
+    """`Graph.verify`, and every node agrees with its operator's attributes and shape rule.
+
+    Raises: DefinitionError that names the node at fault.
+    """
+    graph.verify()
+    for node in graph.nodes:
+        found = infer_value(node, tuple(graph.values[name] for name in node.inputs))
+        if found != graph.values[node.output]:
+            raise DefinitionError(f"graph {graph.name}: {node} gives {found}, not {graph.values[node.output]}")
+
+
+def _is_a(value: Attribute, kind: type) -> bool:
+    if kind is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, int) for item in value)
+    return type(value) is kind
