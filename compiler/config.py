@@ -1,0 +1,100 @@
+"""In: the process environment. Out: a frozen `Config`, and environments for child processes. Always: nothing else in Retune reads `os.environ`."""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from compiler.errors import OptionError
+
+
+class Debug(IntEnum):
+    """How much of the pipeline is logged; every level includes the ones before."""
+
+    QUIET = 0
+    TIMES = 1  # one line per task and round
+    STATES = 2  # + chosen schedules
+    LOOPS = 3  # + lowered loops
+    SOURCE = 4  # + LLVM IR
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings that are read from the environment, once.
+
+    `home` (RETUNE_HOME) is the state folder: records, run ledger, artifacts and Prefect's database. `check` (RETUNE_CHECK) runs the IR checkers
+    after every pass. `debug` (RETUNE_DEBUG, 0 to 4) is the ladder of `Debug`.
+    """
+
+    home: Path = Path(".retune")
+    check: bool = False
+    debug: Debug = Debug.QUIET
+
+
+def load(environment: Mapping[str, str] | None = None) -> Config:
+    """Read the settings from `environment`, by default that of this process.
+
+    Raises: OptionError when a value cannot be read.
+    """
+    given = os.environ if environment is None else environment
+    return Config(
+        home=Path(given.get("RETUNE_HOME") or ".retune").absolute(),
+        check=_flag("RETUNE_CHECK", given.get("RETUNE_CHECK", "0")),
+        debug=_debug(given.get("RETUNE_DEBUG", "0")),
+    )
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with the entries of `extra` put over it."""
+    return {**os.environ, **extra}
+
+
+def prefect_environment(home: Path) -> dict[str, str]:
+    """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `home` and calls nobody.
+
+    Settings that the user has made win, and with PREFECT_API_URL set the user's own server and profile are left as they are.
+    """
+    quiet = {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    }
+    embedded = {
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
+        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    }
+    wanted = quiet if "PREFECT_API_URL" in os.environ else {**quiet, **embedded}
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def device_name() -> str:
+    """The identity of this machine's processor, as records carry it: the same text means that times may be compared."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    return f"{model} ({os.cpu_count()} cores)"
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise OptionError(f"{name} is {text!r}; it must be 0 or 1")
+    return text == "1"
+
+
+def _debug(text: str) -> Debug:
+    try:
+        return Debug(int(text))
+    except ValueError:
+        raise OptionError(f"RETUNE_DEBUG is {text!r}; it must be a number from 0 to {max(Debug):d}") from None
