@@ -1,0 +1,95 @@
+"""In: a loop extent and the number of inner tile levels. Out: its ordered factorisations, listed or drawn uniformly in arrays. Always: every product is the extent exactly."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import comb, prod
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=4096)
+def prime_factors(extent: int) -> tuple[tuple[int, int], ...]:
+    """The (prime, exponent) pairs of a positive number, ascending."""
+    factors: list[tuple[int, int]] = []
+    rest, prime = extent, 2
+    while prime * prime <= rest:
+        exponent = 0
+        while rest % prime == 0:
+            rest //= prime
+            exponent += 1
+        if exponent:
+            factors.append((prime, exponent))
+        prime += 1
+    if rest > 1:
+        factors.append((rest, 1))
+    return tuple(factors)
+
+
+@lru_cache(maxsize=4096)
+def divisors(extent: int) -> tuple[int, ...]:
+    """All divisors of a positive number, ascending."""
+    found = [1]
+    for prime, exponent in prime_factors(extent):
+        found = [base * prime**power for base in found for power in range(exponent + 1)]
+    return tuple(sorted(found))
+
+
+def _ways(extent: int, parts: int) -> int:
+    """In how many ways `extent` is an ordered product of `parts` numbers."""
+    return prod(comb(exponent + parts - 1, parts - 1) for _, exponent in prime_factors(extent))
+
+
+def count_factorizations(extent: int, levels: int, max_last: int) -> int:
+    """How many tuples of `levels` lengths divide `extent` together, the last one at most `max_last`."""
+    return sum(_ways(extent // last, levels) for last in divisors(extent) if last <= max_last)
+
+
+def factorizations(extent: int, levels: int, max_last: int) -> Iterator[tuple[int, ...]]:
+    """Every tuple counted by `count_factorizations`, depth first over ascending divisors."""
+    if levels == 0:
+        yield ()
+        return
+    for length in divisors(extent):
+        if levels > 1:
+            for rest in factorizations(extent // length, levels - 1, max_last):
+                yield (length, *rest)
+        elif length <= max_last:
+            yield (length,)
+
+
+def sample_factorizations(rng: np.random.Generator, count: int, extent: int, levels: int, max_last: int) -> Ints:
+    """Draw `count` factorisations uniformly, without listing them.
+
+    Returns an int64 array (count, levels + 1): column 0 is the outermost part, the others are the tile lengths; each row's product
+    is `extent` and the last column is at most `max_last`.
+    """
+    choices = [last for last in divisors(extent) if last <= max_last]
+    weights = np.array([_ways(extent // last, levels) for last in choices], dtype=np.float64)
+    lasts = np.array(choices, dtype=np.int64)[rng.choice(len(choices), size=count, p=weights / weights.sum())]
+    parts = np.ones((count, levels + 1), dtype=np.int64)
+    parts[:, -1] = lasts
+    for prime, exponent in prime_factors(extent):
+        left = exponent - _exponents(lasts, prime, exponent)
+        for size in np.unique(left[left > 0]):
+            rows = np.flatnonzero(left == size)
+            parts[rows, :-1] *= prime ** _compositions(rng, len(rows), int(size), levels)
+    return parts
+
+
+def _exponents(values: Ints, prime: int, most: int) -> Ints:
+    """How often `prime` divides each value, at most `most` times."""
+    powers = np.array([prime**power for power in range(1, most + 1)], dtype=np.int64)
+    return np.count_nonzero(values[:, None] % powers == 0, axis=1).astype(np.int64)
+
+
+def _compositions(rng: np.random.Generator, count: int, total: int, parts: int) -> Ints:
+    """`count` uniform ordered sums of `total` with `parts` terms of at least 0: bars drawn among stars. Shape (count, parts)."""
+    if parts == 1:
+        return np.full((count, 1), total, dtype=np.int64)
+    places = total + parts - 1
+    bars = np.sort(np.argsort(rng.random((count, places)), axis=1)[:, : parts - 1], axis=1)
+    edges = np.concatenate([np.full((count, 1), -1), bars, np.full((count, 1), places)], axis=1)
+    return (np.diff(edges, axis=1) - 1).astype(np.int64)

@@ -1,0 +1,75 @@
+"""In: the numbers that steer the search. Out: one frozen, validated `SearchOptions`. Always: an object that exists makes sense."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from compiler.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Every hyper-parameter of the program search.
+
+    `population` programs live through `generations` rounds of selection; a child is mutated with probability
+    `mutation_probability`, otherwise it exchanges columns with another parent (`crossover_probability` of the rest) or is kept.
+    `eps_greedy` of each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
+    `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction). `register_vectors` is the
+    size of a register tile that is preferred, `max_register_vectors` the size above which a program is never proposed;
+    `max_straight_line` bounds the vector operations that may be written out without a loop. `max_parallel_ratio` bounds the
+    parallel pieces per core. At most `max_location_variants` placements of the small producers are considered per sketch, and at
+    most `max_per_tiling` candidates of a batch share all their tile sizes.
+    """
+
+    population: int = 2048
+    generations: int = 4
+    mutation_probability: float = 0.85
+    crossover_probability: float = 0.6
+    eps_greedy: float = 0.05
+    measured_ratio: float = 0.2
+    prior_ratio: float = 0.5
+    tiling: str = "SSRSRS"
+    max_innermost: int = 64
+    unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
+    max_parallel_ratio: int = 16
+    register_vectors: int = 32
+    max_register_vectors: int = 64
+    max_straight_line: int = 4096
+    max_location_variants: int = 8
+    max_per_tiling: int = 2
+    sample_attempts: int = 8
+    tile_weight: float = 0.86
+    unroll_weight: float = 0.04
+    location_weight: float = 0.05
+    parallel_weight: float = 0.04
+    vector_weight: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Check every field. Raises: OptionError naming the field, its value and what it may be."""
+        whole = (
+            ("population", 1),
+            ("generations", 0),
+            ("max_innermost", 1),
+            ("max_parallel_ratio", 1),
+            ("register_vectors", 1),
+            ("max_register_vectors", 1),
+            ("max_straight_line", 1),
+            ("max_location_variants", 1),
+            ("max_per_tiling", 1),
+            ("sample_attempts", 1),
+        )
+        for name, least in whole:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        for name in ("mutation_probability", "crossover_probability", "eps_greedy", "measured_ratio", "prior_ratio"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                raise OptionError(f"{name} must lie between 0 and 1, not {value!r}")
+        for name in ("tile_weight", "unroll_weight", "location_weight", "parallel_weight", "vector_weight"):
+            value = getattr(self, name)
+            if not isfinite(value) or value < 0.0:
+                raise OptionError(f"{name} must be a finite number of at least 0, not {value!r}")
+        if not self.tiling or set(self.tiling) - set("SR") or "S" not in self.tiling:
+            raise OptionError(f"tiling must be a word of the letters S and R with at least one S, not {self.tiling!r}")
+        if not self.unroll_limits or any(limit < 0 for limit in self.unroll_limits):
+            raise OptionError(f"unroll_limits must name at least one limit, none below 0, not {self.unroll_limits!r}")

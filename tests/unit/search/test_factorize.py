@@ -1,0 +1,49 @@
+"""Ordered factorisations: complete, exact, and drawn uniformly."""
+
+from math import prod
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.search.factorize import count_factorizations, divisors, factorizations, sample_factorizations
+
+
+def test_divisors_of_a_composite() -> None:
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    assert divisors(1) == (1,)
+    assert divisors(97) == (1, 97)
+
+
+def test_every_factorisation_is_listed_once_in_order() -> None:
+    found = list(factorizations(4, 2, 64))
+    assert found == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)]
+
+
+@given(st.integers(1, 200), st.integers(1, 3), st.integers(1, 64))
+@settings(max_examples=60, deadline=None)
+def test_count_agrees_with_the_list(extent: int, levels: int, max_last: int) -> None:
+    listed = list(factorizations(extent, levels, max_last))
+    assert len(listed) == len(set(listed)) == count_factorizations(extent, levels, max_last)
+    assert all(extent % prod(lengths) == 0 and lengths[-1] <= max_last for lengths in listed)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4), st.integers(1, 64), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_samples_keep_the_product_and_the_limit(extent: int, levels: int, max_last: int, seed: int) -> None:
+    rows = sample_factorizations(np.random.default_rng(seed), 50, extent, levels, max_last)
+    assert rows.shape == (50, levels + 1)
+    assert (rows.prod(axis=1) == extent).all()
+    assert (rows[:, -1] <= max_last).all()
+    assert (rows >= 1).all()
+
+
+def test_samples_are_uniform() -> None:
+    listed = list(factorizations(24, 2, 6))
+    rows = sample_factorizations(np.random.default_rng(7), 40_000, 24, 2, 6)
+    counts = {lengths: 0 for lengths in listed}
+    for row in rows[:, 1:]:
+        counts[(int(row[0]), int(row[1]))] += 1
+    expected = 40_000 / len(listed)
+    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert chi_square < 2.0 * len(listed)

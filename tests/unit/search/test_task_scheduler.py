@@ -1,0 +1,105 @@
+"""Which task gets the next round: the published formula, its warm-up, its ties and its end."""
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from compiler.errors import OptionError
+from compiler.search.task_scheduler import (
+    SchedulerOptions,
+    TaskState,
+    choose_task,
+    gradients,
+    is_stalled,
+    network_latency,
+)
+
+GRADIENT = SchedulerOptions()
+
+
+def test_preset_costs_send_every_round_but_the_warm_up_to_the_costly_task() -> None:
+    states = [TaskState(best_seconds=100.0, weight=1e5, flops=16.0), TaskState(best_seconds=1e-8, weight=0.0, flops=128.0)]
+    rounds = [0, 0]
+    for _ in range(5):
+        index = choose_task(states, GRADIENT)
+        assert index is not None
+        rounds[index] += 1
+        states[index] = states[index].after_round(inf)
+    assert rounds == [4, 1]
+
+
+def test_gradient_is_the_published_formula() -> None:
+    state = TaskState(rounds=5, best_seconds=2.0, history=(9.0, 8.0, 5.0, 3.0, 2.0), weight=3.0, flops=1.0)
+    backward = (2.0 - 8.0) / 3
+    forward = (2.0 - 2.0 / 5) - 2.0
+    assert gradients([state], GRADIENT)[0] == pytest.approx(3.0 * (0.2 * backward + 0.8 * forward))
+
+
+def test_no_backward_part_while_the_history_is_short() -> None:
+    state = TaskState(rounds=3, best_seconds=2.0, history=(9.0, 8.0, 2.0))
+    assert gradients([state], GRADIENT)[0] == pytest.approx(0.8 * -2.0 / 3)
+
+
+def test_warm_up_starts_with_the_heaviest_task() -> None:
+    states = [TaskState(flops=10.0, weight=1.0), TaskState(flops=10.0, weight=5.0), TaskState(flops=1.0, weight=1.0)]
+    order = []
+    for _ in range(3):
+        index = choose_task(states, GRADIENT)
+        assert index is not None
+        order.append(index)
+        states[index] = states[index].after_round(1.0)
+    assert order == [1, 0, 2]
+
+
+def test_round_robin_cycles_over_live_tasks() -> None:
+    options = SchedulerOptions(strategy="round-robin")
+    states = [TaskState(flops=1.0), TaskState(flops=1.0, exhausted=True), TaskState(flops=1.0)]
+    order = []
+    for _ in range(4):
+        index = choose_task(states, options)
+        assert index is not None
+        order.append(index)
+        states[index] = states[index].after_round(1.0)
+    assert order == [0, 2, 0, 2]
+
+
+def test_exhausted_tasks_are_never_chosen() -> None:
+    states = [TaskState(rounds=1, best_seconds=1.0, exhausted=True), TaskState(rounds=9, best_seconds=1e-9)]
+    assert choose_task(states, GRADIENT) == 1
+    assert choose_task(states[:1], GRADIENT) is None
+
+
+def test_a_task_without_a_valid_program_is_tried_again_but_not_for_ever() -> None:
+    measured = TaskState(rounds=2, best_seconds=1.0, history=(1.0, 1.0), flops=100.0)
+    failing = TaskState(rounds=1, flops=100.0)
+    assert choose_task([measured, failing], GRADIENT) == 1
+    assert choose_task([measured, TaskState(rounds=5, flops=100.0)], GRADIENT) == 0
+
+
+def test_ties_go_to_the_earlier_task() -> None:
+    states = [TaskState(rounds=2, best_seconds=1.0, weight=0.0), TaskState(rounds=2, best_seconds=1.0, weight=0.0)]
+    assert choose_task(states, GRADIENT) == 0
+
+
+def test_exploration_is_seeded() -> None:
+    options = SchedulerOptions(explore=1.0)
+    states = [TaskState(rounds=1, best_seconds=float(index)) for index in range(5)]
+    first = [choose_task(states, options, np.random.default_rng(3)) for _ in range(3)]
+    assert len(set(first)) == 1
+
+
+def test_latency_and_stall() -> None:
+    assert network_latency([TaskState(best_seconds=2.0, weight=3.0), TaskState(weight=0.0)]) == 6.0
+    assert network_latency([TaskState()]) == inf
+    progress = [(64, inf), (128, 2.0), (192, 1.0), (256, 1.0), (320, 1.0)]
+    assert is_stalled(progress, 128)
+    assert not is_stalled(progress, 129)
+    assert not is_stalled(progress, 0)
+    assert not is_stalled([(640, inf)], 64)
+
+
+@pytest.mark.parametrize("bad", [{"strategy": "best"}, {"alpha": 2.0}, {"backward_window": 0}, {"explore": -1.0}])
+def test_nonsense_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        SchedulerOptions(**bad)  # type: ignore[arg-type]
