@@ -67,7 +67,10 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class ArgSpec:
-    """One buffer of a kernel. `shape` is the logical shape; when `packing` is set the buffer holds the packed elements."""
+    """One buffer of a kernel.
+
+    `shape` is the logical shape in elements; when `packing` is set the buffer holds the same elements, packed.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -96,8 +99,8 @@ class ArgSpec:
 class KernelArtifact:
     """Object code of one kernel and the buffers it takes.
 
-    The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`; `buffers` holds the addresses of `args` in order
-    (inputs, then outputs) and after them one workspace of `workspace_bytes` (null when that is 0). It returns 0 on success.
+    The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`. `buffers` holds the addresses of `args` in
+    order (inputs, then outputs) and after them one workspace of `workspace_bytes` (null when that is 0). 0 = success.
     """
 
     name: str

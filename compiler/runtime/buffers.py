@@ -1,0 +1,113 @@
+"""In: a shape and a dtype. Out: arrays that kernels may be given: aligned, and on request fenced.
+
+Always: the first element lies at a multiple of 64 bytes. A fenced array ends as close to an inaccessible page as that
+alignment allows, so a write past its end, or more than a page before its start, stops the process at once; what lies
+between the array and the two fences is filled with a known byte that `damage` looks at.
+"""
+
+import ctypes
+import math
+import mmap
+import weakref
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import MeasureError
+from compiler.runtime.artifact import ALIGNMENT, Array
+
+_PAGE = mmap.PAGESIZE
+_PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, 1, 3
+_MAP_PRIVATE_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_HUGE_PAGE = 2 << 20
+_MADV_HUGEPAGE = 14
+
+CANARY = 0x7B
+"""Filler around a fenced array: as float32 a huge number (1.3e36), so a read that strays shows in the result too."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
+    """An uninitialised contiguous array whose first element lies at a multiple of 64 bytes."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def aligned_copy(array: Array) -> Array:
+    """A contiguous copy of `array` whose first element lies at a multiple of 64 bytes."""
+    copy = aligned_array(array.shape, array.dtype.name)
+    copy[...] = array
+    return copy
+
+
+class FencedArray:
+    """An array between two inaccessible pages.
+
+        | no access | canary ... | array, 64-byte aligned | canary (< 64 bytes) | no access |
+
+    The memory is returned when neither this object nor a view of `array` is left.
+    """
+
+    __slots__ = ("_gaps", "_room", "_start", "array")
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        padded = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
+        self._room = padded + -padded % _PAGE
+        base = _map_fenced(self._room)
+        self._start = base + _PAGE
+        block = (ctypes.c_uint8 * self._room).from_address(self._start)
+        weakref.finalize(block, _LIBC.munmap, base, self._room + 2 * _PAGE)
+        whole = np.ctypeslib.as_array(block)
+        first = self._room - padded
+        self.array: Array = whole[first : first + nbytes].view(dtype).reshape(shape)
+        self._gaps = (whole[:first], whole[first + nbytes :])
+        self._gaps[0][:] = CANARY
+        self._gaps[1][:] = CANARY
+
+    def damage(self) -> str:
+        """What was written around the array since it was made, in words; empty when nothing was."""
+        before, after = (np.flatnonzero(gap != CANARY) for gap in self._gaps)
+        if after.size:
+            return (
+                f"{after.size} bytes written past the end, the first {int(after[0]) + 1} bytes after the last element"
+            )
+        if before.size:
+            distance = self._gaps[0].size - int(before[-1])
+            return (
+                f"{before.size} bytes written before the start, the nearest {distance} bytes before the first element"
+            )
+        return ""
+
+    def repair(self) -> None:
+        """Fill the gaps with the canary again, after damage was reported."""
+        for gap in self._gaps:
+            gap[:] = CANARY
+
+    def protect(self, writable: bool) -> None:
+        """Allow or forbid writing to the array; a forbidden write stops the process."""
+        _checked(_LIBC.mprotect(self._start, self._room, _PROT_READ_WRITE if writable else _PROT_READ), "mprotect")
+
+
+def _map_fenced(room: int) -> int:
+    base = _LIBC.mmap(None, room + 2 * _PAGE, _PROT_NONE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
+    if base is None or base == _MAP_FAILED:
+        raise MeasureError(f"no memory for a buffer of {room} bytes (error {ctypes.get_errno()})")
+    _checked(_LIBC.mprotect(base + _PAGE, room, _PROT_READ_WRITE), "mprotect")
+    if room >= _HUGE_PAGE:
+        _LIBC.madvise(base + _PAGE, room, _MADV_HUGEPAGE)  # advice: as NumPy does for its arrays; refusal is fine
+    return int(base)
+
+
+def _checked(result: Any, call: str) -> None:
+    if result != 0:
+        raise MeasureError(f"{call} failed with error {ctypes.get_errno()}")

@@ -1,0 +1,146 @@
+"""In: kernel artifacts. Out: functions that run them on buffers.
+
+Always: code stays loaded as long as any kernel or bound call of it lives; buffers are checked when they are bound, so a
+call itself is one C call. Every kernel is a library of its own inside one LLVM linker (`LLJIT`): an object that is not
+loadable or lacks a symbol raises, where MCJIT would end the process, and loading costs a quarter of a millisecond.
+"""
+
+import ctypes
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from compiler.errors import ArtifactError
+from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
+from compiler.runtime.buffers import aligned_array
+from compiler.runtime.openmp import openmp_runtime
+
+Buffer = Array | int
+"""An array, or the address of memory that the caller keeps alive and large enough."""
+
+_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
+_SERIAL = itertools.count()
+
+
+class BoundKernel:
+    """A kernel with its buffers and thread count: call it without arguments. The interpreter lock is free meanwhile."""
+
+    __slots__ = ("_function", "_keep", "_name", "_pointers", "_threads")
+
+    def __init__(self, name: str, function: Any, pointers: Any, threads: int, keep: tuple[object, ...]) -> None:
+        self._name = name
+        self._function = function
+        self._pointers = ctypes.c_void_p(ctypes.addressof(pointers))
+        self._threads = ctypes.c_int32(threads)
+        self._keep = (pointers, *keep)
+
+    def __call__(self) -> None:
+        """Run the kernel once.
+
+        Raises: ArtifactError when the kernel returns another code than 0.
+        """
+        if code := self._function(self._pointers, self._threads):
+            raise ArtifactError(f"kernel {self._name} failed with code {code}")
+
+
+class Kernel:
+    """One loaded kernel."""
+
+    __slots__ = ("_function", "_library", "artifact")
+
+    def __init__(self, artifact: KernelArtifact, library: Any) -> None:
+        self.artifact = artifact
+        self._library = library
+        self._function = _ENTRY(library[artifact.name])
+
+    def bind(self, buffers: Sequence[Buffer], threads: int) -> BoundKernel:
+        """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace.
+
+        Arrays must be contiguous, 64-byte aligned, and of the argument's dtype and number of elements (packed arguments
+        take the packed elements). Without a workspace one is allocated here.
+
+        Raises: ArtifactError when a buffer does not fit.
+        """
+        specs = self.artifact.args
+        if len(buffers) not in (len(specs), len(specs) + 1):
+            raise ArtifactError(f"kernel {self.artifact.name} takes {len(specs)} buffers, {len(buffers)} are given")
+        if threads < 1:
+            raise ArtifactError(f"kernel {self.artifact.name}: {threads} threads; at least one is needed")
+        addresses = [self._address(spec, buffer) for spec, buffer in zip(specs, buffers, strict=False)]
+        workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else self._workspace()
+        addresses.append(workspace if isinstance(workspace, int) else workspace.ctypes.data)
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        return BoundKernel(self.artifact.name, self._function, pointers, threads, (self, workspace, *buffers))
+
+    def _workspace(self) -> Buffer:
+        size = self.artifact.workspace_bytes
+        return aligned_array((size,), "uint8") if size else 0
+
+    def _address(self, spec: ArgSpec, buffer: Buffer) -> int:
+        where = f"kernel {self.artifact.name}, argument {spec.name}"
+        if isinstance(buffer, int):
+            address = buffer
+        else:
+            if buffer.dtype != np.dtype(spec.dtype) or buffer.size != spec.size:
+                raise ArtifactError(
+                    f"{where}: expected {spec.size} elements of {spec.dtype}, got {buffer.size} of {buffer.dtype}"
+                )
+            if not buffer.flags.c_contiguous:
+                raise ArtifactError(f"{where}: the array is not contiguous; copy it first")
+            address = buffer.ctypes.data
+        if address == 0 or address % ALIGNMENT:
+            raise ArtifactError(f"{where}: address {address:#x} is not a multiple of {ALIGNMENT}; use aligned_array")
+        return address
+
+
+class LoadedKernels(Mapping[str, Kernel]):
+    """Kernels by name, ready to be bound."""
+
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self._kernels = dict(kernels)
+
+    def __getitem__(self, name: str) -> Kernel:
+        return self._kernels[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+
+def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
+    """Make the kernels of `artifacts` callable in this process.
+
+    Raises: ArtifactError when two share a name, when object code is damaged, made for another machine, or lacks its
+    function or one that it calls (the linker then names the missing symbol on stderr).
+    """
+    kernels: dict[str, Kernel] = {}
+    for artifact in artifacts:
+        if artifact.name in kernels:
+            raise ArtifactError(f"two kernels are called {artifact.name}")
+        kernels[artifact.name] = Kernel(artifact, _link(artifact))
+    return LoadedKernels(kernels)
+
+
+def _link(artifact: KernelArtifact) -> Any:
+    builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(artifact.name)
+    for name, address in openmp_runtime().symbols.items():
+        builder.import_symbol(name, address)
+    try:
+        return builder.add_current_process().link(_linker(), f"{artifact.name}.{next(_SERIAL)}")
+    except RuntimeError as error:
+        raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) cannot be loaded: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _linker() -> Any:
+    """The process's linker; math functions are made visible to it."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.load_library_permanently("libm.so.6")
+    return llvm.create_lljit_compiler()

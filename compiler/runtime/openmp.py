@@ -1,0 +1,85 @@
+"""In: nothing, or the path of a library. Out: the OpenMP runtime that runs the parallel loops of our kernels.
+
+Always: loaded at most once per process and path, visible to code loaded later, and with libgomp's C interface
+(`GOMP_parallel`), which GNU's, LLVM's and Intel's runtimes all offer.
+"""
+
+import ctypes
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from types import MappingProxyType
+
+from compiler.errors import ArtifactError
+
+_LOG = logging.getLogger(__name__)
+
+_REQUIRED = ("GOMP_parallel", "omp_get_thread_num", "omp_set_num_threads")
+_OPTIONAL = ("omp_get_num_threads", "omp_get_max_threads")
+_SYSTEM_NAMES = ("libgomp.so.1",)
+_OTHER_NAMES = ("libiomp5.so", "libomp.so.5", "libomp.so", "libomp.dylib")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMPRuntime:
+    """A loaded OpenMP runtime: where it came from, and the addresses of its functions by C name."""
+
+    path: str
+    symbols: Mapping[str, int]
+
+
+@lru_cache(maxsize=8)
+def openmp_runtime(path: str = "") -> OpenMPRuntime:
+    """Load an OpenMP runtime: the library at `path` when given, otherwise the first that loads.
+
+    Looked for in this order: the system's libgomp, the copy that the xgboost package brings along, libiomp5, libomp.
+
+    Raises: ArtifactError when none can be loaded; the text says what was tried and what to install.
+    """
+    failures = []
+    for candidate in (path,) if path else _candidates():
+        try:
+            runtime = _load(candidate)
+        except (OSError, AttributeError) as error:
+            failures.append(f"{candidate}: {error}")
+            continue
+        _LOG.debug("OpenMP runtime: %s", candidate)
+        return runtime
+    raise ArtifactError(
+        "no OpenMP runtime found; install libgomp (Debian and Ubuntu: libgomp1, Fedora: libgomp) "
+        f"or the xgboost package; tried: {'; '.join(failures)}"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    yield from _SYSTEM_NAMES
+    yield from _bundled_with_xgboost()
+    yield from _OTHER_NAMES
+
+
+def _bundled_with_xgboost() -> Iterator[str]:
+    """Paths of the libgomp inside the installed xgboost wheel. The package itself is not imported."""
+    try:
+        files = metadata.files("xgboost") or ()
+    except metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.name.startswith("libgomp") and ".so" in file.name:
+            yield str(file.locate())
+
+
+def _load(path: str) -> OpenMPRuntime:
+    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    symbols = {name: _address(library, name) for name in _REQUIRED}
+    for name in _OPTIONAL:
+        if hasattr(library, name):
+            symbols[name] = _address(library, name)
+    return OpenMPRuntime(path, MappingProxyType(symbols))
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None, "a symbol that was found has an address"
+    return address

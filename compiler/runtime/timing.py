@@ -1,0 +1,126 @@
+"""In: a function without arguments. Out: how long a call of it takes, in seconds, once per repeat.
+
+Always: the first call is not timed; the clock is monotonic; every repeat starts from the same `number` of calls, and
+grows it on its own until the timed pass lasts `min_repeat_ms`.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.errors import OptionError
+from compiler.runtime.artifact import Array
+
+_ZERO_TIME_PASSES = 100
+_GROWTH = 1.618
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkResult:
+    """Seconds per call, one entry per repeat."""
+
+    results: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean in seconds."""
+        return statistics.fmean(self.results)
+
+    @property
+    def median(self) -> float:
+        """Median in seconds."""
+        return statistics.median(self.results)
+
+    @property
+    def min(self) -> float:
+        """Fastest repeat in seconds."""
+        return min(self.results)
+
+    @property
+    def max(self) -> float:
+        """Slowest repeat in seconds."""
+        return max(self.results)
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation in seconds."""
+        return statistics.pstdev(self.results)
+
+    def __str__(self) -> str:
+        names = ("mean", "median", "min", "max", "std")
+        return "  ".join(f"{name} {getattr(self, name) * 1e3:.4f} ms" for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEvaluator:
+    """How to time a call.
+
+    A repeat makes passes of `number` calls until one lasts `min_repeat_ms`, with more calls in each. After every
+    `repeats_to_cooldown` repeats it sleeps `cooldown_ms`. `flush_bytes` of other memory are written before each pass,
+    so that it starts with cold caches; use number=1 and min_repeat_ms=0 with it.
+    """
+
+    number: int = 1
+    repeat: int = 1
+    min_repeat_ms: float = 0.0
+    cooldown_ms: float = 0.0
+    repeats_to_cooldown: int = 1
+    flush_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.number < 1 or self.repeat < 1 or self.repeats_to_cooldown < 1:
+            raise OptionError("number, repeat and repeats_to_cooldown must be at least 1")
+        if min(self.min_repeat_ms, self.cooldown_ms, self.flush_bytes) < 0:
+            raise OptionError("min_repeat_ms, cooldown_ms and flush_bytes must not be negative")
+
+    def __call__(
+        self, function: Callable[[], object], *, warm_up: bool = True, give_up_above: float = float("inf")
+    ) -> BenchmarkResult:
+        """Time `function`.
+
+        `warm_up=False` leaves the untimed first call out (the caller made it). When the first repeat takes more than
+        `give_up_above` seconds per call, it stays the only one.
+        """
+        if warm_up:
+            function()
+        scratch = np.zeros(self.flush_bytes, np.uint8)
+        costs: list[float] = []
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for index in range(self.repeat):
+                costs.append(self._one_repeat(function, scratch))
+                if costs[0] > give_up_above:
+                    break
+                if self.cooldown_ms and (index + 1) % self.repeats_to_cooldown == 0:
+                    time.sleep(self.cooldown_ms / 1e3)
+        finally:
+            if collecting:
+                gc.enable()
+        return BenchmarkResult(tuple(costs))
+
+    def _one_repeat(self, function: Callable[[], object], scratch: Array) -> float:
+        number = self.number
+        least = self.min_repeat_ms * 1e6
+        for _ in range(_ZERO_TIME_PASSES):
+            if scratch.size:
+                scratch += 1
+            elapsed = _time_calls(function, number)
+            if elapsed > 0 and elapsed >= least:
+                break
+            if elapsed > 0:
+                number = int(max(least / (elapsed / number) + 1, _GROWTH * number))
+        return elapsed / number / 1e9
+
+
+def _time_calls(function: Callable[[], object], number: int) -> int:
+    """Nanoseconds that `number` calls take."""
+    calls = range(number)
+    start = time.perf_counter_ns()
+    for _ in calls:
+        function()
+    return time.perf_counter_ns() - start
