@@ -1,0 +1,246 @@
+"""In: a compute graph and transform steps. Out: an immutable `State`, the loop nest of every stage. Always: numbers are polymorphic, an extent is an int or an int64 array with one entry a program."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+
+from compiler.errors import ScheduleError
+from compiler.schedule.dag import ComputeDAG
+from compiler.te.tensor import AxisKind, ComputeOp, Operation, PlaceholderOp
+
+Number = int | np.ndarray
+"""A number of one program, or an int64 array of shape (B,) for a family of B programs."""
+
+
+class IterKind(IntEnum):
+    """What a loop runs over."""
+
+    SPATIAL = 0
+    REDUCTION = 1
+    MIXED = 2
+    SPECIAL = 3
+
+
+class Annotation(IntEnum):
+    """How a loop runs. The numbers are those of TVM's logs."""
+
+    NONE = 0
+    UNROLL = 1
+    VECTORIZE = 2
+    PARALLEL = 3
+    VTHREAD = 4
+    BLOCK_X = 5
+    THREAD_X = 6
+    BLOCK_Y = 7
+    THREAD_Y = 8
+    BLOCK_Z = 9
+    THREAD_Z = 10
+    TENSORIZE = 11
+
+
+_ANNOTATION_TEXT = {
+    Annotation.NONE: "for",
+    Annotation.UNROLL: "unroll",
+    Annotation.VECTORIZE: "vectorize",
+    Annotation.PARALLEL: "parallel",
+    Annotation.VTHREAD: "vthread",
+    Annotation.BLOCK_X: "blockIdx.x",
+    Annotation.BLOCK_Y: "blockIdx.y",
+    Annotation.BLOCK_Z: "blockIdx.z",
+    Annotation.THREAD_X: "threadIdx.x",
+    Annotation.THREAD_Y: "threadIdx.y",
+    Annotation.THREAD_Z: "threadIdx.z",
+    Annotation.TENSORIZE: "tensorize",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Iterator:
+    """One loop of a stage. `extent` is None while it is unknown: a sketch's tile size, or a loop of a stage that was just attached."""
+
+    name: str
+    extent: Number | None
+    kind: IterKind
+    annotation: Annotation = Annotation.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The stage has a loop nest of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inlined:
+    """The stage is computed wherever it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The stage is computed inside loop number `iter` of stage `stage`."""
+
+    stage: int
+    iter: int
+
+
+Location = Root | Inlined | Attached
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRelation:
+    """`parent = parts`, outermost first. `lengths` are the extents of all parts but the first (inner_to_outer) or but the last."""
+
+    parent: str
+    parts: tuple[str, ...]
+    lengths: tuple[Number | None, ...]
+    inner_to_outer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FuseRelation:
+    """`fused` runs over all of `parts`, the last one fastest."""
+
+    parts: tuple[str, ...]
+    fused: str
+
+
+Relation = SplitRelation | FuseRelation
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The loops of one operation, outermost first, how they came from its axes, and where they stand."""
+
+    op: Operation
+    iters: tuple[Iterator, ...]
+    location: Location = Root()
+    relations: tuple[Relation, ...] = ()
+    unroll_limit: Number = 0
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether the stage computes something; inputs have no loops."""
+        return isinstance(self.op, ComputeOp)
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the number of loops differs from the number of axes."""
+        return isinstance(self.op, ComputeOp) and len(self.iters) != len(self.op.axes) + len(self.op.reduce_axes)
+
+    @property
+    def has_reduce_iter(self) -> bool:
+        """Whether any loop is not purely spatial."""
+        return any(iterator.kind is not IterKind.SPATIAL for iterator in self.iters)
+
+
+class Step(Protocol):
+    """What a state needs of a transform step; the classes are in `compiler.schedule.steps`."""
+
+    def apply(self, state: "State") -> "State":
+        """The state after this step; does not record it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """Stages in the order of the graph's operations, and the steps that led here. `dag` is the graph after stage-adding steps."""
+
+    dag: ComputeDAG
+    stages: tuple[Stage, ...]
+    steps: tuple[Step, ...] = field(default=())
+
+    @classmethod
+    def initial(cls, dag: ComputeDAG) -> "State":
+        """The naive program: every operation a loop nest of its own over its axes."""
+        return cls(dag, tuple(initial_stage(op) for op in dag.ops))
+
+    def apply(self, step: Step) -> "State":
+        """The state after `step`, which is appended to the history.
+
+        Raises: ScheduleError when the step does not fit.
+        """
+        after = step.apply(self)
+        return replace(after, steps=(*self.steps, step))
+
+    @property
+    def concrete(self) -> bool:
+        """Whether every tile size is known."""
+        return all(
+            length is not None
+            for stage in self.stages
+            for relation in stage.relations
+            if isinstance(relation, SplitRelation)
+            for length in relation.lengths
+        )
+
+    def stage(self, stage_id: int) -> Stage:
+        """Stage number `stage_id`.
+
+        Raises: ScheduleError when there is none.
+        """
+        if not 0 <= stage_id < len(self.stages):
+            raise ScheduleError(f"there is no stage {stage_id}; the program has {len(self.stages)}")
+        return self.stages[stage_id]
+
+    def with_stage(self, stage_id: int, stage: Stage) -> "State":
+        """The state with one stage replaced."""
+        return replace(self, stages=(*self.stages[:stage_id], stage, *self.stages[stage_id + 1 :]))
+
+    def attached_at(self, stage_id: int, iter_id: int) -> tuple[int, ...]:
+        """Numbers of the stages computed inside that loop, ascending."""
+        place = Attached(stage_id, iter_id)
+        return tuple(index for index, stage in enumerate(self.stages) if stage.location == place)
+
+    def move_attachments(self, stage_id: int, moved: Callable[[int], int]) -> "State":
+        """The state with every attachment to `stage_id` renumbered by `moved` (old loop number → new)."""
+
+        def relocate(stage: Stage) -> Stage:
+            place = stage.location
+            if isinstance(place, Attached) and place.stage == stage_id:
+                return replace(stage, location=Attached(stage_id, moved(place.iter)))
+            return stage
+
+        return replace(self, stages=tuple(relocate(stage) for stage in self.stages))
+
+    def __str__(self) -> str:
+        inputs = [stage.op.name for stage in self.stages if isinstance(stage.op, PlaceholderOp)]
+        lines = [f"Placeholder: {', '.join(inputs)}"]
+        for stage_id, stage in enumerate(self.stages):
+            if stage.is_compute and isinstance(stage.location, Root):
+                lines.extend(self._stage_lines(stage_id, 0))
+        return "\n".join(lines)
+
+    def _stage_lines(self, stage_id: int, depth: int) -> Iterable[str]:
+        stage = self.stages[stage_id]
+        if not (isinstance(stage.unroll_limit, int) and stage.unroll_limit == 0):
+            yield f"{'  ' * depth}{stage.op.name} auto_unroll: {stage.unroll_limit}"
+        for index, iterator in enumerate(stage.iters):
+            trivial = isinstance(iterator.extent, int) and iterator.extent == 1
+            if not trivial:
+                extent = "(None)" if iterator.extent is None else f"(0,{iterator.extent})"
+                yield f"{'  ' * depth}{_ANNOTATION_TEXT[iterator.annotation]} {iterator.name} {extent}"
+                depth += 1
+            for attached in self.attached_at(stage_id, index):
+                yield from self._stage_lines(attached, depth)
+        yield f"{'  ' * depth}{stage.op.name} = ..."
+
+
+def initial_stage(op: Operation) -> Stage:
+    """The naive loops of an operation: spatial axes in order, then reduce axes."""
+    if isinstance(op, PlaceholderOp):
+        return Stage(op, ())
+    kinds = {AxisKind.SPATIAL: IterKind.SPATIAL, AxisKind.REDUCE: IterKind.REDUCTION}
+    return Stage(op, tuple(Iterator(axis.name, axis.extent, kinds[axis.kind]) for axis in (*op.axes, *op.reduce_axes)))
+
+
+def replay(dag: ComputeDAG, steps: Iterable[Step]) -> State:
+    """The state that `steps` make of the naive program.
+
+    Raises: ScheduleError when a step does not fit.
+    """
+    state = State.initial(dag)
+    for step in steps:
+        state = state.apply(step)
+    return state
