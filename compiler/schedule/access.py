@@ -1,0 +1,132 @@
+"""In: a compute graph, or a state of one. Out: facts that sketch rules ask for. Always: pure functions of the reference's definitions."""
+
+from functools import lru_cache
+
+from compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
+from compiler.ir.visit import walk
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Attached, Inlined, Root, State
+from compiler.te.tensor import Axis, ComputeOp
+
+
+def is_shifted_axis(index: Expr, axis: Axis) -> bool:
+    """Whether `index` is the axis, or the axis plus or minus a literal."""
+    if index == axis:
+        return True
+    if isinstance(index, Binary) and index.op in (BinaryOp.ADD, BinaryOp.SUB):
+        if index.lhs == axis and isinstance(index.rhs, Const):
+            return True
+        return index.op is BinaryOp.ADD and index.rhs == axis and isinstance(index.lhs, Const)
+    return False
+
+
+def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
+    """The number of the axis that each index is a shift of, literals left out; None when some index is neither."""
+    matched = []
+    for index in indices:
+        if isinstance(index, Const):
+            continue
+        found = next((number for number, axis in enumerate(op.axes) if is_shifted_axis(index, axis)), None)
+        if found is None:
+            return None
+        matched.append(found)
+    return matched
+
+
+@lru_cache(maxsize=4096)
+def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
+    """Whether every read is a plain one in axis order, and the body is cheap and without a branch."""
+    op = dag.ops[op_id]
+    if not isinstance(op, ComputeOp):
+        return False
+    if not dag.reads[op_id]:
+        return True
+    for node in walk(op.body):
+        if isinstance(node, Select) or (isinstance(node, Call) and node.name == "exp"):
+            return False
+    for _, indices in dag.reads[op_id]:
+        matched = _matched_axes(op, indices)
+        if matched is None or matched != sorted(set(matched)):
+            return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
+    """Whether data is reused: some producer is read without one of the spatial axes."""
+    op = dag.ops[op_id]
+    if not isinstance(op, ComputeOp) or op.attrs.get("auto_scheduler_simplify_const_tensor_indices"):
+        return False
+    used: dict[int, set[Expr]] = {}
+    for producer, indices in dag.reads[op_id]:
+        found = used.setdefault(producer, set())
+        for index in indices:
+            found.update(node for node in walk(index) if isinstance(node, Axis))
+    missing = sum(any(axis.extent > 1 and axis not in axes for axis in op.axes) for axes in used.values())
+    return missing >= 2 or (missing >= 1 and bool(op.reduce_axes))
+
+
+@lru_cache(maxsize=4096)
+def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
+    """Whether `target` is reached from `op_id` by a chain of single readers that read it element by element."""
+    current = op_id
+    while current != target:
+        if len(dag.readers[current]) != 1:
+            return False
+        reader = dag.readers[current][0]
+        op, reading = dag.ops[current], dag.ops[reader]
+        if not isinstance(op, ComputeOp) or not isinstance(reading, ComputeOp) or op.shape != reading.shape:
+            return False
+        for producer, indices in dag.reads[reader]:
+            if producer == current and _matched_axes(reading, indices) != list(range(len(reading.axes))):
+                return False
+        current = reader
+    return True
+
+
+def consumers(state: State, stage_id: int) -> tuple[int, ...]:
+    """Stages that read this one, looking through inlined ones, ascending."""
+    found: set[int] = set()
+    for reader in state.dag.readers[stage_id]:
+        if isinstance(state.stages[reader].location, Inlined):
+            found.update(consumers(state, reader))
+        else:
+            found.add(reader)
+    return tuple(sorted(found))
+
+
+def producers(state: State, stage_id: int) -> tuple[int, ...]:
+    """Stages that this one reads, looking through inlined ones, ascending."""
+    found: set[int] = set()
+    for producer, _ in state.dag.reads[stage_id]:
+        if isinstance(state.stages[producer].location, Inlined):
+            found.update(producers(state, producer))
+        else:
+            found.add(producer)
+    return tuple(sorted(found))
+
+
+def single_consumer(state: State, stage_id: int) -> int | None:
+    """The only consumer; of several, the stage that all of them stand in, when it is the same for all."""
+    readers = consumers(state, stage_id)
+    if len(readers) == 1:
+        return readers[0]
+    roots = set()
+    for reader in readers:
+        place = state.stages[reader].location
+        roots.add(place.stage if isinstance(place, Attached) else reader)
+    return roots.pop() if len(roots) == 1 else None
+
+
+def single_elementwise_consumer(state: State, stage_id: int) -> int | None:
+    """The only consumer, when it matches element by element and not both reduce."""
+    readers = consumers(state, stage_id)
+    if len(readers) != 1 or not elementwise_match(state.dag, stage_id, readers[0]):
+        return None
+    both_reduce = state.stages[stage_id].has_reduce_iter and state.stages[readers[0]].has_reduce_iter
+    return None if both_reduce else readers[0]
+
+
+def is_root(state: State, stage_id: int) -> bool:
+    """Whether the stage has a loop nest of its own."""
+    return isinstance(state.stages[stage_id].location, Root)
