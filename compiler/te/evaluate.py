@@ -1,0 +1,225 @@
+"""In: tensors and arrays for their placeholders. Out: the tensors' values.
+
+Always: the naive meaning of the expressions, in NumPy, whatever the schedule.
+
+This is the oracle that generated code is compared with. It evaluates each compute over its whole index space at once,
+so it is slow for big tensors but needs no compiler. Float sums are accumulated in float64, so the oracle is at least as
+accurate as any kernel.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.errors import DefinitionError
+from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Not, Select, is_float
+from compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Reduce, Tensor, TensorRead
+
+Array = NDArray[Any]
+
+_CHUNK_ELEMENTS = 1 << 22
+"""Reduce axes are evaluated in one go, innermost first, while an intermediate array stays below this size."""
+
+
+def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array]) -> list[Array]:
+    """The values of `outputs`, in order, each with its tensor's shape and dtype.
+
+    `inputs` holds an array for every placeholder that the outputs depend on.
+    Raises: DefinitionError when an input is missing or has another shape or dtype, or when a read is out of bounds.
+    """
+    values: dict[Tensor, Array] = {}
+    for tensor, array in inputs.items():
+        values[tensor] = _checked_input(tensor, array)
+    for tensor in _post_order(outputs):
+        if tensor in values:
+            continue
+        if isinstance(tensor.op, PlaceholderOp):
+            raise DefinitionError(f"no value given for the placeholder {tensor.name}")
+        with np.errstate(all="ignore"):
+            values[tensor] = _compute(tensor.op, values)
+    return [values[tensor] for tensor in outputs]
+
+
+def _checked_input(tensor: Tensor, array: Array) -> Array:
+    if tuple(array.shape) != tensor.shape or array.dtype.name != tensor.dtype:
+        raise DefinitionError(
+            f"{tensor.name} is a {tensor.dtype} tensor of shape {tensor.shape}, "
+            f"the value given is {array.dtype.name} of shape {tuple(array.shape)}"
+        )
+    return array
+
+
+def _post_order(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Every tensor after the tensors that it reads."""
+    order: dict[Tensor, None] = {}
+    stack = [(tensor, False) for tensor in reversed(outputs)]
+    while stack:
+        tensor, ready = stack.pop()
+        if tensor in order:
+            continue
+        if ready or isinstance(tensor.op, PlaceholderOp):
+            order[tensor] = None
+            continue
+        stack.append((tensor, True))
+        stack.extend((source, False) for source in _reads(tensor.op.body))
+    return list(order)
+
+
+def _reads(expr: Expr) -> list[Tensor]:
+    match expr:
+        case TensorRead(tensor, indices):
+            return [tensor, *itertools.chain.from_iterable(map(_reads, indices))]
+        case Binary(_, lhs, rhs):
+            return _reads(lhs) + _reads(rhs)
+        case Select(condition, then, otherwise):
+            return _reads(condition) + _reads(then) + _reads(otherwise)
+        case Not(value) | Cast(_, value):
+            return _reads(value)
+        case Call(_, args):
+            return list(itertools.chain.from_iterable(map(_reads, args)))
+        case Reduce(_, source):
+            return _reads(source)
+        case _:
+            return []
+
+
+def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> Array:
+    if isinstance(op.body, Reduce):
+        result = _reduce(op, op.body, values)
+    else:
+        grid = _grid(op.axes, len(op.axes))
+        result = _Evaluator(op.name, values, grid).value(op.body)
+    return np.array(np.broadcast_to(result, op.shape), dtype=op.dtype)
+
+
+def _grid(axes: Sequence[Axis], rank: int) -> dict[Axis, Array]:
+    """For each axis its range of values, laid along its own dimension of a `rank`-dimensional space."""
+    shapes = [tuple(-1 if other == place else 1 for other in range(rank)) for place in range(len(axes))]
+    return {axis: np.arange(axis.extent).reshape(shape) for axis, shape in zip(axes, shapes, strict=True)}
+
+
+_UFUNCS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> Array:
+    """Inner reduce axes become further dimensions of the space; the outer ones, where that grows too big, a loop."""
+    inner: list[Axis] = []
+    size = math.prod(op.shape)
+    for axis in reversed(body.axes):
+        size *= axis.extent
+        if size > _CHUNK_ELEMENTS:
+            break
+        inner.insert(0, axis)
+    outer = body.axes[: len(body.axes) - len(inner)]
+    spatial = len(op.axes)
+    rank = spatial + len(inner)
+    grid = _grid([*op.axes, *inner], rank)
+    ufunc = _UFUNCS[body.combiner]
+    wide = "float64" if is_float(body.dtype) else body.dtype
+    total = np.full(op.shape, body.identity, dtype=wide)
+    full = op.shape + tuple(axis.extent for axis in inner)
+    for point in itertools.product(*(range(axis.extent) for axis in outer)):
+        fixed = {axis: np.asarray(place) for axis, place in zip(outer, point, strict=True)}
+        part = np.broadcast_to(_Evaluator(op.name, values, {**grid, **fixed}).value(body.source), full)
+        if inner:
+            part = ufunc.reduce(part, axis=tuple(range(spatial, rank)), dtype=wide)
+        total = ufunc(total, part)
+    return total
+
+
+def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
+    if np.issubdtype(np.asarray(lhs).dtype, np.floating):
+        return np.asarray(np.true_divide(lhs, rhs))
+    return np.asarray(np.sign(lhs) * np.sign(rhs) * (np.abs(lhs) // np.abs(rhs)))
+
+
+_BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
+    BinaryOp.ADD: np.add,
+    BinaryOp.SUB: np.subtract,
+    BinaryOp.MUL: np.multiply,
+    BinaryOp.DIV: _truncated_quotient,
+    BinaryOp.FLOORDIV: np.floor_divide,
+    BinaryOp.FLOORMOD: np.mod,
+    BinaryOp.MIN: np.minimum,
+    BinaryOp.MAX: np.maximum,
+    BinaryOp.AND: np.logical_and,
+    BinaryOp.OR: np.logical_or,
+    BinaryOp.EQ: np.equal,
+    BinaryOp.NE: np.not_equal,
+    BinaryOp.LT: np.less,
+    BinaryOp.LE: np.less_equal,
+}
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "tanh": np.tanh,
+    "erf": _erf,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "pow": np.power,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "abs": np.abs,
+    "fma": lambda a, b, c: a * b + c,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluator:
+    """Values over one index space. Below a lazy choice (`guarded`) indices are clipped, elsewhere they are checked."""
+
+    op_name: str
+    values: Mapping[Tensor, Array]
+    axes: Mapping[Axis, Array]
+    guarded: bool = field(default=False)
+
+    def value(self, expr: Expr) -> Array:
+        """The value of `expr`, of a shape that broadcasts to the index space."""
+        match expr:
+            case Const(value, dtype):
+                return np.asarray(value, dtype=dtype)
+            case Axis():
+                return self.axes[expr]
+            case TensorRead():
+                return self._read(expr)
+            case Binary(op, lhs, rhs):
+                return _BINARY[op](self.value(lhs), self.value(rhs))
+            case Not(value):
+                return np.logical_not(self.value(value))
+            case Select(condition, then, otherwise):
+                lazy = _Evaluator(self.op_name, self.values, self.axes, guarded=True)
+                return np.where(self.value(condition), lazy.value(then), lazy.value(otherwise))
+            case Cast(dtype, value):
+                return self.value(value).astype(dtype)
+            case Call(name, args, dtype):
+                return np.asarray(_CALLS[name](*map(self.value, args))).astype(dtype)
+            case _:
+                raise DefinitionError(f"{self.op_name}: a {type(expr).__name__} node has no value here")
+
+    def _read(self, read: TensorRead) -> Array:
+        source = self.values[read.tensor]
+        indices = [self.value(index) for index in read.indices]
+        for place, (index, extent) in enumerate(zip(indices, source.shape, strict=True)):
+            if self.guarded:
+                indices[place] = np.clip(index, 0, extent - 1)
+            elif index.min() < 0 or index.max() >= extent:
+                raise DefinitionError(
+                    f"{self.op_name}: index {place} of {read} runs from {index.min()} to {index.max()}, "
+                    f"outside of 0 .. {extent - 1}"
+                )
+        return np.asarray(source[tuple(indices)])

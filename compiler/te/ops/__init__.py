@@ -1,0 +1,48 @@
+"""In: a graph operation. Out: the tensor that computes it.
+
+Always: the operator library is written in tensor expressions alone.
+
+`LOWERINGS` is the table operator name -> function; a new operator is one more row.
+"""
+
+from collections.abc import Callable, Mapping
+
+from compiler.errors import DefinitionError
+from compiler.te.ops import conv, elementwise, matmul, pool, reduce, shape
+from compiler.te.ops.call import OpCall
+from compiler.te.tensor import Tensor
+
+Lowering = Callable[[OpCall], Tensor]
+
+LOWERINGS: Mapping[str, Lowering] = {
+    **dict.fromkeys(sorted(elementwise.NAMES), elementwise.elementwise),
+    **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"), reduce.reduction),
+    "conv2d": conv.conv2d,
+    "dense": matmul.dense,
+    "batch_matmul": matmul.batch_matmul,
+    "max_pool2d": pool.max_pool2d,
+    "avg_pool2d": pool.avg_pool2d,
+    "softmax": reduce.softmax,
+    "reshape": shape.reshape,
+    "transpose": shape.transpose,
+    "concat": shape.concat,
+    "slice": shape.slice_,
+    "pad": shape.pad,
+    "broadcast_to": shape.broadcast_to,
+}
+
+
+def lower_op(call: OpCall) -> Tensor:
+    """The tensor that computes `call`.
+
+    Raises: DefinitionError when no tensor expression is known for the operator.
+    """
+    lowering = LOWERINGS.get(call.op)
+    if lowering is None:
+        raise DefinitionError(
+            f"{call.name}: no tensor expression for {call.op!r}; known operators: {sorted(LOWERINGS)}"
+        )
+    return lowering(call)
+
+
+__all__ = ["LOWERINGS", "Lowering", "OpCall", "lower_op"]

@@ -1,0 +1,73 @@
+"""In: operands and attributes of element-wise operators. Out: one compute each.
+
+Always: result element i needs operand element i only, after broadcasting.
+"""
+
+from collections.abc import Callable
+from typing import cast as as_type
+
+from compiler import te
+from compiler.ir.expr import Expr
+from compiler.te.ops.call import OpCall
+from compiler.te.tensor import Tensor
+
+_UNARY: dict[str, Callable[[Expr], Expr]] = {
+    "relu": lambda x: te.maximum(x, 0),
+    "sigmoid": te.sigmoid,
+    "tanh": te.tanh,
+    "exp": te.exp,
+    "log": te.log,
+    "sqrt": te.sqrt,
+    "erf": te.erf,
+    "neg": lambda x: -x,
+    "abs": te.abs,
+    "floor": te.floor,
+    "ceil": te.ceil,
+    "round": te.round,
+    "identity": lambda x: x,
+}
+
+_BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "pow": te.pow,
+    "maximum": te.maximum,
+    "minimum": te.minimum,
+}
+
+NAMES = frozenset({*_UNARY, *_BINARY, "leaky_relu", "clip", "cast"})
+"""The operators that `elementwise` expresses."""
+
+
+def elementwise(call: OpCall) -> Tensor:
+    """Any operator of `NAMES`."""
+
+    def body(*axes: Expr) -> Expr:
+        return _value(call, [call.element(place, axes) for place in range(len(call.operands))])
+
+    return te.compute(call.shape, body, name=call.name)
+
+
+def _value(call: OpCall, values: list[Expr]) -> Expr:
+    x = values[0]
+    if call.op in _BINARY:
+        return _BINARY[call.op](x, values[1])
+    if call.op == "leaky_relu":
+        return te.select(te.const(0, x.dtype) < x, x, x * call.number("alpha"))
+    if call.op == "clip":
+        return _clip(x, call.number("low"), call.number("high"))
+    if call.op == "cast":
+        return te.cast(call.text("dtype"), x)
+    return _UNARY[call.op](x)
+
+
+def _clip(x: Expr, low: float, high: float) -> Expr:
+    """Infinite bounds bound nothing; bounds of an integer are whole."""
+    number = float if x.dtype.startswith("float") else int
+    if low > float("-inf"):
+        x = te.maximum(x, as_type(float, number(low)))
+    if high < float("inf"):
+        x = te.minimum(x, as_type(float, number(high)))
+    return x

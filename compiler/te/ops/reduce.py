@@ -1,0 +1,66 @@
+"""In: a tensor and axes. Out: reductions and softmax as tensor expressions.
+
+Always: each reduction is a compute of its own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from compiler import te
+from compiler.ir.expr import Expr
+from compiler.te.ops.call import OpCall
+from compiler.te.tensor import Axis, Tensor
+
+_Combine = Callable[[Expr, Sequence[Axis]], Expr]
+_COMBINERS: dict[str, _Combine] = {
+    "reduce_sum": te.sum,
+    "reduce_mean": te.sum,
+    "reduce_max": te.max,
+    "reduce_min": te.min,
+}
+
+
+def reduction(call: OpCall) -> Tensor:
+    """reduce_sum, reduce_mean, reduce_max, reduce_min over `axes`."""
+    source = call.tensor(0)
+    axes = call.ints("axes")
+    mean = call.op == "reduce_mean"
+    name = f"{call.name}_sum" if mean else call.name
+    result = _reduce(source, axes, _COMBINERS[call.op], call.shape, bool(call.attrs.get("keepdims")), name)
+    if not mean:
+        return result
+    count = math.prod(source.shape[axis] for axis in axes)
+    whole = not call.dtype.startswith("float")
+    return te.compute(call.shape, lambda *i: result[i] / count if whole else result[i] * (1.0 / count), name=call.name)
+
+
+def _reduce(
+    source: Tensor, axes: Sequence[int], combine: _Combine, shape: tuple[int, ...], keepdims: bool, name: str
+) -> Tensor:
+    inner = {axis: te.reduce_axis(source.shape[axis], f"r{axis}") for axis in axes}
+
+    def body(*outer: Expr) -> Expr:
+        kept = iter(outer)
+        indices: list[Expr] = []
+        for axis in range(len(source.shape)):
+            if axis in inner and keepdims:
+                next(kept)
+            indices.append(inner[axis] if axis in inner else next(kept))
+        return combine(source[tuple(indices)], list(inner.values()))
+
+    return te.compute(shape, body, name=name)
+
+
+def softmax(call: OpCall) -> Tensor:
+    """exp(x - max(x)) / sum(exp(x - max(x))) along `axis`."""
+    source = call.tensor(0)
+    axis = call.integer("axis")
+    kept = tuple(extent for place, extent in enumerate(source.shape) if place != axis)
+
+    def without(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return indices[:axis] + indices[axis + 1 :]
+
+    peak = _reduce(source, (axis,), te.max, kept, keepdims=False, name=f"{call.name}_max")
+    power = te.compute(call.shape, lambda *i: te.exp(source[i] - peak[without(i)]), name=f"{call.name}_exp")
+    total = _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{call.name}_sum")
+    return te.compute(call.shape, lambda *i: power[i] / total[without(i)], name=call.name)

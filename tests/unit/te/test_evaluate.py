@@ -1,0 +1,83 @@
+"""The oracle against hand-written NumPy."""
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.errors import DefinitionError
+from compiler.te import evaluate as evaluate_module
+from compiler.te.evaluate import evaluate
+
+
+def test_matmul_with_epilogue() -> None:
+    rng = np.random.default_rng(0)
+    a = te.placeholder((5, 7), name="a")
+    b = te.placeholder((7, 3), name="b")
+    k = te.reduce_axis(7, "k")
+    c = te.compute((5, 3), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
+    d = te.compute((5, 3), lambda i, j: te.maximum(c[i, j] - 1.0, 0), name="d")
+    x, y = rng.standard_normal((5, 7), dtype=np.float32), rng.standard_normal((7, 3), dtype=np.float32)
+    product, result = evaluate([c, d], {a: x, b: y})
+    np.testing.assert_allclose(product, x @ y, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result, np.maximum(x @ y - 1, 0), rtol=1e-5, atol=1e-6)
+    assert result.dtype == np.float32
+
+
+def test_a_reduction_too_big_for_one_array_is_looped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_module, "_CHUNK_ELEMENTS", 40)
+    a = te.placeholder((6, 4, 5), name="a")
+    r, s = te.reduce_axis(4, "r"), te.reduce_axis(5, "s")
+    total = te.compute((6,), lambda i: te.sum(a[i, r, s], (r, s)), name="total")
+    largest = te.compute((6,), lambda i: te.max(a[i, r, s], (r, s)), name="largest")
+    x = np.random.default_rng(1).standard_normal((6, 4, 5), dtype=np.float32)
+    found = evaluate([total, largest], {a: x})
+    np.testing.assert_allclose(found[0], x.sum(axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_array_equal(found[1], x.max(axis=(1, 2)))
+
+
+def test_the_side_not_taken_may_lie_outside() -> None:
+    a = te.placeholder((4,), name="a")
+    padded = te.compute((8,), lambda i: te.if_then_else(te.logical_and(i >= 2, i < 6), a[i - 2], -1.0), name="padded")
+    x = np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal(evaluate([padded], {a: x})[0], [-1, -1, 0, 1, 2, 3, -1, -1])
+
+
+def test_a_read_out_of_bounds_is_reported() -> None:
+    a = te.placeholder((4,), name="a")
+    shifted = te.compute((4,), lambda i: a[i + 1], name="shifted")
+    with pytest.raises(DefinitionError, match="shifted.*from 1 to 4"):
+        evaluate([shifted], {a: np.zeros(4, np.float32)})
+
+
+def test_integer_division_truncates_and_floors() -> None:
+    a = te.placeholder((6,), dtype="int64", name="a")
+    x = np.array([-7, -6, -1, 1, 6, 7])
+    quotient = te.compute((6,), lambda i: a[i] / 4, name="quotient")
+    floor = te.compute((6,), lambda i: a[i] // 4, name="floor")
+    rest = te.compute((6,), lambda i: a[i] % 4, name="rest")
+    found = evaluate([quotient, floor, rest], {a: x})
+    np.testing.assert_array_equal(found[0], [-1, -1, 0, 0, 1, 1])
+    np.testing.assert_array_equal(found[1], x // 4)
+    np.testing.assert_array_equal(found[2], x % 4)
+
+
+def test_rank_zero() -> None:
+    a = te.placeholder((3,), name="a")
+    k = te.reduce_axis(3, "k")
+    total = te.compute((), lambda: te.sum(a[k], k), name="total")
+    (found,) = evaluate([total], {a: np.array([1, 2, 4], np.float32)})
+    assert found.shape == ()
+    assert found == 7
+
+
+@pytest.mark.parametrize("array", [np.zeros(3, np.float32), np.zeros(4, np.float64)])
+def test_inputs_are_checked(array: evaluate_module.Array) -> None:
+    a = te.placeholder((4,), name="a")
+    with pytest.raises(DefinitionError, match="a is a float32 tensor"):
+        evaluate([a], {a: array})
+
+
+def test_a_missing_input_is_named() -> None:
+    a = te.placeholder((4,), name="absent")
+    with pytest.raises(DefinitionError, match="absent"):
+        evaluate([te.compute((4,), lambda i: a[i], name="copy")], {})
