@@ -1,0 +1,365 @@
+"""In: a state, one program or a family of them. Out: for every statement its loops with extents and its accesses as linear forms. Always: a few hundred NumPy calls whatever the number of programs.
+
+A stage with a nest of its own covers its whole shape. A stage that is computed inside a loop of another covers the region that one turn
+of this loop reads; its buffer has the shape of that region. Loops that were fused appear as the loops they were fused from.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compiler.errors import ScheduleError
+from compiler.ir.expr import Expr
+from compiler.ir.visit import substitute, transform, walk
+from compiler.schedule.counts import OpCounts, count_operations
+from compiler.schedule.linear import Linear, LoopKey, linearize
+from compiler.schedule.state import (
+    Annotation,
+    Attached,
+    FuseRelation,
+    Inlined,
+    Iterator,
+    IterKind,
+    Number,
+    SplitRelation,
+    Stage,
+    State,
+)
+from compiler.schedule.steps import split_extents
+from compiler.te.tensor import ComputeOp, Reduce, Tensor, TensorRead
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop around a statement."""
+
+    key: LoopKey
+    extent: Number
+    kind: IterKind
+    annotation: Annotation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """A read or write of one element: `shape` is that of the buffer as it is allocated, `index` has one form a dimension."""
+
+    tensor: Tensor
+    shape: tuple[Number, ...]
+    index: tuple[Linear, ...]
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageNest:
+    """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages it stands in."""
+
+    stage: int
+    op: ComputeOp
+    loops: tuple[Loop, ...]
+    own: int
+    write: Access
+    reads: tuple[Access, ...]
+    ops: OpCounts
+    attached: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """What one evaluation of a stage covers: per axis the first point (over the loops around it) and the number of points."""
+
+    mins: tuple[Linear, ...]
+    extents: tuple[Number, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageBounds:
+    """A stage's region, own loops and axes. `local` are the axis values relative to the region's first point."""
+
+    region: Region
+    outer: tuple[Loop, ...]
+    own: tuple[Loop, ...]
+    local: Mapping[Expr, Linear]
+    iter_extents: tuple[Number, ...]
+
+
+def inline_body(state: State, stage_id: int) -> Expr:
+    """The body of a stage with the inlined stages it reads written out."""
+    op = state.stages[stage_id].op
+    if not isinstance(op, ComputeOp):
+        raise ScheduleError(f"{op.name} is an input and has no body")
+    inlined = frozenset(i for i, stage in enumerate(state.stages) if isinstance(stage.location, Inlined))
+    return _inlined(state, op.body, inlined) if inlined else op.body
+
+
+def _inlined(state: State, body: Expr, inlined: frozenset[int]) -> Expr:
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, TensorRead):
+            return None
+        producer = state.dag.id_of(node.tensor)
+        if producer not in inlined:
+            return None
+        op = state.stages[producer].op
+        if not isinstance(op, ComputeOp):
+            return None
+        point: dict[Expr, Expr] = dict(zip(op.axes, node.indices, strict=True))
+        return substitute(_inlined(state, op.body, inlined), point)
+
+    return transform(body, rule)
+
+
+def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
+    """Bounds of every stage that has loops, by stage number.
+
+    Raises: ScheduleError when a tile size is unknown, or a stage is computed where not all its readers are.
+    """
+    if not state.concrete:
+        raise ScheduleError("bounds need every tile size; fill in the unknown lengths of the sketch first")
+    bounds: dict[int, StageBounds] = {}
+    extents: dict[LoopKey, Number] = {}
+    for stage_id in range(len(state.stages) - 1, -1, -1):
+        stage = state.stages[stage_id]
+        if not isinstance(stage.op, ComputeOp) or isinstance(stage.location, Inlined):
+            continue
+        outer: tuple[Loop, ...] = ()
+        if isinstance(stage.location, Attached):
+            outer = _loops_around(state, bounds, stage.location)
+            region = _region_read(state, bounds, extents, stage_id, {loop.key for loop in outer})
+        else:
+            region = Region(tuple(Linear() for _ in stage.op.axes), stage.op.shape)
+        bounds[stage_id] = _stage_bounds(stage_id, stage, stage.op, region, outer)
+        for loop in bounds[stage_id].own:
+            extents[loop.key] = loop.extent
+    return bounds
+
+
+def infer_bounds(state: State) -> State:
+    """The state with every loop extent known.
+
+    Raises: ScheduleError as `infer_stage_bounds`.
+    """
+    for stage_id, found in infer_stage_bounds(state).items():
+        stage = state.stages[stage_id]
+        iters = tuple(replace(it, extent=ext) for it, ext in zip(stage.iters, found.iter_extents, strict=True))
+        state = state.with_stage(stage_id, replace(stage, iters=iters))
+    return state
+
+
+def statement_nests(state: State) -> tuple[StageNest, ...]:
+    """Every statement of the program, in stage order. A reduction appears as its update.
+
+    Raises: ScheduleError as `infer_stage_bounds`.
+    """
+    bounds = infer_stage_bounds(state)
+    extents = {loop.key: loop.extent for found in bounds.values() for loop in found.own}
+    return tuple(_nest(state, bounds, extents, stage_id) for stage_id in sorted(bounds))
+
+
+def _nest(
+    state: State, bounds: Mapping[int, StageBounds], extents: Mapping[LoopKey, Number], stage_id: int
+) -> StageNest:
+    stage, found = state.stages[stage_id], bounds[stage_id]
+    op = stage.op
+    if not isinstance(op, ComputeOp):
+        raise ScheduleError(f"{op.name} is an input and has no statement")
+    leaves = axis_values(op, found)
+    body = inline_body(state, stage_id)
+    source = body.source if isinstance(body, Reduce) else body
+    reads = []
+    for node in walk(source):
+        if isinstance(node, TensorRead):
+            index = tuple(linearize(item, leaves, extents) for item in node.indices)
+            reads.append(_read_access(state, bounds, node.tensor, index))
+    write = Access(
+        state.dag.nodes[stage_id].tensor,
+        found.region.extents,
+        tuple(found.local[axis] if isinstance(stage.location, Attached) else leaves[axis] for axis in op.axes),
+        True,
+    )
+    counts = count_operations(source, body.combiner if isinstance(body, Reduce) else None)
+    attached = isinstance(stage.location, Attached)
+    return StageNest(stage_id, op, (*found.outer, *found.own), len(found.own), write, tuple(reads), counts, attached)
+
+
+def _read_access(
+    state: State, bounds: Mapping[int, StageBounds], tensor: Tensor, index: tuple[Linear, ...]
+) -> Access:
+    producer = state.dag.id_of(tensor)
+    if producer in bounds and isinstance(state.stages[producer].location, Attached):
+        region = bounds[producer].region
+        index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
+        return Access(tensor, region.extents, index, False)
+    return Access(tensor, tensor.shape, index, False)
+
+
+def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
+    """The absolute value of every axis as a form over all loops around the statement."""
+    values = dict(bounds.local)
+    for axis, low in zip(op.axes, bounds.region.mins, strict=True):
+        values[axis] = values[axis] + low
+    return values
+
+
+def _loops_around(state: State, bounds: Mapping[int, StageBounds], place: Attached) -> tuple[Loop, ...]:
+    """All loops around a stage computed inside loop `place`, outermost first."""
+    target = bounds.get(place.stage)
+    if target is None:
+        raise ScheduleError(f"{state.stages[place.stage].op.name} has no loops to compute another stage in")
+    inside = _component_count(state.stages[place.stage], place.iter + 1)
+    return (*target.outer, *target.own[:inside])
+
+
+def _component_count(stage: Stage, iters: int) -> int:
+    fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}
+    return sum(len(_components(iterator.name, fused)) for iterator in stage.iters[:iters])
+
+
+def _components(name: str, fused: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    if name not in fused:
+        return (name,)
+    return tuple(leaf for part in fused[name] for leaf in _components(part, fused))
+
+
+def _region_read(
+    state: State,
+    bounds: Mapping[int, StageBounds],
+    extents: Mapping[LoopKey, Number],
+    stage_id: int,
+    fixed: set[LoopKey],
+) -> Region:
+    """The part of stage `stage_id` that is read while the loops `fixed` stand still."""
+    tensor = state.dag.nodes[stage_id].tensor
+    mins: list[Linear | None] = [None] * len(tensor.shape)
+    highs: list[Number] = [0] * len(tensor.shape)
+    for reader in sorted(bounds):
+        op = state.stages[reader].op
+        reads = _reads_of(state, reader, tensor)
+        if not reads or not isinstance(op, ComputeOp):
+            continue
+        if not fixed <= {loop.key for loop in (*bounds[reader].outer, *bounds[reader].own)}:
+            raise ScheduleError(
+                f"{tensor.name}: {op.name} reads it outside the loop it is computed in; compute it further out"
+            )
+        leaves = axis_values(op, bounds[reader])
+        for indices in reads:
+            for dim, index in enumerate(indices):
+                low, reach = _split_form(linearize(index, leaves, extents), fixed, extents)
+                mins[dim], highs[dim] = _hull(mins[dim], highs[dim], low, reach, extents)
+    if any(low is None for low in mins):
+        raise ScheduleError(f"{tensor.name}: nothing inside the loop it is computed in reads it")
+    regions = [_clipped(low, reach, full) for low, reach, full in zip(mins, highs, tensor.shape, strict=True) if low is not None]
+    return Region(tuple(low for low, _ in regions), tuple(extent for _, extent in regions))
+
+
+def _reads_of(state: State, reader: int, tensor: Tensor) -> list[tuple[Expr, ...]]:
+    body = inline_body(state, reader)
+    return [node.indices for node in walk(body) if isinstance(node, TensorRead) and node.tensor is tensor]
+
+
+def _split_form(form: Linear, fixed: set[LoopKey], extents: Mapping[LoopKey, Number]) -> tuple[Linear, Number]:
+    """The smallest value over the free loops, as a form of the fixed ones, and how far above it the index reaches."""
+    free = Linear(0, {key: value for key, value in form.terms.items() if key not in fixed}, form.spread)
+    low, high = free.limits(extents)
+    held = {key: value for key, value in form.terms.items() if key in fixed}
+    return Linear(form.const + low, held, 0, form.exact), high - low
+
+
+def _hull(
+    low: Linear | None, reach: Number, other: Linear, other_reach: Number, extents: Mapping[LoopKey, Number]
+) -> tuple[Linear, Number]:
+    """The smallest region over both: exact when they differ only by a constant, else without the loops."""
+    if low is None:
+        return other, other_reach
+    same = low.terms.keys() == other.terms.keys() and all(
+        bool(np.all(low.terms[key] == other.terms[key])) for key in low.terms
+    )
+    if not same:
+        first, second = low.hull(extents), other.hull(extents)
+        start = np.minimum(first.const, second.const)
+        end = np.maximum(first.const + first.spread + reach, second.const + second.spread + other_reach)
+        return Linear(_number(start), {}, 0, False), _number(end - start)
+    start = np.minimum(low.const, other.const)
+    end = np.maximum(low.const + reach, other.const + other_reach)
+    return Linear(_number(start), low.terms, 0, low.exact and other.exact), _number(end - start)
+
+
+def _number(value: np.ndarray | np.integer | int) -> Number:
+    return value if isinstance(value, np.ndarray) and value.ndim else int(value)
+
+
+def _clipped(low: Linear, reach: Number, full: int) -> tuple[Linear, Number]:
+    """The region within the tensor; one as large as the tensor starts at 0 whatever the loops."""
+    extent = reach + 1
+    if isinstance(extent, int):
+        return (Linear(), full) if extent >= full else (low, extent)
+    whole = extent >= full
+    kept = np.where(whole, 0, 1)
+    terms = {key: value * kept for key, value in low.terms.items()}
+    return Linear(low.const * kept, terms, 0, low.exact), np.minimum(extent, full)
+
+
+def _stage_bounds(
+    stage_id: int, stage: Stage, op: ComputeOp, region: Region, outer: tuple[Loop, ...]
+) -> StageBounds:
+    sizes: dict[str, Number] = {axis.name: size for axis, size in zip(op.axes, region.extents, strict=True)}
+    sizes.update({axis.name: axis.extent for axis in op.reduce_axes})
+    for relation in stage.relations:
+        if isinstance(relation, FuseRelation):
+            product: Number = 1
+            for part in relation.parts:
+                product = product * sizes[part]
+            sizes[relation.fused] = product
+        else:
+            for name, extent in zip(relation.parts, split_extents(sizes[relation.parent], relation), strict=True):
+                if extent is None:
+                    raise ScheduleError(f"{op.name}: the length of {name} is unknown")
+                sizes[name] = extent
+    fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}
+    own = []
+    for iterator in stage.iters:
+        for name in _components(iterator.name, fused):
+            own.append(Loop((stage_id, name), sizes.get(name, 1), _component_kind(iterator, name, op), iterator.annotation))
+    local = _local_values(stage_id, stage, op, sizes)
+    return StageBounds(region, outer, tuple(own), local, tuple(sizes.get(iterator.name, 1) for iterator in stage.iters))
+
+
+def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
+    if iterator.kind is not IterKind.MIXED:
+        return iterator.kind
+    base = name.split(".")[0]
+    return IterKind.REDUCTION if base in {axis.name for axis in op.reduce_axes} else IterKind.SPATIAL
+
+
+def _local_values(stage_id: int, stage: Stage, op: ComputeOp, sizes: Mapping[str, Number]) -> dict[Expr, Linear]:
+    """Every axis relative to the region's start, from the loops upwards through the splits and fusions."""
+    values: dict[str, Linear] = {}
+
+    def value_of(name: str) -> Linear:
+        return values.get(name) or Linear(0, {(stage_id, name): 1})
+
+    for relation in reversed(stage.relations):
+        if isinstance(relation, SplitRelation):
+            values[relation.parent] = _joined(relation, sizes, value_of)
+        elif relation.fused in values:
+            # The fused loop was split again: its parts are quotients and remainders, for which a hull must do.
+            for part in relation.parts:
+                values[part] = Linear(0, {}, sizes[part] - 1, False)
+    return {axis: value_of(axis.name) for axis in (*op.axes, *op.reduce_axes)}
+
+
+def _joined(relation: SplitRelation, sizes: Mapping[str, Number], value_of: Callable[[str], Linear]) -> Linear:
+    total = Linear()
+    stride: Number = 1
+    for level in range(len(relation.parts) - 1, -1, -1):
+        total = total + value_of(relation.parts[level]).scaled(stride)
+        if level:
+            stride = stride * part_stride(relation, level, sizes)
+    return total
+
+
+def part_stride(relation: SplitRelation, level: int, sizes: Mapping[str, Number]) -> Number:
+    """How many points one turn of the next outer part skips, per turn of part `level`: its uncut length."""
+    if relation.inner_to_outer:
+        length = relation.lengths[level - 1]
+        return 1 if length is None else length
+    return sizes[relation.parts[level]]

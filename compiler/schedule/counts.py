@@ -1,0 +1,82 @@
+"""In: the body of a statement. Out: how many operations of each kind one evaluation takes. Always: index arithmetic is left out, it is hoisted out of the loops."""
+
+from dataclasses import dataclass, fields
+
+from compiler.ir.expr import COMPARISONS, LOGICAL, Binary, BinaryOp, Call, Cast, Expr, Not, Select, is_float
+from compiler.ir.visit import children
+from compiler.te.tensor import TensorRead
+
+
+@dataclass(frozen=True, slots=True)
+class OpCounts:
+    """Operations per innermost iteration, by type class of their operands. A product that is summed counts as one `mad`."""
+
+    float_mad: int = 0
+    float_addsub: int = 0
+    float_mul: int = 0
+    float_divmod: int = 0
+    float_cmp: int = 0
+    float_math: int = 0
+    float_other: int = 0
+    int_mad: int = 0
+    int_addsub: int = 0
+    int_mul: int = 0
+    int_divmod: int = 0
+    int_cmp: int = 0
+    int_math: int = 0
+    int_other: int = 0
+    bool_op: int = 0
+    select_op: int = 0
+
+
+_CLASS = {
+    BinaryOp.ADD: "addsub",
+    BinaryOp.SUB: "addsub",
+    BinaryOp.MUL: "mul",
+    BinaryOp.DIV: "divmod",
+    BinaryOp.FLOORDIV: "divmod",
+    BinaryOp.FLOORMOD: "divmod",
+    BinaryOp.MIN: "cmp",
+    BinaryOp.MAX: "cmp",
+}
+_COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp"}
+
+
+def count_operations(source: Expr, combiner: str | None) -> OpCounts:
+    """Counts of `source`, and of combining it into a result when a `combiner` is given."""
+    counts = {field.name: 0 for field in fields(OpCounts)}
+    if combiner is not None:
+        counts[f"{_prefix(source)}_{_COMBINE[combiner]}"] += 1
+    _count(source, counts)
+    for kind in ("float", "int"):
+        fused = min(counts[f"{kind}_mul"], counts[f"{kind}_addsub"])
+        counts[f"{kind}_mad"] = fused
+        counts[f"{kind}_mul"] -= fused
+        counts[f"{kind}_addsub"] -= fused
+    return OpCounts(**counts)
+
+
+def _prefix(expr: Expr) -> str:
+    return "float" if is_float(expr.dtype) else "int"
+
+
+def _count(expr: Expr, counts: dict[str, int]) -> None:
+    match expr:
+        case TensorRead():
+            return
+        case Binary():
+            if expr.op in LOGICAL:
+                counts["bool_op"] += 1
+            else:
+                kind = "cmp" if expr.op in COMPARISONS else _CLASS[expr.op]
+                counts[f"{_prefix(expr.lhs)}_{kind}"] += 1
+        case Not():
+            counts["bool_op"] += 1
+        case Select():
+            counts["select_op"] += 1
+        case Call():
+            counts[f"{_prefix(expr)}_math"] += 1
+        case Cast():
+            counts[f"{_prefix(expr)}_other"] += 1
+    for child in children(expr):
+        _count(child, counts)

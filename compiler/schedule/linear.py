@@ -1,0 +1,115 @@
+"""In: index expressions and what the axes in them stand for. Out: `Linear` forms over loops, with hulls where the index is not affine. Always: numbers are polymorphic, as in `State`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Select
+from compiler.schedule.state import Number
+
+LoopKey = tuple[int, str]
+"""A loop: number of its stage and name of its iterator."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """The value `const + Σ coefficient × loop + something in 0 .. spread`.
+
+    Every loop runs over 0 .. extent-1. When `exact` is False the form is only a hull of the true index.
+    """
+
+    const: Number = 0
+    terms: Mapping[LoopKey, Number] = field(default_factory=dict)
+    spread: Number = 0
+    exact: bool = True
+
+    def __add__(self, other: "Linear") -> "Linear":
+        terms = dict(self.terms)
+        for key, coefficient in other.terms.items():
+            terms[key] = terms[key] + coefficient if key in terms else coefficient
+        return Linear(self.const + other.const, terms, self.spread + other.spread, self.exact and other.exact)
+
+    def scaled(self, factor: Number) -> "Linear":
+        """The form times `factor`."""
+        terms = {key: coefficient * factor for key, coefficient in self.terms.items()}
+        if isinstance(self.spread, int) and self.spread == 0:
+            return Linear(self.const * factor, terms, 0, self.exact)
+        low = np.minimum(self.spread * factor, 0)
+        return Linear(self.const * factor + low, terms, abs(self.spread * factor), self.exact)
+
+    def limits(self, extents: Mapping[LoopKey, Number]) -> tuple[Number, Number]:
+        """Smallest and largest value when every loop runs over its extent."""
+        low: Number = self.const
+        high: Number = self.const + self.spread
+        for key, coefficient in self.terms.items():
+            reach = coefficient * (extents[key] - 1)
+            low = low + np.minimum(reach, 0) if isinstance(reach, np.ndarray) else low + min(reach, 0)
+            high = high + np.maximum(reach, 0) if isinstance(reach, np.ndarray) else high + max(reach, 0)
+        return low, high
+
+    def hull(self, extents: Mapping[LoopKey, Number]) -> "Linear":
+        """An inexact form that covers every value and no longer depends on a loop."""
+        low, high = self.limits(extents)
+        return Linear(low, {}, high - low, False)
+
+
+def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopKey, Number]) -> Linear:
+    """`index` as a linear form; `leaves` gives the form of every axis in it, `extents` that of every loop."""
+    if index in leaves:
+        return leaves[index]
+    match index:
+        case Const():
+            return Linear(int(index.value))
+        case Cast():
+            return linearize(index.value, leaves, extents)
+        case Select():
+            sides = (linearize(side, leaves, extents) for side in (index.then, index.otherwise))
+            return _union(sides, extents)
+        case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.MUL | BinaryOp.FLOORDIV | BinaryOp.FLOORMOD):
+            lhs = linearize(index.lhs, leaves, extents)
+            rhs = linearize(index.rhs, leaves, extents)
+            return _combine(index.op, lhs, rhs, extents)
+        case Binary(op=BinaryOp.MIN | BinaryOp.MAX):
+            sides = (linearize(side, leaves, extents) for side in (index.lhs, index.rhs))
+            return _union(sides, extents)
+    return Linear(0, {}, np.iinfo(np.int32).max, False)
+
+
+def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
+    if op is BinaryOp.ADD:
+        return lhs + rhs
+    if op is BinaryOp.SUB:
+        return lhs + rhs.scaled(-1)
+    if op is BinaryOp.MUL:
+        if not rhs.terms and rhs.exact:
+            return lhs.scaled(rhs.const)
+        if not lhs.terms and lhs.exact:
+            return rhs.scaled(lhs.const)
+        return _product_hull(lhs, rhs, extents)
+    if rhs.terms or not isinstance(rhs.const, int) or rhs.const <= 0:
+        return Linear(0, {}, np.iinfo(np.int32).max, False)
+    divisor = rhs.const
+    low, high = lhs.limits(extents)
+    inside = bool(np.all(low >= 0)) and bool(np.all(high < divisor))
+    if op is BinaryOp.FLOORDIV:
+        if inside:
+            return Linear(0)
+        return Linear(low // divisor, {}, high // divisor - low // divisor, False)
+    return lhs if inside else Linear(0, {}, divisor - 1, False)
+
+
+def _product_hull(lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
+    corners = [a * b for a in lhs.limits(extents) for b in rhs.limits(extents)]
+    low, high = corners[0], corners[0]
+    for corner in corners[1:]:
+        low, high = np.minimum(low, corner), np.maximum(high, corner)
+    return Linear(low, {}, high - low, False)
+
+
+def _union(forms: Iterable[Linear], extents: Mapping[LoopKey, Number]) -> Linear:
+    limits = [form.limits(extents) for form in forms]
+    low, high = limits[0]
+    for other_low, other_high in limits[1:]:
+        low, high = np.minimum(low, other_low), np.maximum(high, other_high)
+    return Linear(low, {}, high - low, False)
