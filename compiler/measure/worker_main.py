@@ -1,0 +1,93 @@
+"""In: calls over an inherited pipe. Out: their results, or the exceptions they raised. Always: ends with its parent.
+
+Started by `compiler.measure.worker_process` as `python -m compiler.measure.worker_main HANDLE PARENT`: the file
+descriptor of a duplex `multiprocessing` connection, and the process id to live under. A request is (function path,
+arguments), pickled; the replies are (kind, value) pairs, the last one of a request being END or ERROR. A function that
+returns an iterator is streamed.
+"""
+
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+_WATCH_SECONDS = 0.5
+
+
+READY, ITEM, END, ERROR = "ready", "item", "end", "error"
+"""What a message from the worker carries. Plain texts, because this module is `__main__` at one end."""
+
+
+def resolve(path: str) -> Any:
+    """The object that `package.module:name` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def serve(connection: "Connection[Any, Any]") -> None:
+    """Answer requests until the other end is closed."""
+    connection.send((READY, os.getpid()))
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            return
+        for reply in _replies(request):
+            connection.send_bytes(reply)
+
+
+def _replies(request: bytes) -> Iterator[bytes]:
+    try:
+        path, args = pickle.loads(request)
+        result = resolve(path)(*args)
+        for item in result if isinstance(result, Iterator) else (result,):
+            yield pickle.dumps((ITEM, item), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        yield _encode_error(error, traceback.format_exc())
+    else:
+        yield pickle.dumps((END, None))
+
+
+def _encode_error(error: Exception, text: str) -> bytes:
+    """The exception itself where it survives pickling, and in any case its traceback."""
+    try:
+        encoded = pickle.dumps((ERROR, (error, text)))
+        pickle.loads(encoded)
+    except Exception:  # whatever a foreign class does in its reduction
+        return pickle.dumps((ERROR, (None, text)))
+    return encoded
+
+
+def _end_with(parent: int) -> None:
+    """End this process, in the middle of whatever it does, once `parent` is no longer its parent.
+
+    Linux could send a signal on the parent's death, but sends it already when the *thread* that started us ends.
+    """
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(1)
+
+
+def main(handle: int, parent: int) -> None:
+    """Serve the connection with file descriptor `handle` as a child of process `parent`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    faulthandler.enable()
+    os.set_inheritable(handle, False)
+    threading.Thread(target=_end_with, args=(parent,), name="parent-watch", daemon=True).start()
+    with Connection(handle) as connection:
+        try:
+            serve(connection)
+        except BrokenPipeError:
+            return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,288 @@
+"""In: functions by dotted path, with arguments. Out: their results, computed in another process that may crash or hang.
+
+Always: a call ends with a result, the function's exception, `WorkerTimeoutError` or `WorkerLostError`; after either
+of the last two the process and everything it started are gone, and the next call starts a fresh one. No worker outlives
+its parent.
+
+Why not `multiprocessing`: its spawned children import the caller's main module again, so a plain script would need a
+main guard before it could measure, and forked ones inherit locks and OpenMP threads. Why not a pool library (loky,
+pebble, concurrent.futures): a dead or late worker breaks the pool or loses what it had finished; here a stream of
+results survives up to the item that killed its worker.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
+
+from compiler.config import child_environment
+from compiler.errors import MeasureError
+from compiler.measure.worker_main import END, ERROR, ITEM
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_STDERR_BYTES = 8192
+_GRACE_SECONDS = 5.0
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
+
+
+class WorkerFailedError(MeasureError):
+    """A worker did not answer. `from_outside` tells that the cause is not what it was running."""
+
+    from_outside = False
+
+
+class WorkerStartError(WorkerFailedError):
+    """A worker could not be started."""
+
+    from_outside = True
+
+
+class WorkerTimeoutError(WorkerFailedError):
+    """A call took too long; its worker was killed."""
+
+
+class WorkerLostError(WorkerFailedError):
+    """A worker ended in the middle of a call. `signal_name` is empty when it exited by itself."""
+
+    def __init__(self, code: int | None, stderr: str) -> None:
+        number = -code if code is not None and code < 0 else 0
+        known = number in signal.valid_signals()
+        self.signal_name = (signal.Signals(number).name if known else f"signal {number}") if number else ""
+        self.from_outside = number in _FROM_OUTSIDE
+        self.code = code
+        self.stderr = stderr
+        how = f"was ended by {self.signal_name}" if number else f"exited with code {code}"
+        super().__init__(f"the worker process {how}" + (f"; its last output:\n{stderr}" if stderr else ""))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int | None, str]]:
+        return type(self), (self.code, self.stderr)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One started worker."""
+
+    process: subprocess.Popen[bytes]
+    connection: "Connection[Any, Any]"
+    stderr: IO[bytes]
+    end: Callable[[], object]
+    uses: int = 0
+    mark: int = 0
+
+    def last_output(self) -> str:
+        """What the worker wrote since the current call began, at most the last 8 KiB."""
+        end = os.fstat(self.stderr.fileno()).st_size
+        start = max(self.mark, end - _STDERR_BYTES)
+        return os.pread(self.stderr.fileno(), end - start, start).decode(errors="replace").strip()
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """A process that runs functions for its owner, one at a time; started by the first call.
+
+    `initializer` (a dotted path, with `initargs`) runs first in every process. A process is replaced after
+    `maximum_uses` results, which bounds what leaks in it (0: never). `environment` is put over this process's own. Not
+    to be shared between threads.
+    """
+
+    initializer: str = ""
+    initargs: tuple[object, ...] = ()
+    maximum_uses: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 120.0
+    _running: _Running | None = field(default=None, init=False, repr=False)
+
+    def call(self, function: str, *args: object, timeout_s: float | None = None) -> Any:
+        """Run `function` (`package.module:name`) and return its result.
+
+        Raises: the function's own exception, with the worker's traceback as a note; WorkerTimeoutError;
+        WorkerLostError; WorkerStartError.
+        """
+        results = list(self.stream(function, *args, timeout_s=timeout_s))
+        return results[-1] if results else None
+
+    def stream(self, function: str, *args: object, timeout_s: float | None = None) -> Iterator[Any]:
+        """Run `function`, which returns an iterator, and yield what that yields as it comes. `timeout_s` is per item.
+
+        Closing the stream early ends the worker. Raises: as `call`.
+        """
+        running = self._ready()
+        running.mark = os.fstat(running.stderr.fileno()).st_size
+        finished = False
+        try:
+            self._send(running, (function, args))
+            while True:
+                kind, value = self._receive(running, timeout_s, function)
+                if kind != ITEM:
+                    finished = True
+                    break
+                running.uses += 1
+                yield value
+        finally:
+            if not finished:
+                self.kill()
+        if kind == ERROR:
+            _raise_remote(*value)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running worker, None when there is none."""
+        return self._running.process.pid if self._running else None
+
+    def kill(self) -> None:
+        """End the worker and all it started, now. The next call starts a fresh one."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+
+    def close(self) -> None:
+        """End the worker."""
+        self.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ready(self) -> _Running:
+        if self._running and self.maximum_uses and self._running.uses >= self.maximum_uses:
+            self.kill()
+        if self._running and self._running.process.poll() is not None:  # it died between two calls
+            self.kill()
+        if self._running is None:
+            self._running = self._start()
+            self._greet(self._running)
+        return self._running
+
+    def _start(self) -> _Running:
+        ours, theirs = Pipe()
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        paths = [str(Path(entry).resolve()) for entry in sys.path]
+        arguments = (str(theirs.fileno()), str(os.getpid()))
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "compiler.measure.worker_main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                env=child_environment({**self.environment, "PYTHONPATH": os.pathsep.join(paths)}),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            stderr.close()
+            raise WorkerStartError(f"cannot start a worker process: {error}") from error
+        finally:
+            theirs.close()
+        return _Running(process, ours, stderr, weakref.finalize(self, _end, process, ours, stderr))
+
+    def _greet(self, running: _Running) -> None:
+        """Wait until the worker answers and its initializer has run."""
+        try:
+            self._receive(running, self.start_timeout_s, "the start")
+            if self.initializer:
+                self._send(running, (self.initializer, self.initargs))
+                reply = ""
+                while reply != END:
+                    reply, value = self._receive(running, self.start_timeout_s, self.initializer)
+                    if reply == ERROR:
+                        raise WorkerStartError(f"a worker's initializer failed:\n{value[1]}")
+        except BaseException as error:
+            self.kill()
+            if isinstance(error, WorkerFailedError) and not isinstance(error, WorkerStartError):
+                raise WorkerStartError(f"a worker process did not start: {error}") from error
+            raise
+
+    def _send(self, running: _Running, request: tuple[str, tuple[object, ...]]) -> None:
+        try:
+            running.connection.send(request)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost(running) from None
+
+    def _receive(self, running: _Running, timeout_s: float | None, what: str) -> tuple[str, Any]:
+        try:
+            if not running.connection.poll(timeout_s):
+                self.kill()
+                raise WorkerTimeoutError(f"{what} took more than {timeout_s:g} s; its worker was ended")
+            kind, value = running.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._lost(running) from None
+        return kind, value
+
+    def _lost(self, running: _Running) -> WorkerLostError:
+        """Find out how the worker ended, and tidy up after it."""
+        try:
+            code: int | None = running.process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = None
+        error = WorkerLostError(code, running.last_output())
+        self.kill()
+        return error
+
+
+class WorkerPool:
+    """`size` workers with the same options, each used by one thread at a time."""
+
+    def __init__(self, size: int, make: Callable[[], WorkerProcess] = WorkerProcess) -> None:
+        self._workers = [make() for _ in range(size)]
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def map(self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]) -> list[Result]:
+        """`function(worker, item)` for every item, on all workers at once; results in the order of the items.
+
+        Raises: the first exception that `function` raised; items not begun by then are left out. An interrupt ends the
+        workers.
+        """
+        with ThreadPoolExecutor(max_workers=len(self._workers)) as threads:
+            futures = [threads.submit(self._on_idle, function, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException as error:
+                threads.shutdown(wait=False, cancel_futures=True)
+                if not isinstance(error, Exception):
+                    self.close()
+                raise
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.close()
+
+    def _on_idle(self, function: Callable[[WorkerProcess, Item], Result], item: Item) -> Result:
+        worker = self._idle.get()
+        try:
+            return function(worker, item)
+        finally:
+            self._idle.put(worker)
+
+
+def _raise_remote(error: Exception | None, text: str) -> None:
+    if error is None:
+        raise MeasureError(f"a function failed in a worker process:\n{text}")
+    error.add_note(f"in a worker process:\n{text}")
+    raise error
+
+
+def _end(process: subprocess.Popen[bytes], connection: "Connection[Any, Any]", stderr: IO[bytes]) -> None:
+    """Kill the worker's process group and give back what belongs to it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    connection.close()
+    stderr.close()
