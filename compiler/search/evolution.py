@@ -1,0 +1,208 @@
+"""In: spaces, a first population and a scoring function. Out: every distinct valid program met, best first. Always: an empty or hopeless population ends quietly, and equal seeds give equal results."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from compiler.search import mutation
+from compiler.search.genome import Keys, Layout, Mask, Rows, Scores, keys_of
+from compiler.search.options import SearchOptions
+
+Scorer = Callable[[int, Rows], tuple[Rows, Scores]]
+"""From a space's number and genome rows (B, G) to the same rows in normal form and their scores (B,): higher is better, -inf for a
+program that must not be proposed."""
+
+_MIXED = (*mutation.MOVES, mutation.CROSSOVER, mutation.KEEP, mutation.SAMPLE, mutation.MEASURED)
+_CODE = {name: code for code, name in enumerate(_MIXED)}
+
+
+@dataclass(frozen=True, slots=True)
+class Breed:
+    """What evolution needs to know of one space: its columns, how many placements it has and how deep its parallel loops go."""
+
+    layout: Layout
+    placements: int
+    deepest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Brood:
+    """Individuals of one space: rows (B, G), the rows they were made from (B, G; equal to `rows` when there is no parent) and how (B,)."""
+
+    rows: Rows
+    parents: Rows
+    moves: npt.NDArray[np.int8]
+
+    @classmethod
+    def founders(cls, rows: Rows, move: str) -> "Brood":
+        """Individuals without parents."""
+        return cls(rows, rows, np.full(len(rows), _CODE[move], dtype=np.int8))
+
+    def take(self, which: npt.NDArray[np.intp] | Mask) -> "Brood":
+        """The individuals at these positions."""
+        return Brood(self.rows[which], self.parents[which], self.moves[which])
+
+    @staticmethod
+    def join(broods: Sequence["Brood"]) -> "Brood":
+        """All individuals of several broods of one space."""
+        return Brood(
+            np.concatenate([brood.rows for brood in broods]),
+            np.concatenate([brood.parents for brood in broods]),
+            np.concatenate([brood.moves for brood in broods]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Individual:
+    """One program met by the search: its space, genome row, score, and the row and move it came from."""
+
+    space: int
+    row: Rows
+    key: int
+    score: float
+    parent: Rows | None
+    move: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A scored brood of one space; only valid individuals are in it."""
+
+    space: int
+    brood: Brood
+    keys: Keys
+    scores: Scores
+
+
+def evolve(
+    breeds: Sequence[Breed],
+    initial: Sequence[Brood],
+    score: Scorer,
+    options: SearchOptions,
+    rng: np.random.Generator,
+) -> tuple[Generation, ...]:
+    """Run the generations and return all of them, scored; `initial` holds one brood a space."""
+    met: list[Generation] = []
+    broods = list(initial)
+    for number in range(options.generations + 1):
+        scored = tuple(evaluate(space, brood, score) for space, brood in enumerate(broods))
+        met.extend(scored)
+        if number < options.generations:
+            broods = _next_broods(breeds, scored, options, rng)
+    return tuple(met)
+
+
+def evaluate(space: int, brood: Brood, score: Scorer) -> Generation:
+    """Bring one brood into normal form, score it and keep what is valid."""
+    if not len(brood.rows):
+        return Generation(space, brood, np.zeros(0, dtype=np.uint64), np.zeros(0))
+    rows, scores = score(space, brood.rows)
+    valid = np.isfinite(scores)
+    kept = Brood(rows, brood.parents, brood.moves).take(valid)
+    return Generation(space, kept, keys_of(space, kept.rows), scores[valid])
+
+
+def ranking(generations: Sequence[Generation], seen: set[int], limit: int) -> list[Individual]:
+    """The `limit` best distinct individuals whose keys are not in `seen`; equal scores keep the order in which they were met."""
+    spaces = np.concatenate([np.full(len(one.scores), one.space) for one in generations])
+    places = np.concatenate([np.arange(len(one.scores)) for one in generations])
+    owners = np.concatenate([np.full(len(one.scores), number) for number, one in enumerate(generations)])
+    keys = np.concatenate([one.keys for one in generations])
+    scores = np.concatenate([one.scores for one in generations])
+    first = np.sort(np.unique(keys, return_index=True)[1])
+    best: list[Individual] = []
+    for entry in first[np.argsort(-scores[first], kind="stable")]:
+        key = int(keys[entry])
+        if key in seen:
+            continue
+        brood, place = generations[owners[entry]].brood, int(places[entry])
+        code = int(brood.moves[place])
+        parent = None if code >= _CODE[mutation.SAMPLE] else brood.parents[place]
+        best.append(Individual(int(spaces[entry]), brood.rows[place], key, float(scores[entry]), parent, _MIXED[code]))
+        if len(best) == limit:
+            break
+    return best
+
+
+def selection_weights(scores: Scores) -> Scores:
+    """Probabilities of becoming a parent: proportional to the positive part of the score.
+
+    When no score is positive the individuals are weighted by rank instead (the best twice the average), so that selection stays
+    fair to ties and still prefers the better half.
+    """
+    positive = np.maximum(scores, 0.0)
+    total = positive.sum()
+    if total > 0.0 and np.isfinite(total):
+        return np.asarray(positive / total)
+    _, ranks = np.unique(scores, return_inverse=True)
+    weights = ranks + 1.0
+    return np.asarray(weights / weights.sum())
+
+
+def _next_broods(
+    breeds: Sequence[Breed], scored: Sequence[Generation], options: SearchOptions, rng: np.random.Generator
+) -> list[Brood]:
+    """Select parents over all spaces together and breed within each."""
+    scores = np.concatenate([one.scores for one in scored])
+    if not len(scores):
+        return [one.brood for one in scored]
+    picks = np.sort(rng.choice(len(scores), size=options.population, p=selection_weights(scores)))
+    broods: list[Brood] = []
+    start = 0
+    for breed, one in zip(breeds, scored, strict=True):
+        end = start + len(one.scores)
+        chosen = picks[(picks >= start) & (picks < end)] - start
+        broods.append(_breed(breed, one.brood.take(chosen), options, rng))
+        start = end
+    return broods
+
+
+def _breed(breed: Breed, parents: Brood, options: SearchOptions, rng: np.random.Generator) -> Brood:
+    """One child for each parent: mutated, crossed with another parent of the space, or kept as it is."""
+    count = len(parents.rows)
+    draw = rng.random(count)
+    mutated = draw < options.mutation_probability
+    crossed = ~mutated & (draw < options.mutation_probability + (1 - options.mutation_probability) * options.crossover_probability)
+    rows, origins, moves = parents.rows.copy(), parents.parents.copy(), parents.moves.copy()
+    kinds = rng.choice(len(mutation.MOVES), size=count, p=_move_weights(breed, options))
+    for code, move in enumerate(mutation.MOVES):
+        which = np.flatnonzero(mutated & (kinds == code))
+        rows[which] = _move(breed, move, parents.rows[which], options, rng)
+        origins[which], moves[which] = parents.rows[which], code
+    which = np.flatnonzero(crossed)
+    if len(which):
+        mates = parents.rows[rng.integers(count, size=len(which))]
+        rows[which] = mutation.exchange_columns(rng, parents.rows[which], mates, breed.layout)
+        origins[which], moves[which] = parents.rows[which], _CODE[mutation.CROSSOVER]
+    return Brood(rows, origins, moves)
+
+
+def _move(breed: Breed, move: str, rows: Rows, options: SearchOptions, rng: np.random.Generator) -> Rows:
+    """Apply one kind of move to every row."""
+    if move == mutation.TILE:
+        return mutation.move_tile_factors(rng, rows, breed.layout, options.max_innermost)
+    if move == mutation.UNROLL:
+        return mutation.redraw_unroll(rng, rows, breed.layout, options.unroll_limits)
+    if move == mutation.PLACEMENT:
+        return mutation.redraw_placement(rng, rows, breed.layout, breed.placements)
+    if move == mutation.PARALLEL:
+        return mutation.redraw_parallel(rng, rows, breed.layout, breed.deepest)
+    return mutation.flip_vector(rng, rows, breed.layout)
+
+
+def _move_weights(breed: Breed, options: SearchOptions) -> Scores:
+    """The probability of each move, 0 for those that this space has no column for."""
+    layout = breed.layout
+    weights = np.array(
+        [
+            options.tile_weight * any(split.extent > 1 for split in layout.splits),
+            options.unroll_weight * bool(layout.unroll),
+            options.location_weight * (breed.placements > 1),
+            options.parallel_weight * (breed.deepest > 0),
+            options.vector_weight,
+        ]
+    )
+    total = weights.sum()
+    return weights / total if total > 0.0 else np.eye(len(weights))[-1]

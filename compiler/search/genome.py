@@ -1,0 +1,84 @@
+"""In: the tunable integers of one sketch. Out: a `Layout` that names the columns of an int64 matrix, one row a program. Always: a row says everything that distinguishes a program from its siblings.
+
+Column groups: the parts of every split (outermost first; their product is the extent), which placement of the small producers is
+used, and for each stage the parallel depth, the vector flag and the unroll limit.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Scores = npt.NDArray[np.float64]
+
+_MIX = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class SplitColumns:
+    """The columns `start` … `start + parts - 1` hold the parts of the split made by step number `step` of the sketch."""
+
+    step: int
+    extent: int
+    start: int
+    parts: int
+
+    @property
+    def columns(self) -> slice:
+        """All parts, outermost first."""
+        return slice(self.start, self.start + self.parts)
+
+    @property
+    def lengths(self) -> slice:
+        """The parts that the step stores: all but the outermost."""
+        return slice(self.start + 1, self.start + self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which column of a genome matrix means what; stages are numbered as in the finished sketch."""
+
+    splits: tuple[SplitColumns, ...]
+    placement: int
+    parallel: tuple[tuple[int, int], ...]
+    vector: tuple[tuple[int, int], ...]
+    unroll: tuple[tuple[int, int], ...]
+    width: int
+
+    @classmethod
+    def of(
+        cls, splits: tuple[tuple[int, int, int], ...], stages: tuple[int, ...], unrolled: tuple[int, ...]
+    ) -> "Layout":
+        """Lay out the columns.
+
+        `splits` holds (step number, extent, parts), `stages` every stage that has loops, `unrolled` those with a reduction.
+        """
+        columns: list[SplitColumns] = []
+        start = 0
+        for step, extent, parts in splits:
+            columns.append(SplitColumns(step, extent, start, parts))
+            start += parts
+        parallel = tuple((stage, start + 1 + place) for place, stage in enumerate(stages))
+        vector = tuple((stage, start + 1 + len(stages) + place) for place, stage in enumerate(stages))
+        unroll = tuple((stage, start + 1 + 2 * len(stages) + place) for place, stage in enumerate(unrolled))
+        return cls(tuple(columns), start, parallel, vector, unroll, start + 1 + 2 * len(stages) + len(unrolled))
+
+    def groups(self) -> tuple[slice, ...]:
+        """The column ranges that crossover exchanges as one: a split, or a single other column."""
+        return (*(split.columns for split in self.splits), *(slice(c, c + 1) for c in range(self.placement, self.width)))
+
+    def tiling(self, rows: Rows) -> Rows:
+        """The columns of the tile sizes alone."""
+        return rows[:, : self.placement]
+
+
+def keys_of(space: int, rows: Rows) -> Keys:
+    """A 64-bit key per row; equal rows of one space have equal keys. Shape (B,)."""
+    keys = np.full(len(rows), (space * 2 + 1) * _MIX & (2**64 - 1), dtype=np.uint64)
+    for column in rows.astype(np.uint64).T:
+        keys = (keys ^ column) * np.uint64(_MIX)
+        keys ^= keys >> np.uint64(29)
+    return keys

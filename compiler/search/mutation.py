@@ -1,0 +1,103 @@
+"""In: genome rows of one sketch and a generator. Out: children that differ by one small move. Always: the parts of every split keep their product, and the input is not changed."""
+
+import numpy as np
+
+from compiler.search.factorize import divisors
+from compiler.search.genome import Layout, Rows, SplitColumns
+
+TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR = "tile", "unroll", "placement", "parallel", "vector"
+CROSSOVER, KEEP, SAMPLE, MEASURED = "crossover", "keep", "sample", "measured"
+MOVES = (TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR)
+
+
+def move_tile_factors(rng: np.random.Generator, rows: Rows, layout: Layout, max_innermost: int) -> Rows:
+    """In every row, carry a divisor from one part of one split to another part of it.
+
+    A row in which the drawn split cannot move (a prime extent above the innermost limit may be stuck) stays as it is.
+    """
+    movable = [split for split in layout.splits if split.extent > 1]
+    children = rows.copy()
+    if not movable or not len(rows):
+        return children
+    drawn = rng.integers(len(movable), size=len(rows))
+    for place, split in enumerate(movable):
+        chosen = np.flatnonzero(drawn == place)
+        if len(chosen):
+            children[chosen, split.columns] = _move_within(rng, rows[chosen, split.columns], split, max_innermost)
+    return children
+
+
+def _move_within(rng: np.random.Generator, parts: Rows, split: SplitColumns, max_innermost: int) -> Rows:
+    """Move one divisor in each row of one split's parts: source and destination uniform among the possible, then the divisor."""
+    count, levels = parts.shape
+    factors = np.array(divisors(split.extent)[1:], dtype=np.int64)
+    leaves = parts[:, :, None] % factors == 0
+    fits = np.ones((count, levels, len(factors)), dtype=np.bool_)
+    fits[:, -1, :] = parts[:, -1:] * factors <= max_innermost
+    possible = leaves[:, :, None, :] & fits[:, None, :, :] & ~np.eye(levels, dtype=np.bool_)[None, :, :, None]
+    pairs = possible.any(axis=3).reshape(count, levels * levels)
+    pair = np.argmax(pairs * (1.0 - rng.random(pairs.shape)), axis=1)
+    source, target = pair // levels, pair % levels
+    row = np.arange(count)
+    options = possible[row, source, target]
+    factor = factors[np.argmax(options * (1.0 - rng.random(options.shape)), axis=1)]
+    factor = np.where(options.any(axis=1), factor, 1)
+    moved = parts.copy()
+    moved[row, source] //= factor
+    moved[row, target] *= factor
+    return moved
+
+
+def redraw_unroll(rng: np.random.Generator, rows: Rows, layout: Layout, limits: tuple[int, ...]) -> Rows:
+    """Give one unroll column of every row a new limit, different where there is more than one."""
+    children = rows.copy()
+    if layout.unroll:
+        columns = np.array([column for _, column in layout.unroll])[rng.integers(len(layout.unroll), size=len(rows))]
+        _redraw(rng, children, columns, np.array(limits, dtype=np.int64))
+    return children
+
+
+def redraw_placement(rng: np.random.Generator, rows: Rows, layout: Layout, placements: int) -> Rows:
+    """Move the small producers of every row to another of the sketch's `placements`."""
+    children = rows.copy()
+    _redraw(rng, children, np.full(len(rows), layout.placement), np.arange(placements, dtype=np.int64))
+    return children
+
+
+def redraw_parallel(rng: np.random.Generator, rows: Rows, layout: Layout, deepest: int) -> Rows:
+    """Give one stage of every row another parallel depth, at most `deepest`; normalisation lowers what a stage cannot have."""
+    children = rows.copy()
+    if layout.parallel:
+        drawn = rng.integers(len(layout.parallel), size=len(rows))
+        columns = np.array([column for _, column in layout.parallel])[drawn]
+        _redraw(rng, children, columns, np.arange(deepest + 1, dtype=np.int64))
+    return children
+
+
+def flip_vector(rng: np.random.Generator, rows: Rows, layout: Layout) -> Rows:
+    """Switch the vector loop of one stage of every row on or off."""
+    children = rows.copy()
+    if layout.vector:
+        columns = np.array([column for _, column in layout.vector])[rng.integers(len(layout.vector), size=len(rows))]
+        row = np.arange(len(rows))
+        children[row, columns] = 1 - children[row, columns]
+    return children
+
+
+def exchange_columns(rng: np.random.Generator, rows: Rows, mates: Rows, layout: Layout) -> Rows:
+    """Crossover: every column group of a child comes from its first parent or, with probability one half, from its mate."""
+    children = rows.copy()
+    for group in layout.groups():
+        taken = rng.random(len(rows)) < 0.5
+        children[taken, group] = mates[taken, group]
+    return children
+
+
+def _redraw(rng: np.random.Generator, rows: Rows, columns: Rows, values: Rows) -> None:
+    """Overwrite rows[i, columns[i]] by another of `values`, uniformly; a value that is not among them may become any."""
+    if len(values) < 2 or not len(rows):
+        return
+    row = np.arange(len(rows))
+    different = values[None, :] != rows[row, columns][:, None]
+    choice = np.argmax(different * (1.0 - rng.random(different.shape)), axis=1)
+    rows[row, columns] = values[choice]

@@ -1,0 +1,36 @@
+"""In: a state and the stage that the derivation visits. Out: what a sketch rule is. Always: the engine that runs rules knows none of them by name."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from compiler.schedule.state import State
+from compiler.search.options import SearchOptions
+from compiler.target import HardwareParams
+
+
+class Verdict(Enum):
+    """What a rule says about a visit."""
+
+    SKIP = 0
+    APPLY = 1
+    APPLY_AND_STOP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SketchContext:
+    """What a rule may look at besides the state."""
+
+    hardware: HardwareParams
+    options: SearchOptions
+
+
+class SketchRule(Protocol):
+    """One derivation rule: a frozen value without state of its own."""
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """Whether the rule applies to this stage, and whether later rules may still be asked."""
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> Iterable[tuple[State, int]]:
+        """The states that follow, each with the stage to visit next; only called after a verdict other than SKIP."""

@@ -1,0 +1,28 @@
+"""In: a stage worth tiling that no elementwise stage follows. Out: the state with a local cache in front of its result. Always: the same stage is visited again, for the fusion rule to take."""
+
+from dataclasses import dataclass
+
+from compiler.schedule.access import needs_multi_level_tiling, single_elementwise_consumer
+from compiler.schedule.state import State
+from compiler.schedule.steps import CacheWrite
+from compiler.search.sketch_rules.base import SketchContext, Verdict
+
+
+
+@dataclass(frozen=True, slots=True)
+class AddCacheWrite:
+    """Compute into a local buffer and copy to the result.
+
+    before: for i: for j: for k: c[i, j] += …
+    after:  for i: for j: for k: c.local[i, j] += …
+            for i: for j: c[i, j] = c.local[i, j]
+    """
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
+        """APPLY when the stage needs tiling and has no elementwise consumer to be fused into."""
+        wanted = needs_multi_level_tiling(state.dag, stage) and single_elementwise_consumer(state, stage) is None
+        return Verdict.APPLY if wanted else Verdict.SKIP
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
+        """The state with the cache stage, which takes the number of the original and is visited next."""
+        return ((state.apply(CacheWrite(stage, "local")), stage),)

@@ -1,0 +1,24 @@
+"""In: a stage that only rearranges or maps its inputs. Out: the state with it inlined into its readers. Always: no other rule sees such a stage."""
+
+from dataclasses import dataclass
+
+from compiler.schedule.state import State
+from compiler.schedule.steps import ComputeInline
+from compiler.search.sketch_rules.base import SketchContext, Verdict
+from compiler.search.sketch_rules.facts import should_always_be_inlined
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysInline:
+    """Inline a strictly inlineable stage that is no output and reduces nothing.
+
+    before: t = a + b; c = max(t, 0)      after: c = max(a + b, 0)
+    """
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
+        """APPLY_AND_STOP for an inlineable stage."""
+        return Verdict.APPLY_AND_STOP if should_always_be_inlined(state, stage) else Verdict.SKIP
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
+        """The state with the stage inlined."""
+        return ((state.apply(ComputeInline(stage)), stage - 1),)

@@ -1,0 +1,64 @@
+"""In: a state, a stage and a level structure such as SSRSRS. Out: the state with the stage tiled, and a consumer split alike. Always: tile lengths are left unknown, for the search to fill."""
+
+from compiler.errors import ScheduleError
+from compiler.schedule.state import Iterator, IterKind, State
+from compiler.schedule.steps import FollowSplit, Reorder, Split
+
+
+def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[int, ...]]:
+    """Split every axis of a stage into the levels of `structure` and order the loops level by level.
+
+    before: for i: for j: for k         after SSRSRS: for i0 j0: for i1 j1: for k0: for i2 j2: for k1: for i3 j3
+
+    Returns the state and the numbers of the split steps of the spatial axes, in axis order.
+    Raises: ScheduleError when a loop is neither spatial nor a reduction.
+    """
+    levels: dict[IterKind, list[list[int]]] = {
+        IterKind.SPATIAL: [[] for _ in range(structure.count("S"))],
+        IterKind.REDUCTION: [[] for _ in range(structure.count("R"))],
+    }
+    spatial_splits: list[int] = []
+    position = 0
+    for iterator in state.stages[stage].iters:
+        if iterator.kind not in levels:
+            raise ScheduleError(f"stage {stage}: cannot tile loop {iterator.name}: it is neither spatial nor a reduction")
+        parts = levels[iterator.kind]
+        if len(parts) > 1:
+            if iterator.kind is IterKind.SPATIAL:
+                spatial_splits.append(len(state.steps))
+            lengths = (None,) * (len(parts) - 1)
+            state = state.apply(Split(stage, position, literal_extent(iterator), lengths))
+        for level in parts:
+            level.append(position)
+            position += 1
+    order: list[int] = []
+    seen = {IterKind.SPATIAL: 0, IterKind.REDUCTION: 0}
+    for letter in structure:
+        kind = IterKind.SPATIAL if letter == "S" else IterKind.REDUCTION
+        order += levels[kind][seen[kind]]
+        seen[kind] += 1
+    return state.apply(Reorder(stage, tuple(order))), tuple(spatial_splits)
+
+
+def follow_tiling(state: State, stage: int, splits: tuple[int, ...], levels: int) -> State:
+    """Split the axes of an elementwise consumer like the spatial axes of its tiled producer, into `levels` + 1 parts, level by level.
+
+    Raises: ScheduleError when the numbers of axes differ.
+    """
+    axes = len(state.stages[stage].iters)
+    if axes != len(splits):
+        raise ScheduleError(f"stage {stage}: has {axes} loops and cannot follow {len(splits)} splits")
+    for axis, source in enumerate(splits):
+        state = state.apply(FollowSplit(stage, axis * (levels + 1), source, levels))
+    order = tuple(axis * (levels + 1) + level for level in range(levels + 1) for axis in range(axes))
+    return state.apply(Reorder(stage, order))
+
+
+def literal_extent(iterator: Iterator) -> int:
+    """The extent of a loop that has not been split yet.
+
+    Raises: ScheduleError when it is not a known number.
+    """
+    if not isinstance(iterator.extent, int):
+        raise ScheduleError(f"loop {iterator.name} has no literal extent")
+    return iterator.extent
