@@ -1,0 +1,210 @@
+"""In: records. Out: what was measured, by task and device. Always: `RecordStore`'s promises."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from compiler.measure.record import MeasureRecord, MeasureStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records a query is about; None means any."""
+
+    task_key: str | None = None
+    target: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    run_id: str | None = None
+
+    def accepts(self, record: MeasureRecord) -> bool:
+        """Whether the record belongs to the selection."""
+        return (self.run_id is None or record.run_id == self.run_id) and self.wants(
+            record.task_key, record.target, record.device, record.threads
+        )
+
+    def wants(self, task_key: str, target: str, device: str, threads: int) -> bool:
+        """Whether records of this task and place can belong to the selection."""
+        return (
+            (self.task_key is None or task_key == self.task_key)
+            and (self.target is None or target == self.target)
+            and (self.device is None or device == self.device)
+            and (self.threads is None or threads == self.threads)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """One task on one target, device, thread count; `best_seconds` is None before a success."""
+
+    task_key: str
+    task_name: str
+    target: str
+    device: str
+    threads: int
+    trials: int
+    failures: int
+    best_seconds: float | None
+    last_timestamp: float
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """One trial in the course of a task, numbered from 1; seconds are None for a failure."""
+
+    trial: int
+    round: int
+    elapsed: float
+    timestamp: float
+    seconds: float | None
+    best_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """What a cost model learns from one trial; `seconds` is infinite for a failure."""
+
+    record_id: str
+    steps: str
+    seconds: float
+    status: MeasureStatus
+
+
+class RecordStore(ABC):
+    """Every trial ever measured, by many writers, for good.
+
+    Promises, kept by every store and tested once for all of them:
+
+    * `append` returns when the records are durable. Until then a reader sees, for each task, all of
+      them or none. A process killed at any moment loses nothing that was acknowledged.
+    * Records are only ever added. What a reader was given never changes.
+    * Any number of processes and threads append and read at once, without locks.
+    * An id names one record. Appending it again, here or in another process, shows it once, so a
+      retried append is harmless.
+    * The order of an answer depends on the records alone: by timestamp, round, record id.
+    * Records come back as `storage.codec.canonical` makes them: times to the microsecond.
+    * A store can be pickled; it opens the same records where it is unpickled.
+    """
+
+    @abstractmethod
+    def append(self, records: Sequence[MeasureRecord]) -> None:
+        """Store records, in one atomic file per task.
+
+        Raises:
+            StoreError: a record is not storable (then none is stored), or the medium refused.
+        """
+
+    @abstractmethod
+    def scan(self, selection: Selection) -> Iterable[MeasureRecord]:
+        """Every record of the selection, in any order, maybe an id more than once."""
+
+    def scan_best(self, selection: Selection) -> Iterable[MeasureRecord]:
+        """At least the fastest of each task, target, device, threads; `run_id` must be None."""
+        return self.scan(selection)
+
+    def records(
+        self,
+        task_key: str | None = None,
+        target: str | None = None,
+        device: str | None = None,
+        run_id: str | None = None,
+        threads: int | None = None,
+    ) -> list[MeasureRecord]:
+        """The records that match every argument given, by timestamp, round and id."""
+        unique: dict[str, MeasureRecord] = {}
+        for record in self.scan(Selection(task_key, target, device, threads, run_id)):
+            unique.setdefault(record.record_id, record)
+        return sorted(unique.values(), key=lambda r: (r.timestamp, r.round, r.record_id))
+
+    def best(
+        self,
+        task_key: str,
+        target: str | None = None,
+        device: str | None = None,
+        threads: int | None = None,
+    ) -> MeasureRecord | None:
+        """The fastest successful record of a task, the earliest of equals, or None."""
+        found = self.scan_best(Selection(task_key, target, device, threads))
+        return min((r for r in found if math.isfinite(r.seconds)), key=speed, default=None)
+
+    def best_per_task(
+        self, target: str | None = None, device: str | None = None, threads: int | None = None
+    ) -> dict[str, MeasureRecord]:
+        """The fastest successful record of every task that has one, by task key."""
+        best: dict[str, MeasureRecord] = {}
+        for record in self.scan_best(Selection(None, target, device, threads)):
+            if math.isfinite(record.seconds):
+                rival = best.get(record.task_key)
+                if rival is None or speed(record) < speed(rival):
+                    best[record.task_key] = record
+        return dict(sorted(best.items()))
+
+    def tasks(
+        self, target: str | None = None, device: str | None = None, threads: int | None = None
+    ) -> list[TaskSummary]:
+        """Every task tried, per target, device and thread count, sorted by these and by key."""
+        groups: dict[tuple[str, str, int, str], list[MeasureRecord]] = {}
+        for record in self.records(target=target, device=device, threads=threads):
+            key = (record.target, record.device, record.threads, record.task_key)
+            groups.setdefault(key, []).append(record)
+        return [_summary(groups[key]) for key in sorted(groups)]
+
+    def history(
+        self,
+        task_key: str,
+        target: str | None = None,
+        device: str | None = None,
+        run_id: str | None = None,
+        threads: int | None = None,
+    ) -> list[HistoryPoint]:
+        """The course of a task, trial by trial, with the best so far."""
+        points: list[HistoryPoint] = []
+        best = math.inf
+        for number, record in enumerate(self.records(task_key, target, device, run_id, threads), 1):
+            best = min(best, record.seconds)
+            points.append(
+                HistoryPoint(
+                    number,
+                    record.round,
+                    record.elapsed,
+                    record.timestamp,
+                    _or_none(record.seconds),
+                    _or_none(best),
+                )
+            )
+        return points
+
+    def training_rows(
+        self, target: str | None = None, device: str | None = None, threads: int | None = None
+    ) -> dict[str, list[TrainingRow]]:
+        """Everything a cost model can learn from, by task key, each in the order of `records`."""
+        rows: dict[str, list[TrainingRow]] = {}
+        for record in self.records(target=target, device=device, threads=threads):
+            row = TrainingRow(record.record_id, record.steps, record.seconds, record.status)
+            rows.setdefault(record.task_key, []).append(row)
+        return dict(sorted(rows.items()))
+
+
+def speed(record: MeasureRecord) -> tuple[float, float, str]:
+    """The order of "best": fewest seconds, then earliest."""
+    return record.seconds, record.timestamp, record.record_id
+
+
+def _summary(records: list[MeasureRecord]) -> TaskSummary:
+    last = records[-1]
+    return TaskSummary(
+        task_key=last.task_key,
+        task_name=last.task_name,
+        target=last.target,
+        device=last.device,
+        threads=last.threads,
+        trials=len(records),
+        failures=sum(r.status is not MeasureStatus.OK for r in records),
+        best_seconds=_or_none(min(r.seconds for r in records)),
+        last_timestamp=last.timestamp,
+    )
+
+
+def _or_none(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None

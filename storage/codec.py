@@ -1,0 +1,97 @@
+"""In: records or an Arrow table. Out: the other. Always: a canonical record comes back equal.
+
+What a store keeps is the *canonical* record: times to the microsecond, text that is valid UTF-8,
+a missing score where the model gave none that is finite. Costs are finite and positive or the
+record is refused: a failure is a status, never a magic cost.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import pyarrow as pa
+
+from compiler.errors import CorruptRecordError, SchemaError, StoreError
+from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from storage.schema import SCHEMA
+
+MICROSECOND = 1_000_000
+FIELDS = tuple(field.name for field in fields(MeasureRecord))
+"""The columns that make a record; the others in the schema are derived from them."""
+
+_TEXTS = tuple(field.name for field in fields(MeasureRecord) if field.type is str)
+_STATUS = {int(status): status for status in MeasureStatus}
+
+
+def canonical(record: MeasureRecord) -> MeasureRecord:
+    """The record as a store keeps it.
+
+    Raises:
+        StoreError: a cost or a duration is not a number that can be measured, or the id is empty.
+        SchemaError: the record was made for another version of the layout.
+    """
+    if record.schema_version != SCHEMA_VERSION:
+        raise SchemaError(
+            f"record {record.record_id} has schema {record.schema_version}, but this Retune writes {SCHEMA_VERSION}"
+        )
+    if not record.record_id:
+        raise StoreError("a record without an id cannot be stored")
+    for cost in record.costs:
+        if not (math.isfinite(cost) and cost > 0):
+            raise StoreError(f"record {record.record_id} has a cost of {cost} s: a failure has a status instead")
+    for name in ("build_seconds", "run_seconds", "elapsed", "timestamp"):
+        if not math.isfinite(getattr(record, name)):
+            raise StoreError(f"record {record.record_id}: {name} is {getattr(record, name)}")
+    scored = record.predicted is not None and math.isfinite(record.predicted)
+    texts: dict[str, Any] = {name: _utf8(getattr(record, name)) for name in _TEXTS}
+    return replace(
+        record,
+        **texts,
+        predicted=record.predicted if scored else None,
+        costs=tuple(record.costs),
+        status=MeasureStatus(record.status),
+        timestamp=round(record.timestamp * MICROSECOND) / MICROSECOND,
+    )
+
+
+def _utf8(text: str) -> str:
+    """Text with lone surrogates (undecodable bytes of a worker's stderr) spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def to_table(records: Sequence[MeasureRecord]) -> Any:
+    """Canonical records as an Arrow table with `SCHEMA`, in the order given.
+
+    Raises:
+        StoreError: an integer is too large for its column.
+    """
+    columns: dict[str, list[Any]] = {name: [getattr(record, name) for record in records] for name in FIELDS}
+    columns["costs"] = [list(record.costs) for record in records]
+    columns["seconds"] = [s if math.isfinite(s) else None for s in (r.seconds for r in records)]
+    columns["status"] = [int(record.status) for record in records]
+    columns["status_name"] = [record.status.name for record in records]
+    columns["timestamp"] = [round(record.timestamp * MICROSECOND) for record in records]
+    try:
+        return pa.Table.from_pydict(columns, schema=SCHEMA)
+    except (OverflowError, pa.ArrowException) as error:
+        raise StoreError(f"cannot store the records: {error}") from error
+
+
+def from_table(table: Any) -> list[MeasureRecord]:
+    """The records of a table with `SCHEMA`, in its order; derived columns are recomputed, not read.
+
+    Raises:
+        CorruptRecordError: a status has no name in this version.
+    """
+    columns = {name: table.column(name) for name in FIELDS}
+    columns["timestamp"] = columns["timestamp"].cast(pa.int64())
+    values = {name: column.to_pylist() for name, column in columns.items()}
+    values["costs"] = [tuple(costs) for costs in values["costs"]]
+    values["timestamp"] = [moment / MICROSECOND for moment in values["timestamp"]]
+    values["schema_version"] = [SCHEMA_VERSION] * table.num_rows
+    try:
+        values["status"] = [_STATUS[status] for status in values["status"]]
+    except KeyError as error:
+        raise CorruptRecordError(f"a stored trial has the unknown status {error}") from None
+    return [MeasureRecord(*row) for row in zip(*values.values(), strict=True)]

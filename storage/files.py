@@ -1,0 +1,89 @@
+"""In: bytes and paths. Out: files that are there whole or not at all. Always: on disk on return."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ulid import ULID
+
+from compiler.errors import StoreError
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Temporary names start with a dot and end with this, so no reader's pattern matches them."""
+
+logger = logging.getLogger(__name__)
+
+
+def new_id() -> str:
+    """A fresh ULID: sorts by time of creation, also within one millisecond of one process."""
+    return str(ULID())
+
+
+def publish(files: Mapping[Path, bytes]) -> None:
+    """Write every file under a temporary name, then rename them all.
+
+    A failure while writing (disk full) leaves nothing visible. Each file is atomic; the group is as
+    nearly so as a file system allows: a kill in the short moment between two renames shows some.
+
+    Raises:
+        StoreError: the file system refused.
+    """
+    pending: list[tuple[Path, Path]] = []
+    try:
+        for path, data in files.items():
+            make_folder(path.parent)
+            temporary = path.parent / f".{new_id()}{TEMPORARY_SUFFIX}"
+            pending.append((temporary, path))
+            _write_through(temporary, data)
+        for temporary, path in pending:
+            temporary.replace(path)
+        for folder in dict.fromkeys(path.parent for path in files):
+            sync_folder(folder)
+    except OSError as error:
+        raise StoreError(f"cannot write {error.filename or path}: {error.strerror}") from error
+    finally:
+        for temporary, _ in pending:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents, each durable in the one above it."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the entries of a folder durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def quarantine(path: Path, root: Path, reason: Exception) -> None:
+    """Move a file that cannot be read to `root/quarantine/`, keeping its place, and say so once."""
+    refuge = root / "quarantine" / path.relative_to(root)
+    try:
+        make_folder(refuge.parent)
+        path.rename(refuge)
+    except FileNotFoundError:
+        logger.warning("%s was unreadable and another process has set it aside", path)
+    except OSError as error:
+        logger.warning("ignoring %s, which cannot be set aside either (%s): %s", path, error, reason)
+    else:
+        logger.warning("set aside an unreadable file as %s: %s", refuge, reason)

@@ -1,0 +1,133 @@
+"""In: records or the path of a file. Out: the other. Always: what is cached stays true for ever."""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compiler.errors import CorruptRecordError, StoreError
+from compiler.measure.record import MeasureRecord
+from storage.codec import from_table, to_table
+from storage.schema import SCHEMA, upgrade, version_of
+
+BEST_KEY = ("task_key", "target", "device", "threads")
+"""The columns within which "best" is one record."""
+
+Key = tuple[str, str, str, int]
+"""The values of `BEST_KEY`."""
+
+_OUTLINE_COLUMNS = [SCHEMA.names.index(name) for name in (*BEST_KEY, "seconds")]
+"""Where they are in a file: no nested column has more than one leaf, so leaves count like columns."""
+
+
+def encode(records: Sequence[MeasureRecord]) -> bytes:
+    """The Parquet file of canonical records, zstd-compressed, schema version in its footer."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(to_table(records), sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a file's footer says: the task and place of all its rows, and the fewest seconds among them."""
+
+    key: Key
+    seconds: float
+
+
+def read_part(path: Path) -> Any:
+    """One file as an Arrow table of the current schema.
+
+    Raises:
+        FileNotFoundError: another process has moved it.
+        SchemaError: it was written by a newer Retune.
+        CorruptRecordError: it cannot be read back.
+        StoreError: the medium failed.
+    """
+    with _opened(path) as file:
+        version = version_of(file.schema_arrow.metadata, str(path))
+        return upgrade(file.read(use_threads=False), version, str(path))
+
+
+def read_outline(path: Path) -> Outline | None:
+    """What the footer alone tells, ten times faster than reading rows. Raises as `read_part`.
+
+    None if it does not tell: the rows differ in `BEST_KEY`, or the file is of an older version.
+    `seconds` is infinite if no row succeeded.
+    """
+    with _opened(path) as file:
+        version_of(file.schema_arrow.metadata, str(path))
+        if file.metadata.num_row_groups != 1 or file.schema_arrow.names != SCHEMA.names:
+            return None
+        group = file.metadata.row_group(0)
+        *key, seconds = [group.column(index).statistics for index in _OUTLINE_COLUMNS]
+    if any(column is None or not column.has_min_max or column.min != column.max for column in key):
+        return None
+    if seconds is None or not (seconds.has_min_max or seconds.null_count == group.num_rows):
+        return None
+    task_key, target, device, threads = [column.min for column in key]
+    return Outline((task_key, target, device, threads), seconds.min if seconds.has_min_max else math.inf)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        raise CorruptRecordError(f"{path} cannot be read back: {error}") from error
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise CorruptRecordError(f"{path} cannot be read back: {error}") from error
+
+
+class PartCache:
+    """What the files say, kept in memory; valid for ever, because a file never changes.
+
+    Outlines stay; rows are kept up to `max_rows` records, the longest unused leave first. Safe to
+    use from many threads.
+    """
+
+    def __init__(self, max_rows: int = 200_000) -> None:
+        self._max_rows = max_rows
+        self._rows: OrderedDict[Path, tuple[MeasureRecord, ...]] = OrderedDict()
+        self._held = 0
+        self._outlines: dict[Path, Outline | None] = {}
+        self._lock = threading.Lock()
+
+    def records(self, path: Path) -> tuple[MeasureRecord, ...]:
+        """Every record of a file. Raises as `read_part`."""
+        with self._lock:
+            if path in self._rows:
+                self._rows.move_to_end(path)
+                return self._rows[path]
+        records = tuple(from_table(read_part(path)))
+        self.keep(path, records)
+        return records
+
+    def outline(self, path: Path) -> Outline | None:
+        """What a file's footer says. Raises as `read_part`."""
+        if path not in self._outlines:
+            self._outlines[path] = read_outline(path)
+        return self._outlines[path]
+
+    def keep(self, path: Path, records: tuple[MeasureRecord, ...]) -> None:
+        """Remember what a file holds, after reading or writing it."""
+        with self._lock:
+            if path in self._rows:
+                return
+            self._rows[path] = records
+            self._held += len(records)
+            while self._held > self._max_rows and len(self._rows) > 1:
+                _, left = self._rows.popitem(last=False)
+                self._held -= len(left)

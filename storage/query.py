@@ -1,0 +1,69 @@
+"""In: a store's root. Out: a DuckDB connection with views over its files. Always: copies nothing.
+
+Without Retune, the DuckDB command line reads the same files:
+
+    SELECT task_name, min(seconds) * 1e3 AS best_ms, count(*) AS trials
+    FROM read_parquet('STORE/records/*/*/*.parquet') GROUP BY task_name ORDER BY best_ms DESC;
+"""
+
+import re
+from pathlib import Path
+
+from compiler.errors import StoreError
+from storage.layout import RECORDS, part_paths
+from storage.schema import SCHEMA
+
+try:
+    import duckdb
+except ImportError:  # the extra `report` is not installed; `connect` says so
+    duckdb = None  # type: ignore[assignment]
+
+RECORDS_VIEW = """
+CREATE VIEW records AS SELECT * FROM files
+QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
+"""
+"""Every trial once, even if a retried append stored it twice."""
+
+BEST_VIEW = """
+CREATE VIEW best AS
+WITH fastest AS (
+  SELECT task_key, target, device, threads, min(seconds) AS seconds FROM files
+  WHERE seconds IS NOT NULL GROUP BY ALL
+)
+SELECT DISTINCT ON (task_key, target, device, threads) files.*
+FROM files JOIN fastest USING (task_key, target, device, threads, seconds)
+ORDER BY task_key, target, device, threads, timestamp, record_id
+"""
+"""The fastest successful trial per task, target, device and threads."""
+
+
+def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
+    """An in-memory connection with the views `records` and `best`; close it after use.
+
+    Both have the columns of `storage.schema.COLUMNS`, then `target_slug` and `workload`.
+
+    Raises:
+        StoreError: DuckDB is not installed.
+    """
+    if duckdb is None:
+        raise StoreError("SQL over records needs DuckDB: pip install 'retune[report]'")
+    folder = Path(root).absolute()
+    connection = duckdb.connect()
+    if part_paths(folder):
+        connection.execute(f"CREATE VIEW files AS SELECT * FROM {_source(folder)}")
+    else:
+        connection.register("no_files", SCHEMA.empty_table())
+        connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM no_files")
+    connection.execute(RECORDS_VIEW)
+    connection.execute(BEST_VIEW)
+    return connection
+
+
+def _source(root: Path) -> str:
+    """The table function over the files; a view takes no parameters, so the path is quoted here."""
+    glob = re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{RECORDS}/*/*/*.parquet"
+    literal = glob.replace("'", "''")
+    return (
+        f"read_parquet('{literal}', union_by_name = true, hive_partitioning = true, "
+        "hive_types = {'target_slug': VARCHAR, 'workload': VARCHAR})"
+    )

@@ -1,0 +1,118 @@
+"""In: a table of any version. Out: one of this version. Always: a file says which one wrote it.
+
+The version sits in the footer of every file. A file of an older version is upgraded as it is read,
+one version at a time; a file of a newer one is refused, because columns we do not know may change
+the meaning of those we do.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from compiler.errors import CorruptRecordError, SchemaError
+from compiler.measure.record import SCHEMA_VERSION
+
+VERSION_KEY = b"retune.schema_version"
+"""Footer entry that holds the version, as decimal text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the store: its name, Arrow type, and what a reader of the files must know."""
+
+    name: str
+    type: Any
+    doc: str
+    nullable: bool = False
+
+
+COLUMNS = (
+    Column("record_id", pa.string(), "ULID of the trial; unique in a store"),
+    Column("run_id", pa.string(), "ULID of the tuning run that asked for it"),
+    Column("network", pa.string(), "network that was being tuned"),
+    Column("task_key", pa.string(), "workload key of the task: what was computed, with its shapes"),
+    Column("task_name", pa.string(), "readable name of the task"),
+    Column("target", pa.string(), "target text the code was generated for"),
+    Column("device", pa.string(), "identity of the device the trial was timed on"),
+    Column("threads", pa.int32(), "threads the trial was timed with"),
+    Column("steps", pa.string(), "transform steps as JSON text: the schedule"),
+    Column("parent_id", pa.string(), "candidate this one was mutated from, empty if none"),
+    Column("mutation", pa.string(), "how it was derived from its parent, empty if sampled"),
+    Column("predicted", pa.float64(), "cost model's score, higher is better; null if none", True),
+    Column("costs", pa.list_(pa.float64()), "seconds per call, one per repeat; empty if it failed"),
+    Column("seconds", pa.float64(), "median of costs; null if the trial failed", True),
+    Column("status", pa.int8(), "how it ended, 0 is success"),
+    Column("status_name", pa.string(), "the same in words: OK, RUN_TIMEOUT, WRONG_ANSWER, ..."),
+    Column("error", pa.string(), "full text of the failure, empty on success"),
+    Column("build_seconds", pa.float64(), "seconds spent building it"),
+    Column("run_seconds", pa.float64(), "seconds spent timing it"),
+    Column("options", pa.string(), "measurement options as JSON text"),
+    Column("seed", pa.int64(), "seed of the run"),
+    Column("round", pa.int32(), "round of the task in which it was tried, from 0"),
+    Column("elapsed", pa.float64(), "seconds on the run's clock when its round was stored"),
+    Column("engine_version", pa.string(), "version of Retune that measured it"),
+    Column("llvm_version", pa.string(), "version of LLVM that compiled it"),
+    Column("timestamp", pa.timestamp("us", tz="UTC"), "wall clock when it was measured"),
+    Column("schema_version", pa.int32(), "version of this layout"),
+)
+
+SCHEMA = pa.schema(
+    [pa.field(c.name, c.type, nullable=c.nullable, metadata={"doc": c.doc}) for c in COLUMNS],
+    metadata={VERSION_KEY: str(SCHEMA_VERSION)},
+)
+
+Upgrade = Callable[[Any], Any]
+"""A function from a table of version n to the same table in version n + 1."""
+
+UPGRADES: Mapping[int, Upgrade] = {}
+"""From each older version to the next; version 1 is the first."""
+
+
+def version_of(metadata: Mapping[bytes, bytes] | None, source: str) -> int:
+    """The schema version in a file's footer; `source` names the file in errors.
+
+    Raises:
+        SchemaError: the file is newer than this Retune.
+        CorruptRecordError: the footer holds no version, so it is no record file.
+    """
+    text = (metadata or {}).get(VERSION_KEY, b"")
+    if not text.isdigit():
+        raise CorruptRecordError(f"{source} is not a record file: its footer has no schema version")
+    return refuse_newer(int(text), source)
+
+
+def refuse_newer(version: int, source: str) -> int:
+    """Return `version` if this Retune can read it, else raise `SchemaError` with what to do."""
+    if version > SCHEMA_VERSION:
+        raise SchemaError(
+            f"{source} has record schema {version}, but this Retune reads up to {SCHEMA_VERSION}: "
+            f"upgrade Retune, or choose another store"
+        )
+    return version
+
+
+def upgrade(
+    table: Any,
+    version: int,
+    source: str,
+    upgrades: Mapping[int, Upgrade] = UPGRADES,
+    to: int = SCHEMA_VERSION,
+) -> Any:
+    """Bring a table of an older `version` to version `to`, with exactly the columns of `SCHEMA`.
+
+    Raises:
+        CorruptRecordError: a column is missing or has values that do not fit its type.
+        SchemaError: no upgrade leads from `version` onwards.
+    """
+    for step in range(version, to):
+        if step not in upgrades:
+            raise SchemaError(f"{source} has record schema {step}, which this Retune no longer reads")
+        table = upgrades[step](table)
+    if table.schema.equals(SCHEMA):
+        return table
+    try:
+        return table.select(SCHEMA.names).cast(SCHEMA)
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise CorruptRecordError(f"{source} does not fit record schema {to}: {error}") from error
