@@ -189,7 +189,7 @@ def slice_(node: Node, operands: Sequence[Value]) -> Result:
     if not len(starts) == len(stops) == len(steps) == len(x.shape):
         raise misfit(node, operands, "starts, stops and steps need one entry an axis")
     for extent, start, stop, step in zip(x.shape, starts, stops, steps, strict=True):
-        if not (0 <= start < stop <= extent and step >= 1):
+        if not (0 <= start <= stop <= extent and step >= 1):
             raise misfit(node, operands, f"cannot slice {extent} elements from {start} to {stop} by {step}")
     return tuple(-((start - stop) // step) for start, stop, step in zip(starts, stops, steps, strict=True)), x.dtype
 

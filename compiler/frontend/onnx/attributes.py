@@ -1,0 +1,119 @@
+"""In: an ONNX node. Out: its attributes with Python types, and its operands. Always: a wrong type is reported."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from compiler.errors import UnsupportedOperatorError
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Array, Value
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """A node of the model while it is converted.
+
+    `inputs` are names of values in the graph being built ("" for an operand left out), `outputs` the model's own names.
+    """
+
+    op_type: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    opset: int
+
+    def has_input(self, index: int) -> bool:
+        """Whether the optional operand `index` is there."""
+        return index < len(self.inputs) and self.inputs[index] != ""
+
+    def integer(self, key: str, default: int) -> int:
+        """An int attribute."""
+        value = self.attributes.get(key, default)
+        if not isinstance(value, int):
+            raise self.unsupported(f"attribute {key} must be an int")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A float attribute."""
+        value = self.attributes.get(key, default)
+        if not isinstance(value, int | float):
+            raise self.unsupported(f"attribute {key} must be a float")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        """A string attribute."""
+        value = self.attributes.get(key, default)
+        if isinstance(value, bytes):
+            return value.decode()
+        if not isinstance(value, str):
+            raise self.unsupported(f"attribute {key} must be a string")
+        return value
+
+    def ints(self, key: str) -> tuple[int, ...] | None:
+        """A list-of-ints attribute, None when it is absent."""
+        value = self.attributes.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or not all(isinstance(item, int) for item in value):
+            raise self.unsupported(f"attribute {key} must be a list of ints")
+        return tuple(value)
+
+    def tensor(self, key: str) -> Array | None:
+        """A tensor attribute, None when it is absent."""
+        value = self.attributes.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, onnx.TensorProto):
+            raise self.unsupported(f"attribute {key} must be a dense tensor")
+        return numpy_helper.to_array(value)
+
+    def operand(self, builder: GraphBuilder, index: int) -> Value:
+        """The description of an operand that must be there."""
+        if not self.has_input(index):
+            raise self.unsupported(f"operand {index} is missing")
+        return builder.value(self.inputs[index])
+
+    def array(self, builder: GraphBuilder, index: int, what: str) -> Array:
+        """An operand that must be a constant; `what` says in a message what it is for."""
+        array = builder.array(self.operand(builder, index).name)
+        if array is None:
+            raise self.unsupported(f"{what} must be a constant")
+        return array
+
+    def int_list(self, builder: GraphBuilder, index: int, what: str) -> tuple[int, ...]:
+        """A constant operand as a tuple of ints."""
+        return tuple(int(item) for item in self.array(builder, index, what).ravel())
+
+    def axes(self, builder: GraphBuilder, index: int, since: int) -> tuple[int, ...] | None:
+        """Axes that are an attribute before opset `since` and operand `index` from then on; None when left out."""
+        if self.opset < since:
+            return self.ints("axes")
+        return self.int_list(builder, index, "axes") if self.has_input(index) else None
+
+    def axis(self, axis: int, rank: int) -> int:
+        """`axis` counted from the front."""
+        if not -rank <= axis < rank:
+            raise self.unsupported(f"axis {axis} is outside a tensor of rank {rank}")
+        return axis % rank if rank else 0
+
+    def unsupported(self, why: str) -> UnsupportedOperatorError:
+        """The error of this node; the importer gathers them."""
+        return UnsupportedOperatorError(f"{self.label}: {why}")
+
+    @property
+    def label(self) -> str:
+        """How messages name the node."""
+        return f"{self.name!r} ({self.op_type})"
+
+
+def read_attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """All attributes of a node as Python values; tensors and sub-graphs stay protocol messages."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}

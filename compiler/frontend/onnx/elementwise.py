@@ -1,0 +1,219 @@
+"""In: an element-wise ONNX node. Out: our operators. Always: a converter returns one value for each output it makes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.graph.builder import GraphBuilder
+
+Converter = Callable[[GraphBuilder, OnnxNode], Sequence[str]]
+
+_DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+
+
+class Formula:
+    """Writes arithmetic on values of one dtype: numbers become scalar constants."""
+
+    def __init__(self, builder: GraphBuilder, node: OnnxNode, dtype: str) -> None:
+        self._builder = builder
+        self._node = node
+        self._dtype = dtype
+
+    def __call__(self, op: str, *operands: str | float, **attrs: Any) -> str:
+        names = [self._builder.scalar(o, self._dtype) if isinstance(o, int | float) else o for o in operands]
+        return self._builder.emit(op, names, attrs, name=self._node.name, output=self._node.outputs[0])
+
+
+def formula_of(builder: GraphBuilder, node: OnnxNode) -> tuple[Formula, str]:
+    """A formula writer in the dtype of the first operand, and that operand."""
+    x = node.operand(builder, 0)
+    return Formula(builder, node, x.dtype), x.name
+
+
+def _same(op: str) -> Converter:
+    def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        node.operand(builder, 0)
+        return [builder.emit(op, node.inputs, name=node.name, output=node.outputs[0])]
+
+    return convert
+
+
+def _variadic(op: str) -> Converter:
+    def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        write, _ = formula_of(builder, node)
+        return [reduce(lambda a, b: write(op, a, b), node.inputs)]
+
+    return convert
+
+
+def _mean(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, _ = formula_of(builder, node)
+    return [write("div", reduce(lambda a, b: write("add", a, b), node.inputs), len(node.inputs))]
+
+
+def _pow(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    exponent = node.operand(builder, 1)
+    constant = builder.array(exponent.name)
+    if constant is not None and constant.size == 1 and len(exponent.shape) <= len(builder.value(x).shape):
+        power = float(constant.item())
+        if power == 2.0:
+            return [write("mul", x, x)]
+        if power == 0.5:
+            return [write("sqrt", x)]
+        if power == 1.0:
+            return [x]
+    if exponent.dtype != builder.value(x).dtype:
+        return [write("pow", x, write("cast", exponent.name, dtype=builder.value(x).dtype))]
+    return [write("pow", x, exponent.name)]
+
+
+def _clip(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    bounds = [node.inputs[i] if node.has_input(i) else "" for i in (1, 2)]
+    arrays = [builder.array(bound) if bound else None for bound in bounds]
+    low, high = (float(array.item()) if array is not None else None for array in arrays)
+    is_float = builder.value(x).dtype.startswith("float")
+    if is_float and low is not None and high is not None and np.isfinite([low, high]).all():
+        return [write("clip", x, low=low, high=high)]
+    if is_float and low == 0.0 and (high == inf or not bounds[1]):
+        return [write("relu", x)]
+    if bounds[0]:
+        x = write("maximum", x, bounds[0])
+    return [write("minimum", x, bounds[1]) if bounds[1] else x]
+
+
+def _leaky_relu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("leaky_relu", x, alpha=node.number("alpha", 0.01))]
+
+
+def _prelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    slope = node.operand(builder, 1).name
+    return [write("add", write("relu", x), write("mul", slope, write("minimum", x, 0)))]
+
+
+def _exponential_branch(write: Formula, x: str, alpha: float) -> str:
+    """alpha * (exp(min(x, 0)) - 1), which is 0 where x is positive."""
+    return write("mul", write("sub", write("exp", write("minimum", x, 0)), 1), alpha)
+
+
+def _elu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("add", write("relu", x), _exponential_branch(write, x, node.number("alpha", 1.0)))]
+
+
+def _selu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    alpha, gamma = node.number("alpha", 1.67326319217681884765625), node.number("gamma", 1.05070102214813232421875)
+    return [write("mul", write("add", write("relu", x), _exponential_branch(write, x, alpha)), gamma)]
+
+
+def _hard_sigmoid(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    line = write("add", write("mul", x, node.number("alpha", 0.2)), node.number("beta", 0.5))
+    return [write("clip", line, low=0.0, high=1.0)]
+
+
+def _hard_swish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("mul", x, write("clip", write("add", write("mul", x, 1 / 6), 0.5), low=0.0, high=1.0))]
+
+
+def _swish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    alpha = node.number("alpha", 1.0)
+    return [write("mul", x, write("sigmoid", x if alpha == 1.0 else write("mul", x, alpha)))]
+
+
+def _gelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    if node.text("approximate", "none") == "tanh":
+        cubed = write("mul", write("mul", x, x), x)
+        inner = write("mul", write("add", x, write("mul", cubed, 0.044715)), sqrt(2 / np.pi))
+        gate = write("tanh", inner)
+    else:
+        gate = write("erf", write("mul", x, sqrt(0.5)))
+    return [write("mul", write("mul", x, 0.5), write("add", gate, 1))]
+
+
+def _softplus_value(write: Formula, x: str) -> str:
+    """log(1 + exp(x)) without overflow."""
+    return write("add", write("relu", x), write("log", write("add", write("exp", write("neg", write("abs", x))), 1)))
+
+
+def _softplus(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [_softplus_value(write, x)]
+
+
+def _mish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("mul", x, write("tanh", _softplus_value(write, x)))]
+
+
+def _reciprocal(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("div", 1, x)]
+
+
+def _cast_to(builder: GraphBuilder, node: OnnxNode, dtype: str) -> Sequence[str]:
+    x = node.operand(builder, 0)
+    if dtype not in _DTYPES:
+        raise node.unsupported(f"no conversion to {dtype}")
+    if x.dtype == dtype:
+        return [x.name]
+    return [builder.emit("cast", [x.name], {"dtype": dtype}, name=node.name, output=node.outputs[0])]
+
+
+def _cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    return _cast_to(builder, node, helper.tensor_dtype_to_np_dtype(node.integer("to", 1)).name)
+
+
+def _cast_like(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    return _cast_to(builder, node, node.operand(builder, 1).dtype)
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "Abs": _same("abs"),
+    "Add": _same("add"),
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "Ceil": _same("ceil"),
+    "Clip": _clip,
+    "Div": _same("div"),
+    "Elu": _elu,
+    "Erf": _same("erf"),
+    "Exp": _same("exp"),
+    "Floor": _same("floor"),
+    "Gelu": _gelu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "LeakyRelu": _leaky_relu,
+    "Log": _same("log"),
+    "Max": _variadic("maximum"),
+    "Mean": _mean,
+    "Min": _variadic("minimum"),
+    "Mish": _mish,
+    "Mul": _same("mul"),
+    "Neg": _same("neg"),
+    "PRelu": _prelu,
+    "Pow": _pow,
+    "Reciprocal": _reciprocal,
+    "Relu": _same("relu"),
+    "Round": _same("round"),
+    "Selu": _selu,
+    "Sigmoid": _same("sigmoid"),
+    "Softplus": _softplus,
+    "Sqrt": _same("sqrt"),
+    "Sub": _same("sub"),
+    "Sum": _variadic("add"),
+    "Swish": _swish,
+    "Tanh": _same("tanh"),
+}

@@ -1,0 +1,69 @@
+"""In: a path, bytes or a `ModelProto`. Out: a `ModelProto` with weights. Always: what is wrong is one sentence."""
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from compiler.errors import ModelFormatError
+
+OLDEST_OPSET = 11
+_DOMAINS = ("", "ai.onnx")
+
+
+def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    """Read a model; external weights are looked for beside the file.
+
+    Raises: ModelFormatError when there is no such file, or it is not an ONNX model with a graph.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return source
+    label = "these bytes" if isinstance(source, bytes) else str(source)
+    try:
+        model = onnx.load_model_from_string(source) if isinstance(source, bytes) else onnx.load_model(str(source))
+    except FileNotFoundError as error:
+        missing = error.filename or label
+        raise ModelFormatError(f"{label}: there is no file {missing}") from None
+    except OSError as error:
+        raise ModelFormatError(f"{label}: cannot be read: {error.strerror or error}") from None
+    except onnx.checker.ValidationError as error:
+        raise ModelFormatError(f"{label}: {_first_line(error)}") from None
+    except (DecodeError, UnicodeDecodeError, ValueError):
+        raise ModelFormatError(f"{label} is not an ONNX model") from None
+    if not model.graph.node or not model.opset_import:
+        raise ModelFormatError(f"{label} is not an ONNX model: it has no graph")
+    return model
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard operators that the model uses.
+
+    Raises: ModelFormatError when it is older than what we convert.
+    """
+    version = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
+    if version < OLDEST_OPSET:
+        raise ModelFormatError(
+            f"model {model.graph.name or 'without a name'} uses operator set {version}; the oldest supported is "
+            f"{OLDEST_OPSET}: export it again, or convert it with onnx.version_converter"
+        )
+    return int(version)
+
+
+def check_model(model: onnx.ModelProto) -> None:
+    """Let ONNX check the model. Raises: ModelFormatError with its first complaint."""
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ModelFormatError(f"model {model.graph.name} is not valid ONNX: {_first_line(error)}") from None
+    except ValueError:
+        return  # larger than a protocol message may be: ONNX cannot check it in memory
+
+
+def is_standard(domain: str) -> bool:
+    """Whether a node's domain is that of the standard operators."""
+    return domain in _DOMAINS
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

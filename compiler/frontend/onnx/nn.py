@@ -1,0 +1,193 @@
+"""In: an ONNX convolution, pool, product or batch-norm node. Out: our operators. Always: activations stay NCHW here."""
+
+from collections.abc import Mapping, Sequence
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.frontend.onnx.elementwise import Converter, formula_of
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.infer import broadcast_shapes, window_extent
+
+
+def _pads(
+    node: OnnxNode,
+    extents: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Padding before every axis, then after every axis."""
+    rank = len(extents)
+    auto = node.text("auto_pad", "NOTSET")
+    if auto == "NOTSET":
+        return node.ints("pads") or (0,) * (2 * rank)
+    if auto == "VALID":
+        return (0,) * (2 * rank)
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        raise node.unsupported(f"auto_pad {auto!r} is unknown")
+    small, large = [], []
+    for extent, size, stride, dilation in zip(extents, kernel, strides, dilations, strict=True):
+        wanted = -(-extent // stride)
+        total = max(0, (wanted - 1) * stride + dilation * (size - 1) + 1 - extent)
+        small.append(total // 2)
+        large.append(total - total // 2)
+    before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
+    return (*before, *after)
+
+
+def _widened(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
+    """Attributes of one spatial axis (or its two pads) as those of two axes, the new one of extent 1 first."""
+    if len(values) == 1:
+        return (fill, values[0])
+    return (fill, values[0], fill, values[1])
+
+
+def _spatial_rank(node: OnnxNode, rank: int) -> int:
+    if rank not in (3, 4):
+        raise node.unsupported(f"only 1-D and 2-D is supported, not {rank - 2}-D")
+    return rank - 2
+
+
+def _convolution(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    shape, weight = builder.value(x).shape, node.operand(builder, 1)
+    rank, w = _spatial_rank(node, len(shape)), weight.name
+    kernel = weight.shape[2:]
+    strides = node.ints("strides") or (1,) * rank
+    dilations = node.ints("dilations") or (1,) * rank
+    pads = _pads(node, shape[2:], kernel, strides, dilations)
+    if rank == 1:
+        x = write("reshape", x, shape=(*shape[:2], 1, shape[2]))
+        w = write("reshape", w, shape=(*weight.shape[:2], 1, kernel[0]))
+        strides, dilations, pads = _widened(strides, 1), _widened(dilations, 1), _widened(pads, 0)
+    groups = node.integer("group", 1)
+    x = write("conv2d", x, w, strides=strides, pads=pads, dilations=dilations, groups=groups, layout="NCHW")
+    if node.has_input(2):
+        bias = node.operand(builder, 2)
+        x = write("add", x, write("reshape", bias.name, shape=(1, bias.size, 1, 1)))
+    if rank == 1:
+        n, channels, _, width = builder.value(x).shape
+        x = write("reshape", x, shape=(n, channels, width))
+    return [x]
+
+
+def _pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    if any(node.outputs[1:]):
+        raise node.unsupported("the indices output is not supported")
+    write, x = formula_of(builder, node)
+    shape = builder.value(x).shape
+    rank = _spatial_rank(node, len(shape))
+    kernel = node.ints("kernel_shape") or ()
+    strides = node.ints("strides") or (1,) * rank
+    dilations = node.ints("dilations") or (1,) * rank
+    pads = _pads(node, shape[2:], kernel, strides, dilations)
+    is_max = node.op_type == "MaxPool"
+    include = bool(node.integer("count_include_pad", 0)) and any(pads)
+    if node.integer("ceil_mode", 0):
+        grown = _ceiled(shape[2:], kernel, strides, dilations, pads)
+        if include and grown != pads:
+            raise node.unsupported("count_include_pad together with ceil_mode")
+        pads = grown
+    if rank == 1:
+        x = write("reshape", x, shape=(*shape[:2], 1, shape[2]))
+        kernel, strides, dilations = _widened(kernel, 1), _widened(strides, 1), _widened(dilations, 1)
+        pads = _widened(pads, 0)
+    if is_max:
+        x = write("max_pool2d", x, kernel=kernel, strides=strides, pads=pads, dilations=dilations, layout="NCHW")
+    elif any(dilation != 1 for dilation in dilations):
+        raise node.unsupported("dilations")
+    else:
+        x = write("avg_pool2d", x, kernel=kernel, strides=strides, pads=pads, count_include_pad=include, layout="NCHW")
+    if rank == 1:
+        n, channels, _, width = builder.value(x).shape
+        x = write("reshape", x, shape=(n, channels, width))
+    return [x]
+
+
+def _ceiled(
+    extents: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+    pads: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Pads that make room for the last, partial window; a window that would start in the padding is dropped."""
+    rank = len(extents)
+    after = list(pads[rank:])
+    for i, extent in enumerate(extents):
+        windows = window_extent(extent, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
+        reach = windows * strides[i] + dilations[i] * (kernel[i] - 1) + 1
+        missing = reach - (extent + pads[i] + pads[rank + i])
+        starts_inside = windows * strides[i] < extent + pads[i]
+        if 0 < missing < strides[i] and starts_inside:
+            after[i] += missing
+    return (*pads[:rank], *after)
+
+
+def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    if node.integer("training_mode", 0) or any(node.outputs[1:]):
+        raise node.unsupported("training mode; export the model for inference")
+    write, _ = formula_of(builder, node)
+    return [write("batch_norm", *node.inputs[:5], axis=1, epsilon=node.number("epsilon", 1e-5))]
+
+
+def _gemm(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, a = formula_of(builder, node)
+    b = node.operand(builder, 1).name
+    if node.integer("transA", 0):
+        a = write("transpose", a, perm=(1, 0))
+    if node.integer("transB", 0):
+        b = write("transpose", b, perm=(1, 0))
+    alpha, beta = node.number("alpha", 1.0), node.number("beta", 1.0)
+    if alpha != 1.0:
+        b = write("mul", b, alpha)
+    result = write("dense", a, b)
+    if not node.has_input(2) or beta == 0.0:
+        return [result]
+    bias = node.inputs[2]
+    return [write("add", result, bias if beta == 1.0 else write("mul", bias, beta))]
+
+
+def _matmul(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, a = formula_of(builder, node)
+    b = node.operand(builder, 1).name
+    a_shape, b_shape = builder.value(a).shape, builder.value(b).shape
+    if not a_shape or not b_shape:
+        raise node.unsupported("an operand has no dimensions")
+    result_tail = (*a_shape[-2:-1], *(b_shape[-1:] if len(b_shape) > 1 else ()))
+    if len(a_shape) == 1:
+        a_shape = (1, *a_shape)
+    if len(b_shape) == 1:
+        b_shape = (*b_shape, 1)
+    batch = broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    if batch is None:
+        raise node.unsupported(f"shapes {list(a_shape)} and {list(b_shape)} do not broadcast")
+
+    def shaped(name: str, shape: tuple[int, ...]) -> str:
+        return name if builder.value(name).shape == shape else write("reshape", name, shape=shape)
+
+    def expanded(name: str, shape: tuple[int, ...]) -> str:
+        name = shaped(name, shape)
+        full = (*batch, *shape[-2:])
+        return name if shape == full else write("broadcast_to", name, shape=full)
+
+    if len(b_shape) == 2:
+        rows = builder.value(a).size // a_shape[-1]
+        product = write("dense", shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))
+    else:
+        count = 1
+        for extent in batch:
+            count *= extent
+        left = shaped(expanded(a, a_shape), (count, *a_shape[-2:]))
+        right = shaped(expanded(b, b_shape), (count, *b_shape[-2:]))
+        product = write("batch_matmul", left, right)
+    return [shaped(product, (*batch, *result_tail))]
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "AveragePool": _pool,
+    "BatchNormalization": _batch_normalization,
+    "Conv": _convolution,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "MaxPool": _pool,
+}

@@ -1,0 +1,99 @@
+"""In: a reducing ONNX node, softmax or a normalisation. Out: our operators. Always: axes are ascending and positive."""
+
+from collections.abc import Mapping, Sequence
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.frontend.onnx.elementwise import Converter, formula_of
+from compiler.graph.builder import GraphBuilder
+
+
+def _reduce(op: str, axes_since: int, *, before: str = "", after: str = "") -> Converter:
+    """A reduction; `before` is applied to the elements first ("square": x * x), `after` last."""
+
+    def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        write, x = formula_of(builder, node)
+        rank = len(builder.value(x).shape)
+        axes = node.axes(builder, 1, axes_since)
+        if not axes and node.integer("noop_with_empty_axes", 0):
+            axes = ()
+        else:
+            axes = tuple(sorted({node.axis(axis, rank) for axis in axes or range(rank)}))
+        if before:
+            x = write("mul", x, x) if before == "square" else write(before, x)
+        if axes:
+            x = write(op, x, axes=axes, keepdims=bool(node.integer("keepdims", 1)))
+        return [write(after, x) if after else x]
+
+    return convert
+
+
+def _global(op: str) -> Converter:
+    def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        write, x = formula_of(builder, node)
+        return [write(op, x, axes=tuple(range(2, len(builder.value(x).shape))), keepdims=True)]
+
+    return convert
+
+
+def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    shape = builder.value(x).shape
+    axis = node.axis(node.integer("axis", 1 if node.opset < 13 else -1), len(shape))
+    log = node.op_type == "LogSoftmax"
+    flat = node.opset < 13 and axis < len(shape) - 1
+    if flat:
+        rows = 1
+        for extent in shape[:axis]:
+            rows *= extent
+        x = write("reshape", x, shape=(rows, builder.value(x).size // rows))
+        axis = 1
+    if log:
+        shifted = write("sub", x, write("reduce_max", x, axes=(axis,), keepdims=True))
+        x = write("sub", shifted, write("log", write("reduce_sum", write("exp", shifted), axes=(axis,), keepdims=True)))
+    else:
+        x = write("softmax", x, axis=axis)
+    return [write("reshape", x, shape=shape) if flat else x]
+
+
+def _normalised(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, ...]) -> str:
+    """(x - mean) / sqrt(variance + epsilon) over `axes`."""
+    write, _ = formula_of(builder, node)
+    centred = write("sub", x, write("reduce_mean", x, axes=axes, keepdims=True))
+    variance = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=True)
+    return write("div", centred, write("sqrt", write("add", variance, node.number("epsilon", 1e-5))))
+
+
+def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    if any(node.outputs[1:]):
+        raise node.unsupported("the mean and deviation outputs are for training")
+    write, x = formula_of(builder, node)
+    rank = len(builder.value(x).shape)
+    axes = tuple(range(node.axis(node.integer("axis", -1), rank), rank))
+    result = write("mul", _normalised(builder, node, x, axes), node.operand(builder, 1).name)
+    return [write("add", result, node.inputs[2]) if node.has_input(2) else result]
+
+
+def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    shape = builder.value(x).shape
+    column = (shape[1], *(1 for _ in shape[2:]))
+    scale, bias = (write("reshape", node.operand(builder, i).name, shape=column) for i in (1, 2))
+    result = _normalised(builder, node, x, tuple(range(2, len(shape))))
+    return [write("add", write("mul", result, scale), bias)]
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "GlobalAveragePool": _global("reduce_mean"),
+    "GlobalMaxPool": _global("reduce_max"),
+    "InstanceNormalization": _instance_normalization,
+    "LayerNormalization": _layer_normalization,
+    "LogSoftmax": _softmax,
+    "ReduceL1": _reduce("reduce_sum", 18, before="abs"),
+    "ReduceL2": _reduce("reduce_sum", 18, before="square", after="sqrt"),
+    "ReduceMax": _reduce("reduce_max", 18),
+    "ReduceMean": _reduce("reduce_mean", 18),
+    "ReduceMin": _reduce("reduce_min", 18),
+    "ReduceSum": _reduce("reduce_sum", 13),
+    "ReduceSumSquare": _reduce("reduce_sum", 18, before="square"),
+    "Softmax": _softmax,
+}

@@ -1,0 +1,37 @@
+"""In: a name. Out: an ONNX model of a well-known network with seeded weights. Always: nothing is downloaded.
+
+The same name and options give the same bytes on every machine.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+
+from compiler.errors import ModelFormatError, OptionError
+from compiler.frontend.zoo.mlp import mlp
+from compiler.frontend.zoo.mobilenet import mobilenet_v2
+from compiler.frontend.zoo.resnet import resnet18
+
+_NETWORKS: Mapping[str, Callable[..., onnx.ModelProto]] = {
+    "mlp": mlp,
+    "mobilenet_v2": mobilenet_v2,
+    "resnet18": resnet18,
+}
+
+NAMES: tuple[str, ...] = tuple(sorted(_NETWORKS))
+
+
+def build(name: str, **options: Any) -> onnx.ModelProto:
+    """Build a network of the zoo. Options are the keyword arguments of its function, such as `batch` or `image`.
+
+    Raises: ModelFormatError when the zoo has no such network, OptionError when it has no such option.
+    """
+    if name not in _NETWORKS:
+        raise ModelFormatError(f"no network {name!r} in the zoo; it has {', '.join(NAMES)}")
+    try:
+        model = _NETWORKS[name](**options)
+    except TypeError as error:
+        raise OptionError(f"network {name}: {error}") from None
+    onnx.checker.check_model(model)
+    return model

@@ -1,0 +1,19 @@
+"""In: widths and a batch. Out: a multi-layer perceptron as ONNX. Always: ReLU between the layers, none after the last."""
+
+from collections.abc import Sequence
+
+import onnx
+
+from compiler.frontend.zoo.layers import LayerWriter
+
+
+def mlp(*, batch: int = 1, widths: Sequence[int] = (784, 512, 512, 10), seed: int = 0) -> onnx.ModelProto:
+    """Fully connected layers: input (batch, widths[0]), output (batch, widths[-1])."""
+    write = LayerWriter("mlp", (batch, widths[0]), seed)
+    x = write.input
+    last = len(widths) - 2
+    for i, features in enumerate(zip(widths, widths[1:], strict=False)):
+        x = write.fully_connected(x, features, "logits" if i == last else f"fc{i + 1}")
+        if i != last:
+            x = write.node("Relu", [x], f"relu{i + 1}")
+    return write.finish(x, (batch, widths[-1]))

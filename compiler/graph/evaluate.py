@@ -1,0 +1,208 @@
+"""In: a graph and arrays for its inputs. Out: the arrays of its outputs. Always: plain NumPy, no pass and no kernel.
+
+This is the oracle of the tests and what constant folding computes with; it is slow and has no other use.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from compiler.errors import DefinitionError
+from compiler.graph.ir import Array, Graph, Node
+
+Numbers = NDArray[Any]
+Evaluator = Callable[[Node, Sequence[Numbers]], Numbers]
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
+    """Run `graph` and return its outputs in order.
+
+    Raises: DefinitionError when an input is missing or has another shape or dtype than the graph says.
+    """
+    arrays: dict[str, Array] = dict(graph.constants)
+    for value in graph.inputs:
+        if value.name not in inputs:
+            raise DefinitionError(f"graph {graph.name}: no array for input {value}")
+        array = inputs[value.name]
+        if array.shape != value.shape or array.dtype.name != value.dtype:
+            raise DefinitionError(f"graph {graph.name}: input {value} got {array.dtype.name}{list(array.shape)}")
+        arrays[value.name] = array
+    last_reader = {name: node for node in graph.nodes for name in node.inputs}
+    for node in graph.nodes:
+        arrays[node.output] = evaluate_node(node, [arrays[name] for name in node.inputs])
+        for name in set(node.inputs):
+            if last_reader[name] is node and name not in graph.outputs:
+                del arrays[name]
+    return tuple(arrays[name] for name in graph.outputs)
+
+
+def evaluate_node(node: Node, operands: Sequence[Array]) -> Array:
+    """The result of one node for concrete operands, in the operands' dtype."""
+    with np.errstate(all="ignore"):
+        result = np.asarray(EVALUATORS[node.op](node, operands))
+    dtype = node.text("dtype") if node.op == "cast" else operands[0].dtype
+    return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
+
+
+def _unary(function: Callable[[Numbers], Numbers]) -> Evaluator:
+    return lambda _, operands: function(operands[0])
+
+
+def _binary(function: Callable[[Numbers, Numbers], Numbers]) -> Evaluator:
+    return lambda _, operands: function(operands[0], operands[1])
+
+
+def _reduce(function: Callable[..., Numbers]) -> Evaluator:
+    return lambda node, operands: function(operands[0], axis=node.ints("axes"), keepdims=node.flag("keepdims"))
+
+
+def _sigmoid(x: Numbers) -> Numbers:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _erf(x: Numbers) -> Numbers:
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
+
+
+def _divide(a: Numbers, b: Numbers) -> Numbers:
+    if a.dtype.kind == "f":
+        return np.asarray(a / b)
+    quotient = np.abs(a) // np.abs(b)
+    return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))
+
+
+def _leaky_relu(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    (x,) = operands
+    return np.where(x < 0, x * x.dtype.type(node.number("alpha")), x)
+
+
+def _clip(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    return np.minimum(np.maximum(operands[0], node.number("low")), node.number("high"))
+
+
+def _softmax(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    (x,) = operands
+    axis = node.integer("axis")
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
+
+
+def _batch_norm(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    x, *statistics = operands
+    column = [1] * x.ndim
+    column[node.integer("axis")] = -1
+    scale, bias, mean, variance = (s.reshape(column) for s in statistics)
+    return np.asarray((x - mean) / np.sqrt(variance + node.number("epsilon")) * scale + bias)
+
+
+def _channels_last(node: Node, x: Numbers) -> Numbers:
+    return x if node.text("layout") == "NHWC" else x.transpose(0, 2, 3, 1)
+
+
+def _from_channels_last(node: Node, x: Numbers) -> Numbers:
+    return x if node.text("layout") == "NHWC" else x.transpose(0, 3, 1, 2)
+
+
+def _window_view(node: Node, x: Numbers, kernel: tuple[int, ...], dilations: tuple[int, ...], fill: float) -> Numbers:
+    """All windows of the channels-last `x`: (N, OH, OW, C, KH, KW)."""
+    top, left, bottom, right = node.ints("pads")
+    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
+    reach = tuple(dilation * (extent - 1) + 1 for extent, dilation in zip(kernel, dilations, strict=True))
+    windows = sliding_window_view(padded, reach, axis=(1, 2))
+    rows, columns = node.ints("strides")
+    return np.asarray(windows[:, ::rows, ::columns, :, :: dilations[0], :: dilations[1]])
+
+
+def _conv2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    x, weight = operands
+    groups = node.integer("groups")
+    if node.text("layout") == "NCHW":
+        weight = weight.transpose(2, 3, 1, 0)
+    elif weight.ndim == 3:
+        weight = weight[:, :, None, :]
+    windows = _window_view(node, _channels_last(node, x), weight.shape[:2], node.ints("dilations"), 0)
+    taken, made = weight.shape[2], weight.shape[3] // groups
+    parts = [
+        np.tensordot(
+            windows[..., g * taken : (g + 1) * taken, :, :],
+            weight[..., g * made : (g + 1) * made],
+            axes=((3, 4, 5), (2, 0, 1)),
+        )
+        for g in range(groups)
+    ]
+    return _from_channels_last(node, np.concatenate(parts, axis=-1))
+
+
+def _max_pool2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    x = _channels_last(node, operands[0])
+    lowest = -math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    windows = _window_view(node, x, node.ints("kernel"), node.ints("dilations"), lowest)
+    return _from_channels_last(node, windows.max(axis=(-2, -1)))
+
+
+def _avg_pool2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    x = _channels_last(node, operands[0])
+    kernel = node.ints("kernel")
+    total = _window_view(node, x, kernel, (1, 1), 0).sum(axis=(-2, -1))
+    if node.flag("count_include_pad"):
+        return _from_channels_last(node, np.asarray(total / (kernel[0] * kernel[1])))
+    inside = _window_view(node, np.ones_like(x), kernel, (1, 1), 0).sum(axis=(-2, -1))
+    return _from_channels_last(node, np.asarray(total / inside))
+
+
+def _slice(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    bounds = zip(node.ints("starts"), node.ints("stops"), node.ints("steps"), strict=True)
+    return np.asarray(operands[0][tuple(slice(*bound) for bound in bounds)])
+
+
+def _pad(node: Node, operands: Sequence[Numbers]) -> Numbers:
+    border = tuple(zip(node.ints("pads_before"), node.ints("pads_after"), strict=True))
+    return np.pad(operands[0], border, constant_values=node.number("value"))
+
+
+EVALUATORS: Mapping[str, Evaluator] = {
+    "relu": _unary(lambda x: np.maximum(x, 0)),
+    "sigmoid": _unary(_sigmoid),
+    "tanh": _unary(np.tanh),
+    "exp": _unary(np.exp),
+    "log": _unary(np.log),
+    "sqrt": _unary(np.sqrt),
+    "erf": _unary(_erf),
+    "neg": _unary(np.negative),
+    "abs": _unary(np.abs),
+    "floor": _unary(np.floor),
+    "ceil": _unary(np.ceil),
+    "round": _unary(np.round),
+    "identity": _unary(np.copy),
+    "leaky_relu": _leaky_relu,
+    "clip": _clip,
+    "cast": lambda node, operands: operands[0].astype(node.text("dtype")),
+    "add": _binary(np.add),
+    "sub": _binary(np.subtract),
+    "mul": _binary(np.multiply),
+    "div": _binary(_divide),
+    "pow": _binary(np.power),
+    "maximum": _binary(np.maximum),
+    "minimum": _binary(np.minimum),
+    "reduce_sum": _reduce(np.sum),
+    "reduce_mean": _reduce(np.mean),
+    "reduce_max": _reduce(np.max),
+    "reduce_min": _reduce(np.min),
+    "conv2d": _conv2d,
+    "dense": _binary(np.matmul),
+    "batch_matmul": _binary(np.matmul),
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "softmax": _softmax,
+    "batch_norm": _batch_norm,
+    "reshape": lambda node, operands: operands[0].reshape(node.ints("shape")),
+    "transpose": lambda node, operands: operands[0].transpose(node.ints("perm")),
+    "concat": lambda node, operands: np.concatenate(operands, axis=node.integer("axis")),
+    "slice": _slice,
+    "pad": _pad,
+    "broadcast_to": lambda node, operands: np.broadcast_to(operands[0], node.ints("shape")),
+}
