@@ -45,8 +45,9 @@ class OpCall:
         operand = self.operands[place]
         if not isinstance(operand, Tensor):
             return operand
-        own = indices[len(indices) - len(operand.shape) :]
-        return operand[tuple(0 if extent == 1 else index for index, extent in zip(own, operand.shape, strict=True))]
+        skipped = len(self.shape) - len(operand.shape)
+        own = zip(indices[skipped:], self.shape[skipped:], operand.shape, strict=True)
+        return operand[tuple(index if extent == wanted else 0 for index, wanted, extent in own)]
 
     def ints(self, key: str) -> tuple[int, ...]:
         """The attribute `key`, a tuple of ints."""

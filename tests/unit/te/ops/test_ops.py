@@ -1,6 +1,7 @@
 """Every operator's tensor expression against the NumPy evaluation of the graph operator."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ CONV: dict[str, Attribute] = {
 POOL: dict[str, Attribute] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
 MAX_POOL: dict[str, Attribute] = {**POOL, "dilations": (1, 1)}
 AVG_POOL: dict[str, Attribute] = {**POOL, "count_include_pad": False}
+
+KEPT: dict[str, Attribute] = {"axes": (0, 2), "keepdims": True}
 
 UNARY = ("relu", "sigmoid", "tanh", "exp", "erf", "neg", "abs", "floor", "ceil", "round", "identity")
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
@@ -62,7 +65,7 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("avg_pool2d", ((1, 7, 8, 3),), {**AVG_POOL, "count_include_pad": True}),
     ("avg_pool2d", ((1, 3, 7, 8),), {**AVG_POOL, "layout": "NCHW", "pads": (0, 0, 1, 1)}),
     ("avg_pool2d", ((1, 8, 8, 3),), {**AVG_POOL, "pads": (0, 0, 0, 0), "kernel": (2, 4)}),
-    *((f"reduce_{name}", ((2, 3, 4),), {"axes": (0, 2), "keepdims": True}) for name in ("sum", "mean", "max", "min")),
+    *((f"reduce_{name}", ((2, 3, 4),), KEPT) for name in ("sum", "mean", "max", "min")),
     ("reduce_mean", ((2, 3, 4),), {"axes": (1,), "keepdims": False}),
     ("reduce_sum", ((2, 3),), {"axes": (0, 1), "keepdims": False}),
     ("softmax", ((2, 3, 4),), {"axis": 1}),
@@ -78,7 +81,7 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
 ]
 
 
-def _lowered(op: str, arrays: list[NDArray[np.generic]], attrs: Attrs) -> tuple[Tensor, list[Tensor], Node]:
+def _lowered(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> tuple[Tensor, list[Tensor], Node]:
     node = Node(op, tuple(f"x{place}" for place in range(len(arrays))), ("y",), attrs)
     values = tuple(Value(name, a.shape, a.dtype.name) for name, a in zip(node.inputs, arrays, strict=True))
     result = infer_value(node, values)
@@ -86,10 +89,10 @@ def _lowered(op: str, arrays: list[NDArray[np.generic]], attrs: Attrs) -> tuple[
     return lower_op(OpCall(op, tuple(tensors), attrs, result.shape, result.dtype, op)), tensors, node
 
 
-def _check(op: str, arrays: list[NDArray[np.generic]], attrs: Attrs) -> None:
+def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
     tensor, tensors, node = _lowered(op, arrays, attrs)
     (found,) = evaluate([tensor], dict(zip(tensors, arrays, strict=True)))
-    wanted = evaluate_node(node, arrays)
+    wanted: NDArray[Any] = evaluate_node(node, arrays)
     assert found.shape == wanted.shape
     assert found.dtype == wanted.dtype
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-5)
@@ -134,7 +137,7 @@ def test_literals_stand_for_scalars() -> None:
 
 
 def test_an_unpadded_convolution_has_one_stage() -> None:
-    arrays: list[NDArray[np.generic]] = [np.zeros((1, 6, 6, 4), np.float32), np.zeros((3, 3, 4, 2), np.float32)]
+    arrays: list[NDArray[Any]] = [np.zeros((1, 6, 6, 4), np.float32), np.zeros((3, 3, 4, 2), np.float32)]
     plain, (data, _), _ = _lowered("conv2d", arrays, {**CONV, "pads": (0, 0, 0, 0)})
     assert isinstance(plain.op, ComputeOp)
     assert f"{data.name}[" in str(plain.op.body)

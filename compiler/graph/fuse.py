@@ -1,0 +1,148 @@
+"""In: a graph. Out: groups of nodes that share a kernel, and the values that are only another view of one.
+
+Always: every node is in one group or is an alias; a group has one visible result; groups are in an order in which they run.
+
+A convolution, a matrix product or a reduction takes the element-wise operators behind it into its group; element-wise
+and injective operators start groups of their own. What lies between an operator and its immediate post-dominator (the node
+that every path to a graph output passes first) is taken whole or not at all, so a group never waits for itself:
+
+    conv ─► add ─► relu        one group          conv ─► sigmoid ─► mul ─► ...    one group
+             ▲                                      └────────────────▲
+        other branch, computed before
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.graph.ir import Graph, Node
+from compiler.graph.ops import OPS, FusionKind
+
+_POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
+_TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedOp:
+    """Nodes of one kernel in topological order: the first gives the group its kind, the last its result."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def kind(self) -> FusionKind:
+        """Fusion kind of the operator that the group grew from."""
+        return OPS[self.nodes[0].op].kind
+
+    @property
+    def output(self) -> str:
+        """The only value that is visible outside."""
+        return self.nodes[-1].output
+
+    def __str__(self) -> str:
+        return f"{'+'.join(node.op for node in self.nodes)} -> {self.output}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """`groups` in running order; `aliases` maps a value to the one whose memory it shows in another shape."""
+
+    groups: tuple[FusedOp, ...]
+    aliases: Mapping[str, str]
+
+
+def fuse(graph: Graph) -> Fusion:
+    """Group the nodes of `graph`."""
+    aliases = {node.output: node.inputs[0] for node in graph.nodes if is_alias(graph, node)}
+    free = [node.output not in aliases for node in graph.nodes]
+    flow = _Flow(graph)
+    groups: list[list[int]] = []
+    for start in _starts(graph):
+        if free[start]:
+            free[start] = False
+            groups.append(_grow(graph, flow, start, free))
+    groups.sort(key=lambda members: members[-1])
+    fused = tuple(FusedOp(tuple(graph.nodes[index] for index in members)) for members in groups)
+    return Fusion(fused, aliases)
+
+
+def is_alias(graph: Graph, node: Node) -> bool:
+    """Whether the node only gives its operand another shape: a reshape, or a transpose that moves axes of extent 1."""
+    if node.op == "reshape":
+        return True
+    if node.op != "transpose":
+        return False
+    shape = graph.values[node.inputs[0]].shape
+    moved = [axis for axis in node.ints("perm") if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def _starts(graph: Graph) -> list[int]:
+    """Nodes in the order in which they may claim others: of two convolutions that are added, the later one comes first."""
+    order = range(len(graph.nodes))
+    kinds = [OPS[node.op].kind for node in graph.nodes]
+    complex_ = [index for index in reversed(order) if kinds[index] is FusionKind.COMPLEX]
+    reductions = [index for index in reversed(order) if kinds[index] is FusionKind.REDUCTION]
+    claimed = {*complex_, *reductions}
+    return [*complex_, *reductions, *(index for index in order if index not in claimed)]
+
+
+def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:
+    """The group that grows from `start`; its nodes are taken from `free`."""
+    members = [start]
+    if OPS[graph.nodes[start].op].kind not in _TAKES_FOLLOWERS:
+        return members
+    shape = graph.values[graph.nodes[start].output].shape
+    while (region := flow.region(members[-1])) is not None:
+        nodes = [graph.nodes[index] for index in region]
+        pointwise = all(OPS[node.op].kind in _POINTWISE for node in nodes)
+        alike = all(graph.values[node.output].shape == shape for node in nodes)
+        if not (pointwise and alike and all(free[index] for index in region)):
+            break
+        for index in region:
+            free[index] = False
+        members += region
+    return members
+
+
+class _Flow:
+    """Which node reads which, and where all paths from a node meet again."""
+
+    def __init__(self, graph: Graph) -> None:
+        count = len(graph.nodes)
+        number = {node.output: index for index, node in enumerate(graph.nodes)}
+        self._readers: list[list[int]] = [[] for _ in graph.nodes]
+        for index, node in enumerate(graph.nodes):
+            for name in dict.fromkeys(node.inputs):
+                if name in number:
+                    self._readers[number[name]].append(index)
+        self._exit = count
+        self._meet = [count] * (count + 1)
+        depth = [0] * (count + 1)
+        for index in reversed(range(count)):
+            ends = not self._readers[index] or graph.nodes[index].output in graph.outputs
+            meeting = count if ends else self._readers[index][0]
+            for reader in self._readers[index]:
+                meeting = self._common(meeting, reader, depth)
+            self._meet[index] = meeting
+            depth[index] = depth[meeting] + 1
+
+    def _common(self, one: int, two: int, depth: list[int]) -> int:
+        while one != two:
+            if depth[one] >= depth[two]:
+                one = self._meet[one]
+            else:
+                two = self._meet[two]
+        return one
+
+    def region(self, start: int) -> list[int] | None:
+        """The nodes behind `start` up to its immediate post-dominator, which comes last; None when that is the exit."""
+        last = self._meet[start]
+        if last == self._exit:
+            return None
+        found = {last}
+        stack = [start]
+        while stack:
+            for reader in self._readers[stack.pop()]:
+                if reader not in found:
+                    found.add(reader)
+                    stack.append(reader)
+        return sorted(found)
