@@ -1,0 +1,9 @@
+"""In: the loop IR of a kernel. Out: the same computation in a form closer to the machine. Always: one pass a module, each a frozen value with a `name` and an `apply`."""
+
+from compiler.lower.passes.base import LoopPass
+from compiler.lower.passes.legalize_loops import LegalizeLoops
+from compiler.lower.passes.pack_constants import PackConstants
+from compiler.lower.passes.register_tiles import RegisterTiles
+from compiler.lower.passes.unroll_locals import UnrollLocals
+
+__all__ = ["LegalizeLoops", "LoopPass", "PackConstants", "RegisterTiles", "UnrollLocals"]

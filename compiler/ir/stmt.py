@@ -1,0 +1,191 @@
+"""In: expressions and buffers. Out: the loop IR of one kernel. Always: immutable; `str()` is deterministic.
+
+    Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: serial, parallel, vector, unroll
+         | Let(var, value, extent, body)        value lies in 0 .. extent-1
+         | If(condition, body)
+         | Store(buffer, indices, value)
+         | Allocate(buffer, body)            the buffer lives as long as the body
+         | Block(statements)
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from compiler.ir.expr import Buffer, Expr, Var
+
+
+class LoopKind(StrEnum):
+    """How a loop runs."""
+
+    SERIAL = "for"
+    PARALLEL = "parallel"
+    VECTOR = "vector"
+    UNROLL = "unroll"
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """`body` for every value of `var` in 0 .. extent-1."""
+
+    var: Var
+    extent: int
+    kind: LoopKind
+    body: "Stmt"
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`body` with `var` standing for `value`, which lies in 0 .. extent-1."""
+
+    var: Var
+    value: Expr
+    extent: int
+    body: "Stmt"
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """`body` where `condition` holds."""
+
+    condition: Expr
+    body: "Stmt"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write one element."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """`body` with a buffer of its own."""
+
+    buffer: Buffer
+    body: "Stmt"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Statements one after another."""
+
+    statements: tuple["Stmt", ...]
+
+
+Stmt = For | Let | If | Store | Allocate | Block
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a constant input is laid out: reshape to `dims`, transpose by `order`, flatten."""
+
+    dims: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFunction:
+    """A kernel.
+
+    `params` are the inputs and then the outputs (`outputs` of them), `workspace` the buffers it needs besides, `layout_free` the names of the
+    inputs whose layout is ours to choose, `unroll_limits` the limit of each stage by the name of its buffer, `packings` by parameter name.
+    """
+
+    name: str
+    params: tuple[Buffer, ...]
+    workspace: tuple[Buffer, ...]
+    body: Stmt
+    outputs: int
+    layout_free: frozenset[str] = frozenset()
+    unroll_limits: tuple[tuple[str, int], ...] = ()
+    packings: tuple[tuple[str, Packing], ...] = ()
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)
+        lines = [f"def {self.name}({params}):"]
+        lines.extend(f"  workspace {b.name}: {b.dtype}{list(b.shape)}" for b in self.workspace)
+        lines.extend(f"  packed {name}: {list(p.dims)} by {list(p.order)}" for name, p in self.packings)
+        return "\n".join([*lines, *_lines(self.body, 1)])
+
+
+def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    match stmt:
+        case For():
+            yield f"{pad}{stmt.kind} {stmt.var} in {stmt.extent}:"
+            yield from _lines(stmt.body, depth + 1)
+        case Let():
+            yield f"{pad}let {stmt.var} = {stmt.value}"
+            yield from _lines(stmt.body, depth)
+        case If():
+            yield f"{pad}if {stmt.condition}:"
+            yield from _lines(stmt.body, depth + 1)
+        case Store():
+            yield f"{pad}{stmt.buffer}[{', '.join(map(str, stmt.indices))}] = {stmt.value}"
+        case Allocate():
+            yield f"{pad}{stmt.buffer.scope} {stmt.buffer}: {stmt.buffer.dtype}{list(stmt.buffer.shape)}"
+            yield from _lines(stmt.body, depth)
+        case Block():
+            for inner in stmt.statements:
+                yield from _lines(inner, depth)
+
+
+def block(*statements: Stmt) -> Stmt:
+    """The statements in order; nested blocks are flattened, one statement stands for itself."""
+    flat: list[Stmt] = []
+    for statement in statements:
+        flat.extend(statement.statements if isinstance(statement, Block) else (statement,))
+    return flat[0] if len(flat) == 1 else Block(tuple(flat))
+
+
+def walk_stmt(stmt: Stmt) -> Iterator[Stmt]:
+    """The statement and everything below it, parents first."""
+    yield stmt
+    if isinstance(stmt, Block):
+        for inner in stmt.statements:
+            yield from walk_stmt(inner)
+    elif not isinstance(stmt, Store):
+        yield from walk_stmt(stmt.body)
+
+
+def map_stmt(stmt: Stmt, rule: Callable[[Stmt], Stmt | None]) -> Stmt:
+    """Rebuild from the leaves: inner statements first, then `rule` on the rebuilt one (None keeps it)."""
+    if isinstance(stmt, Block):
+        stmt = block(*(map_stmt(inner, rule) for inner in stmt.statements))
+    elif not isinstance(stmt, Store):
+        body = map_stmt(stmt.body, rule)
+        stmt = stmt if body is stmt.body else replace(stmt, body=body)
+    result = rule(stmt)
+    return stmt if result is None else result
+
+
+def map_exprs(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
+    """Apply `rule` to every whole expression of the statement tree."""
+
+    def on_stmt(node: Stmt) -> Stmt | None:
+        match node:
+            case Let():
+                return replace(node, value=rule(node.value))
+            case If():
+                return replace(node, condition=rule(node.condition))
+            case Store():
+                return replace(node, indices=tuple(map(rule, node.indices)), value=rule(node.value))
+        return None
+
+    return map_stmt(stmt, on_stmt)
+
+
+def exprs_of(stmt: Stmt) -> Iterator[Expr]:
+    """Every whole expression of one statement, not of those below it."""
+    match stmt:
+        case Let():
+            yield stmt.value
+        case If():
+            yield stmt.condition
+        case Store():
+            yield from stmt.indices
+            yield stmt.value

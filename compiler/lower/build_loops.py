@@ -1,0 +1,303 @@
+"""In: a concrete state. Out: the loop IR of its program. Always: it computes what the definition says; no optimisation happens here.
+
+Loops of one turn disappear. A reduction is initialised just before its outermost loop. A loop that runs over its axis' end gets a guard.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.errors import LoweringError
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, as_expr, binary, const
+from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.visit import substitute, transform, walk
+from compiler.schedule.bounds import StageBounds, infer_stage_bounds, inline_body, part_stride
+from compiler.schedule.linear import Linear, LoopKey
+from compiler.schedule.state import (
+    Annotation,
+    Attached,
+    FuseRelation,
+    IterKind,
+    Number,
+    Root,
+    SplitRelation,
+    State,
+)
+from compiler.te.tensor import ComputeOp, Reduce, TensorRead
+
+_KINDS = {
+    Annotation.NONE: LoopKind.SERIAL,
+    Annotation.UNROLL: LoopKind.UNROLL,
+    Annotation.VECTORIZE: LoopKind.VECTOR,
+    Annotation.PARALLEL: LoopKind.PARALLEL,
+}
+_COMBINE = {"sum": BinaryOp.ADD, "prod": BinaryOp.MUL, "max": BinaryOp.MAX, "min": BinaryOp.MIN}
+
+
+def build_loops(state: State, name: str) -> LoopFunction:
+    """The loops of `state` as a kernel called `name`; parameters are the graph's inputs and then its outputs.
+
+    Raises: ScheduleError when bounds cannot be inferred, LoweringError for a loop kind that the CPU does not have.
+    """
+    return _Builder(state).function(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop to emit: the iterator's variable, and the loops it was fused from with how to get them back."""
+
+    var: Var
+    extent: int
+    kind: LoopKind
+    reduces: bool
+    parts: tuple[tuple[Var, Expr, int], ...]
+
+
+class _Builder:
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.bounds = infer_stage_bounds(state)
+        every = (loop for found in self.bounds.values() for loop in found.own)
+        self.trivial = {loop.key for loop in every if _fixed(loop.extent) == 1}
+        self.buffers = self._make_buffers()
+
+    def _make_buffers(self) -> list[Buffer]:
+        buffers: list[Buffer] = []
+        taken: set[str] = set()
+        for stage_id, node in enumerate(self.state.dag.nodes):
+            name = node.op.name if node.op.name not in taken else f"{node.op.name}.{stage_id}"
+            taken.add(name)
+            found = self.bounds.get(stage_id)
+            if isinstance(self.state.stages[stage_id].location, Attached) and found is not None:
+                shape = tuple(_fixed(extent) for extent in found.region.extents)
+                buffers.append(Buffer(name, shape, node.op.dtype, "local"))
+            else:
+                inner = isinstance(node.op, ComputeOp) and stage_id not in self.state.dag.output_ids
+                buffers.append(Buffer(name, node.op.shape, node.op.dtype, "workspace" if inner else "global"))
+        return buffers
+
+    def function(self, name: str) -> LoopFunction:
+        dag = self.state.dag
+        roots = [i for i in sorted(self.bounds) if isinstance(self.state.stages[i].location, Root)]
+        params = tuple(self.buffers[dag.id_of(tensor)] for tensor in (*dag.inputs, *dag.outputs))
+        workspace = tuple(self.buffers[i] for i in roots if self.buffers[i].scope == "workspace")
+        body = block(*(self.nest(stage_id) for stage_id in roots))
+        free = frozenset(self.buffers[i].name for i in dag.layout_free)
+        limits = tuple((self.buffers[i].name, _fixed(self.state.stages[i].unroll_limit)) for i in sorted(self.bounds))
+        return LoopFunction(name, params, workspace, body, len(dag.outputs), free, limits)
+
+    def nest(self, stage_id: int) -> Stmt:
+        """The loops of one stage with the stages computed inside them."""
+        op, bounds = self.state.stages[stage_id].op, self.bounds[stage_id]
+        if not isinstance(op, ComputeOp):
+            raise LoweringError(f"{op.name} is an input and has no loops")
+        loops = self._loops(stage_id)
+        local = self._local_exprs(stage_id, op)
+        absolute = {
+            axis: local[axis] + self._start(low) for axis, low in zip(op.axes, bounds.region.mins, strict=True)
+        } | {axis: local[axis] for axis in op.reduce_axes}
+        attached = isinstance(self.state.stages[stage_id].location, Attached)
+        target = tuple((local if attached else absolute)[axis] for axis in op.axes)
+        guards = self._guards(op, bounds, local, absolute, loops)
+        buffer = self.buffers[stage_id]
+        body = self._value(stage_id, absolute)
+        if not isinstance(body, Reduce):
+            return self._wrap(stage_id, loops, Store(buffer, target, body), guards, None)
+        source = body.source
+        identity = const(body.identity, op.dtype)
+        reduces = [loop.reduces and loop.extent > 1 for loop in loops]
+        if not any(reduces):
+            return self._wrap(stage_id, loops, Store(buffer, target, source), guards, None)
+        first = reduces.index(True)
+        update = Store(buffer, target, binary(_COMBINE[body.combiner], Load(buffer, target), source))
+        spatial = [loop for loop in loops[first:] if not loop.reduces]
+        spatial_vars = {loop.var for loop in spatial} | {var for loop in spatial for var, _, _ in loop.parts}
+        outer_vars = {loop.var for loop in loops[:first]} | {var for loop in loops[:first] for var, _, _ in loop.parts}
+        init_guards = [
+            guard
+            for guard in guards
+            if _vars(guard) & (spatial_vars | outer_vars) == _vars(guard) & {v for lp in loops for v in _loop_vars(lp)}
+        ]
+        init_outer = [guard for guard in init_guards if not _vars(guard) & spatial_vars]
+        init = _nested(spatial, Store(buffer, target, identity), [g for g in init_guards if g not in init_outer])
+        return self._wrap(stage_id, loops, update, guards, (first, init, init_outer))
+
+    def _wrap(
+        self,
+        stage_id: int,
+        loops: list[_Loop],
+        leaf: Stmt,
+        guards: list[Expr],
+        init: tuple[int, Stmt, list[Expr]] | None,
+    ) -> Stmt:
+        stmt, pending = leaf, list(guards)
+        for level in range(len(loops) - 1, -1, -1):
+            loop = loops[level]
+            inside = self.state.attached_at(stage_id, level)
+            mine = {var for var in _loop_vars(loop)}
+            here = [guard for guard in pending if _vars(guard) & mine or inside]
+            pending = [guard for guard in pending if guard not in here]
+            stmt = _guarded(here, stmt)
+            for inner in reversed(inside):
+                stmt = Allocate(self.buffers[inner], block(self.nest(inner), stmt))
+            stmt = _looped(loop, stmt)
+            if init is not None and level == init[0]:
+                stmt = _guarded(pending, stmt)
+                stmt = block(_guarded(init[2], init[1]), stmt)
+                pending = []
+        return _guarded(pending, stmt)
+
+    def _loops(self, stage_id: int) -> list[_Loop]:
+        stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
+        sizes = {loop.key[1]: _fixed(loop.extent) for loop in bounds.own}
+        fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}
+        loops = []
+        for iterator, extent in zip(stage.iters, bounds.iter_extents, strict=True):
+            if iterator.annotation not in _KINDS:
+                raise LoweringError(f"{stage.op.name}: the loop {iterator.name} is bound to a GPU thread, which a CPU lacks")
+            var = _loop_var((stage_id, iterator.name))
+            parts = self._parts(stage_id, iterator.name, fused, sizes, var) if iterator.name in fused else ()
+            reduces = iterator.kind is not IterKind.SPATIAL and iterator.kind is not IterKind.SPECIAL
+            loops.append(_Loop(var, _fixed(extent), _KINDS[iterator.annotation], reduces, parts))
+        return loops
+
+    def _parts(
+        self, stage_id: int, name: str, fused: Mapping[str, tuple[str, ...]], sizes: Mapping[str, int], value: Expr
+    ) -> tuple[tuple[Var, Expr, int], ...]:
+        leaves: list[str] = []
+
+        def collect(part: str) -> None:
+            for inner in fused.get(part, ()):
+                collect(inner)
+            if part not in fused:
+                leaves.append(part)
+
+        collect(name)
+        parts = []
+        stride = 1
+        for position, leaf in enumerate(reversed(leaves)):
+            quotient = value // stride
+            last = position == len(leaves) - 1
+            parts.append((_loop_var((stage_id, leaf)), quotient if last else quotient % sizes[leaf], sizes[leaf]))
+            stride *= sizes[leaf]
+        return tuple(reversed(parts))
+
+    def _local_exprs(self, stage_id: int, op: ComputeOp) -> dict[Expr, Expr]:
+        """Every axis relative to the region's start, over the loops' variables."""
+        stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
+        sizes: dict[str, int] = {loop.key[1]: _fixed(loop.extent) for loop in bounds.own}
+        values: dict[str, Expr] = {
+            loop.key[1]: const(0) if _fixed(loop.extent) == 1 else _loop_var(loop.key) for loop in bounds.own
+        }
+        for relation in reversed(stage.relations):
+            if isinstance(relation, SplitRelation):
+                values[relation.parent], sizes[relation.parent] = _joined(relation, values, sizes)
+            elif relation.fused in values:
+                stride = 1
+                for part in reversed(relation.parts):
+                    quotient = values[relation.fused] // stride
+                    values[part] = quotient if part == relation.parts[0] else quotient % sizes[part]
+                    stride *= sizes[part]
+        return {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
+
+    def _guards(
+        self,
+        op: ComputeOp,
+        bounds: StageBounds,
+        local: Mapping[Expr, Expr],
+        absolute: Mapping[Expr, Expr],
+        loops: list[_Loop],
+    ) -> list[Expr]:
+        """Conditions that keep an over-long loop, or a region at the edge, inside the tensor."""
+        sizes: dict[LoopKey, Number] = {loop.key: loop.extent for loop in (*bounds.outer, *bounds.own)}
+        guards = []
+        wanted = [*zip(op.axes, bounds.region.extents, strict=True), *((axis, axis.extent) for axis in op.reduce_axes)]
+        for axis, extent in wanted:
+            if _fixed(bounds.local[axis].limits(sizes)[1]) >= _fixed(extent) or not bounds.local[axis].exact:
+                guards.append(local[axis] < _fixed(extent))
+        for axis, low in zip(op.axes, bounds.region.mins, strict=True):
+            start, end = (bounds.local[axis] + low).limits(sizes)
+            if _fixed(end) >= axis.extent and low.terms:
+                guards.append(absolute[axis] < axis.extent)
+            if _fixed(start) < 0:
+                guards.append(as_expr(0) <= absolute[axis])
+        return [guard for guard in guards if not (isinstance(guard, Binary) and not _vars(guard))]
+
+    def _start(self, form: Linear) -> Expr:
+        """A region's first point; loops of one turn stand at 0 and are left out."""
+        total: Expr = const(_fixed(form.const))
+        for key, coefficient in form.terms.items():
+            if key not in self.trivial:
+                total = total + _loop_var(key) * _fixed(coefficient)
+        return total
+
+    def _value(self, stage_id: int, axes: Mapping[Expr, Expr]) -> Expr:
+        """The stage's body over loop variables and buffers."""
+        body = inline_body(self.state, stage_id)
+
+        def load(node: Expr) -> Expr | None:
+            if not isinstance(node, TensorRead):
+                return None
+            producer = self.state.dag.id_of(node.tensor)
+            indices = node.indices
+            if isinstance(self.state.stages[producer].location, Attached):
+                mins = self.bounds[producer].region.mins
+                indices = tuple(index - self._start(low) for index, low in zip(indices, mins, strict=True))
+            return Load(self.buffers[producer], indices)
+
+        if isinstance(body, Reduce):
+            source = transform(substitute(body.source, axes), load)
+            return Reduce(body.combiner, source, body.axes)
+        return transform(substitute(body, axes), load)
+
+
+def _joined(relation: SplitRelation, values: Mapping[str, Expr], sizes: Mapping[str, int]) -> tuple[Expr, int]:
+    total: Expr = const(0)
+    stride = 1
+    size = 1
+    for level in range(len(relation.parts) - 1, -1, -1):
+        total = values[relation.parts[level]] * stride + total
+        size *= sizes[relation.parts[level]]
+        if level:
+            stride *= _fixed(part_stride(relation, level, sizes))
+    return total, size
+
+
+def _loop_var(key: LoopKey) -> Var:
+    return Var(f"{key[1]}.s{key[0]}")
+
+
+def _loop_vars(loop: _Loop) -> set[Var]:
+    return {loop.var, *(var for var, _, _ in loop.parts)}
+
+
+def _vars(expr: Expr) -> set[Var]:
+    return {node for node in walk(expr) if isinstance(node, Var)}
+
+
+def _fixed(value: Number) -> int:
+    if isinstance(value, int):
+        return value
+    if value.size != 1:
+        raise LoweringError("one program is lowered at a time; pick its tile sizes first")
+    return int(value.reshape(()))
+
+
+def _guarded(conditions: list[Expr], stmt: Stmt) -> Stmt:
+    for condition in conditions:
+        stmt = If(condition, stmt)
+    return stmt
+
+
+def _looped(loop: _Loop, stmt: Stmt) -> Stmt:
+    for var, value, extent in reversed(loop.parts):
+        stmt = stmt if extent == 1 else Let(var, value, extent, stmt)
+    return stmt if loop.extent == 1 else For(loop.var, loop.extent, loop.kind, stmt)
+
+
+def _nested(loops: list[_Loop], leaf: Stmt, guards: list[Expr]) -> Stmt:
+    stmt = _guarded(guards, leaf)
+    for loop in reversed(loops):
+        stmt = _looped(loop, stmt)
+    return stmt
+
+

@@ -1,0 +1,21 @@
+"""In: nothing. Out: the interface of a loop pass. Always: a pass changes how a kernel computes, never what."""
+
+from typing import Protocol
+
+from compiler.ir.stmt import LoopFunction
+
+
+class LoopPass(Protocol):
+    """A named rewrite of one kernel."""
+
+    @property
+    def name(self) -> str:
+        """What the pass is called in dumps and errors."""
+        ...
+
+    def apply(self, function: LoopFunction) -> LoopFunction:
+        """The kernel after the pass.
+
+        Raises: LoweringError when the schedule asks for what the target cannot do.
+        """
+        ...

@@ -1,0 +1,24 @@
+"""In: a concrete state. Out: the loop IR that code is generated from. Always: the passes of a target are one tuple, in order."""
+
+from compiler.ir.stmt import LoopFunction
+from compiler.lower.build_loops import build_loops
+from compiler.lower.passes import LegalizeLoops, LoopPass, PackConstants, RegisterTiles, UnrollLocals
+from compiler.schedule.state import State
+from compiler.target import HardwareParams
+
+
+def cpu_passes(hardware: HardwareParams) -> tuple[LoopPass, ...]:
+    """The passes of a CPU with the given vector width."""
+    width = hardware.vector_unit_bytes
+    return (LegalizeLoops(), PackConstants(), RegisterTiles(width), UnrollLocals(width))
+
+
+def lower(state: State, name: str, hardware: HardwareParams) -> LoopFunction:
+    """The kernel `name` of a concrete state, ready for code generation.
+
+    Raises: ScheduleError, LoweringError.
+    """
+    function = build_loops(state, name)
+    for loop_pass in cpu_passes(hardware):
+        function = loop_pass.apply(function)
+    return function
