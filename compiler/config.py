@@ -5,6 +5,8 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from compiler.errors import OptionError
@@ -59,7 +61,7 @@ def prefect_environment(home: Path) -> dict[str, str]:
     quiet = {
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
     embedded = {
@@ -85,6 +87,24 @@ def device_name() -> str:
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
     return f"{model} ({os.cpu_count()} cores)"
+
+
+def engine_version() -> str:
+    """The version of Retune that runs, as records carry it."""
+    return _version("retune")
+
+
+def llvm_version() -> str:
+    """The version of the package that brings LLVM, as records carry it."""
+    return f"llvmlite {_version('llvmlite')}"
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "0+source"
 
 
 def _flag(name: str, text: str) -> bool:

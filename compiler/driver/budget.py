@@ -1,0 +1,48 @@
+"""In: a limit on trials or seconds, and what was spent. Out: whether to go on, and with how many trials. Always: pure; no clock is read here."""
+
+from dataclasses import dataclass
+
+MIN_ROUND = 4
+"""Fewer programs than this teach the cost model too little to be worth a round."""
+
+TRIALS_PER_SECOND = 4.0
+"""A cautious guess of how fast trials go, used to size the rounds of a time budget before anything is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a run may spend: `trials` programs and `seconds` of tuning; None means no limit of that kind."""
+
+    trials: int | None
+    seconds: float | None
+
+    def is_spent(self, trials: int, elapsed: float, next_round: float = 0.0) -> bool:
+        """Whether `trials` programs in `elapsed` seconds leave no room for another round of about `next_round` seconds.
+
+        A round that would overrun a time limit by less than half of itself is still begun.
+        """
+        out_of_trials = self.trials is not None and trials >= self.trials
+        return out_of_trials or (self.seconds is not None and elapsed + next_round / 2 >= self.seconds)
+
+    def round_size(self, batch: int, tasks: int, trials: int) -> int:
+        """How many programs the next round measures: at most `batch`, few enough that each of `tasks` tasks gets two rounds.
+
+        At least 1, and never more than the trials that are left after `trials`.
+        """
+        expected = [float(batch * tasks * 2)]
+        if self.trials is not None:
+            expected.append(self.trials)
+        if self.seconds is not None:
+            expected.append(self.seconds * TRIALS_PER_SECOND)
+        size = min(batch, max(MIN_ROUND, int(min(expected) / (2 * max(tasks, 1)))))
+        left = size if self.trials is None else self.trials - trials
+        return max(1, min(size, left))
+
+    def seconds_left(self, trials: int, elapsed: float) -> float | None:
+        """A straight-line estimate of the seconds until the budget ends; None before anything was measured."""
+        estimates = []
+        if self.seconds is not None:
+            estimates.append(self.seconds - elapsed)
+        if self.trials is not None and trials > 0:
+            estimates.append(elapsed / trials * (self.trials - trials))
+        return max(0.0, min(estimates)) if estimates else None

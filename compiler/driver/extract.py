@@ -1,0 +1,48 @@
+"""In: a network's name or file, a target, a thread count. Out: its optimised graph, cut into kernels and tuning tasks. Always: deterministic; a broken network is a `ModelError`."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from compiler.frontend.network import load_network
+from compiler.graph.ir import Graph
+from compiler.graph.partition import Partition, partition
+from compiler.graph.pipeline import optimize
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+
+class ExtractedNetwork:
+    """A network that is ready to be tuned and compiled: `source` as it was asked for, `graph` optimised, `partition` its kernels."""
+
+    def __init__(self, source: str, target: Target, threads: int, graph: Graph, cut: Partition) -> None:
+        self.source = source
+        self.target = target
+        self.threads = threads
+        self.graph = graph
+        self.partition = cut
+        self.tasks: tuple[SearchTask, ...]
+        self.weights: tuple[int, ...]
+        self.tasks, self.weights = cut.worth_tuning()
+
+    @property
+    def task_keys(self) -> tuple[str, ...]:
+        """The workload keys of the tuning tasks, in their order."""
+        return tuple(task.workload_key for task in self.tasks)
+
+
+def extract_network(network: str, target: str, threads: int) -> ExtractedNetwork:
+    """Read, optimise and cut `network`, which is a name of the zoo or the path of an ONNX file.
+
+    Within a process the last answer is kept, for as long as the file does not change.
+    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError.
+    """
+    path = Path(network)
+    stamp = path.stat().st_mtime_ns if path.is_file() else 0
+    return _extract(network, target, threads, stamp)
+
+
+@lru_cache(maxsize=1)
+def _extract(network: str, target: str, threads: int, stamp: int) -> ExtractedNetwork:  # noqa: ARG001 - the stamp is part of the cache's key
+    machine = Target.parse(target)
+    graph = optimize(load_network(network))
+    return ExtractedNetwork(network, machine, threads, graph, partition(graph, machine, HardwareParams(num_cores=threads)))

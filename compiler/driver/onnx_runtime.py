@@ -1,0 +1,31 @@
+"""In: an ONNX model as bytes. Out: its outputs as ONNX Runtime computes them. Always: the only door to `onnxruntime`, which may be absent."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import onnxruntime
+except ImportError:  # the extra `report` brings it
+    onnxruntime = None
+
+
+def is_installed() -> bool:
+    """Whether ONNX Runtime can be compared with."""
+    return onnxruntime is not None
+
+
+class OnnxRuntime:
+    """A session of ONNX Runtime on `threads` threads. Raises: RuntimeError when it cannot run the model."""
+
+    def __init__(self, model: bytes, threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+        """The network's outputs, in its order."""
+        return [np.asarray(output) for output in self._session.run(None, dict(inputs))]

@@ -1,0 +1,150 @@
+"""In: what a run found. Out: the same as plain data, as Markdown and as text. Always: complete; a task without a record says so."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TOLERANCE = 1e-4
+"""How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to run the network: its latency in seconds, and the largest error of its outputs relative to the reference's largest value."""
+
+    name: str
+    seconds: float
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All ways to run the network, timed in turn in one process. `reference` names the one that outputs were compared with."""
+
+    reference: str
+    contenders: tuple[Contender, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether every output is within tolerance of the reference."""
+        return all(contender.error is None or contender.error <= TOLERANCE for contender in self.contenders)
+
+    def seconds(self, name: str) -> float:
+        """The latency of one contender; infinite when it did not take part."""
+        return next((each.seconds for each in self.contenders if each.name == name), math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """One kernel of the network and what serves it. Times are seconds per call; `record_id` is empty for the default schedule."""
+
+    name: str
+    weight: int
+    flops: float
+    trials: int
+    default_seconds: float
+    best_seconds: float
+    record_id: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished run: what was asked, what was spent, what came of it, and where it lies."""
+
+    run_id: str
+    request: dict[str, str | int | float | None]
+    trials: int
+    elapsed: float
+    comparison: Comparison
+    tasks: tuple[TaskOutcome, ...]
+    artifact: str
+    records: str
+    folder: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the compiled network computes what it should."""
+        return self.comparison.is_right
+
+    @property
+    def speedup(self) -> float:
+        """Latency of the untuned over that of the tuned network."""
+        return self.comparison.seconds("untuned") / self.comparison.seconds("tuned")
+
+    def summary(self) -> dict[str, str | int | float | bool]:
+        """The figures that the ledger keeps."""
+        return {
+            "trials": self.trials,
+            "elapsed": round(self.elapsed, 3),
+            "untuned_seconds": self.comparison.seconds("untuned"),
+            "tuned_seconds": self.comparison.seconds("tuned"),
+            "is_right": self.is_right,
+            "artifact": self.artifact,
+        }
+
+    def to_json(self) -> str:
+        """Everything, as JSON text; a time that is unknown is null."""
+        return json.dumps(_finite({**asdict(self), "speedup": self.speedup, "is_right": self.is_right}), indent=2)
+
+    def markdown(self) -> str:
+        """Everything, for people."""
+        lines = [
+            f"# {self.request['network']} on {self.request['threads']} threads",
+            "",
+            f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the network {self.speedup:.2f} times as fast as untuned.",
+            "",
+            "| network | latency | error of the outputs |",
+            "|---|---:|---:|",
+            *(
+                f"| {each.name} | {_ms(each.seconds)} ms | {_error(each.error)} |"
+                for each in self.comparison.contenders
+            ),
+            "",
+            f"Errors are the largest difference from {self.comparison.reference}, relative to its largest output; "
+            f"{'all are' if self.is_right else 'NOT all are'} within {TOLERANCE:g}.",
+            "",
+            "| kernel | uses | trials | default ms | best ms | GFLOP/s | served by |",
+            "|---|---:|---:|---:|---:|---:|---|",
+            *(
+                f"| {task.name} | {task.weight} | {task.trials} | {_ms(task.default_seconds)} | {_ms(task.best_seconds)} "
+                f"| {_gflops(task)} | {task.record_id or 'default schedule'}{f' ({task.note})' if task.note else ''} |"
+                for task in self.tasks
+            ),
+            "",
+            f"Compiled network: `{self.artifact}`",
+            f"Records: `{self.records}`",
+            f"Report: `{self.folder}`",
+            "",
+        ]
+        return "\n".join(lines)
+
+    def write(self) -> Path:
+        """Put `report.md` and `report.json` into the run's folder and return that folder."""
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.md").write_text(self.markdown(), encoding="utf-8")
+        (folder / "report.json").write_text(self.to_json(), encoding="utf-8")
+        return folder
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4f}" if math.isfinite(seconds) else "-"
+
+
+def _error(error: float | None) -> str:
+    return "reference" if error is None else f"{error:.1e}"
+
+
+def _gflops(task: TaskOutcome) -> str:
+    return f"{task.flops / task.best_seconds / 1e9:.1f}" if task.flops and math.isfinite(task.best_seconds) else "-"
+
+
+def _finite(value: object) -> object:
+    """The same with every number that JSON cannot write replaced by None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

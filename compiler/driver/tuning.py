@@ -1,0 +1,264 @@
+"""In: tuning tasks, search policies, stored records. Out: what to measure next, and the records of what was measured. Always: the state is a function of (seed, options, records), so a run that was killed is replayed, not remembered.
+
+One policy per task proposes programs (`ask`) and learns (`tell`); the scheduler state of every task says how its rounds went. A round is stored before
+it is told, so a state rebuilt by `replay` from the store is the one that an uninterrupted process would have.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from compiler import config
+from compiler.driver.defaults import default_steps
+from compiler.cost_model.xgb import XGBModel
+from compiler.measure.builder import BuildResult
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.runner import MeasureResult
+from compiler.schedule.steps import dump_steps
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.policy import Candidate, SketchPolicy, Told
+from compiler.search.task_scheduler import SchedulerOptions, TaskState, choose_task, network_latency
+
+_NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
+"""What may differ between the messages of one and the same failure."""
+
+DEFAULT_SCHEDULE = "default"
+"""The `mutation` of the candidate that is the untuned program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What every record of a run has in common. `options` is the JSON text of the measurement options."""
+
+    run_id: str
+    network: str
+    target: str
+    device: str
+    threads: int
+    seed: int
+    options: str
+
+
+@dataclass(slots=True)
+class TaskProgress:
+    """One task of a run and everything known about it. Times are seconds per call, infinite while unknown."""
+
+    task: SearchTask
+    weight: int
+    policy: SketchPolicy
+    state: TaskState
+    known: set[str]
+    trials: int = 0
+    default_seconds: float = math.inf
+    stop_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program."""
+
+    name: str
+    task_key: str
+    weight: int
+    flops: float
+    rounds: int
+    trials: int
+    default_seconds: float
+    best_seconds: float
+    stop_reason: str
+
+    @property
+    def gflops(self) -> float:
+        """Speed of the best program in 10^9 operations per second; 0 before there is one."""
+        return self.flops / self.best_seconds / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class TuningSummary:
+    """What a run has spent, in trials and seconds, and where every task stands."""
+
+    trials: int
+    elapsed: float
+    rounds: int
+    rows: tuple[TaskRow, ...]
+
+
+class Tuning:
+    """A run in progress: `tasks` in the order of the partition, `trials` measured, `elapsed` seconds on the run's clock, `rounds` done."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        tasks: Sequence[SearchTask],
+        weights: Sequence[int],
+        make_policy: Callable[[SearchTask], SketchPolicy],
+    ) -> None:
+        self.origin = origin
+        self.tasks = tuple(
+            TaskProgress(
+                task, weight, make_policy(task), TaskState(flops=task.flop_count, weight=float(weight)), known=set()
+            )
+            for task, weight in zip(tasks, weights, strict=True)
+        )
+        self.trials = 0
+        self.elapsed = 0.0
+        self.rounds = 0
+
+    @property
+    def latency(self) -> float:
+        """The estimated latency of the network in seconds: the weighted sum of the best times; infinite while one is unknown."""
+        return network_latency([task.state for task in self.tasks])
+
+    @property
+    def round_seconds(self) -> float:
+        """How long a round takes on average; 0 before the first."""
+        return self.elapsed / self.rounds if self.rounds else 0.0
+
+    def row(self, index: int) -> TaskRow:
+        """Task `index` as it stands."""
+        task = self.tasks[index]
+        return TaskRow(
+            name=task.task.name,
+            task_key=task.task.workload_key,
+            weight=task.weight,
+            flops=task.task.flop_count,
+            rounds=task.state.rounds,
+            trials=task.trials,
+            default_seconds=task.default_seconds,
+            best_seconds=task.state.best_seconds,
+            stop_reason=task.stop_reason,
+        )
+
+    def summary(self) -> TuningSummary:
+        """The whole run as it stands."""
+        rows = tuple(self.row(index) for index in range(len(self.tasks)))
+        return TuningSummary(self.trials, self.elapsed, self.rounds, rows)
+
+    def replay(self, history: Mapping[str, Sequence[MeasureRecord]], own: Iterable[MeasureRecord]) -> None:
+        """Bring the state to where the records end.
+
+        `history` holds, by task key, what earlier runs measured: it is learned but is no part of this run's budget. `own` holds the records of
+        this run; they are told round by round, in the order of their rounds.
+        """
+        for task in self.tasks:
+            records = history.get(task.task.workload_key, ())
+            if records:
+                self._learn(task, records)
+                best = min(record.seconds for record in records)
+                task.state = replace(task.state, best_seconds=min(task.state.best_seconds, best))
+        by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
+        mine = sorted((record for record in own if record.task_key in by_key), key=lambda record: record.round)
+        for _, group in groupby(mine, key=lambda record: (record.round, record.task_key)):
+            records = tuple(group)
+            self.tell(by_key[records[0].task_key], records)
+
+    def choose(self, options: SchedulerOptions) -> int | None:
+        """The index of the task that gets the next round; None when no task has anything left to try."""
+        return choose_task([task.state for task in self.tasks], options)
+
+    def ask(self, index: int, count: int) -> tuple[Candidate, ...]:
+        """Up to `count` programs of a task that nobody has measured; the first round begins with the untuned program. May be empty."""
+        task = self.tasks[index]
+        first: tuple[Candidate, ...] = ()
+        if task.state.rounds == 0:
+            steps = tuple(default_steps(task.task.dag))
+            text = dump_steps(steps)
+            if text not in task.known:
+                first = (Candidate(steps, text, None, None, DEFAULT_SCHEDULE),)
+        if count > len(first):
+            asked = task.policy.ask(count - len(first), task.state.rounds)
+            first = (*first, *(candidate for candidate in asked if candidate.steps_text not in task.known))
+        return first
+
+    def records_of(
+        self,
+        index: int,
+        candidates: Sequence[Candidate],
+        builds: Sequence[BuildResult],
+        results: Sequence[MeasureResult],
+        elapsed: float,
+        new_id: Callable[[], str],
+    ) -> tuple[MeasureRecord, ...]:
+        """The rows of one measured round, in the order of the candidates. `elapsed` is the run's clock now."""
+        task, origin, now = self.tasks[index].task, self.origin, time.time()
+        return tuple(
+            MeasureRecord(
+                record_id=new_id(),
+                run_id=origin.run_id,
+                network=origin.network,
+                task_key=task.workload_key,
+                task_name=task.name,
+                target=origin.target,
+                device=origin.device,
+                threads=origin.threads,
+                steps=candidate.steps_text,
+                parent_id=candidate.parent or "",
+                mutation=candidate.mutation,
+                predicted=candidate.predicted,
+                costs=result.costs,
+                status=result.status,
+                error=result.error,
+                build_seconds=built.seconds,
+                run_seconds=result.run_seconds,
+                options=origin.options,
+                seed=origin.seed,
+                round=self.rounds,
+                elapsed=elapsed,
+                engine_version=config.engine_version(),
+                llvm_version=config.llvm_version(),
+                timestamp=now,
+            )
+            for candidate, built, result in zip(candidates, builds, results, strict=True)
+        )
+
+    def tell(self, index: int, records: Sequence[MeasureRecord]) -> None:
+        """Learn one stored round. A first round that fails as a whole in one way ends the task, with the reason in `stop_reason`."""
+        task = self.tasks[index]
+        self._learn(task, records)
+        best = min((record.seconds for record in records), default=math.inf)
+        first_try = task.state.rounds == 0 and math.isinf(task.state.best_seconds)
+        task.stop_reason = common_failure(records) if first_try else ""
+        task.state = task.state.after_round(best, exhausted=bool(task.stop_reason))
+        task.trials += len(records)
+        self.trials += len(records)
+        self.rounds = max([self.rounds, *(record.round + 1 for record in records)])
+        self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
+
+    def exhaust(self, index: int, reason: str) -> None:
+        """Give a task no further rounds."""
+        task = self.tasks[index]
+        task.stop_reason = reason
+        task.state = replace(task.state, exhausted=True)
+
+    def _learn(self, task: TaskProgress, records: Sequence[MeasureRecord]) -> None:
+        task.policy.tell([Told(record.steps, record.seconds) for record in records])
+        task.known.update(record.steps for record in records)
+        defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]
+        task.default_seconds = min([task.default_seconds, *defaults])
+
+
+def begin(tasks: Sequence[SearchTask], weights: Sequence[int], origin: Origin) -> Tuning:
+    """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model."""
+    model = XGBModel(seed=origin.seed, threads=origin.threads)
+    options = SearchOptions()
+    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, options, origin.seed))
+
+
+def common_failure(records: Sequence[MeasureRecord]) -> str:
+    """The one reason for which all of at least two records failed; empty when they did not, or not alike."""
+    reasons = {(record.status, _NUMBER.sub("#", _headline(record.error))) for record in records}
+    if len(records) < 2 or len(reasons) != 1 or records[0].status is MeasureStatus.OK:
+        return ""
+    return (
+        f"all {len(records)} programs of its first round failed alike ({records[0].status.name}): "
+        f"{_headline(records[0].error)}"
+    )
+
+
+def _headline(error: str) -> str:
+    """The first line of an error text."""
+    return error.strip().partition("\n")[0]

@@ -1,0 +1,129 @@
+"""In: a command line. Out: what was asked for, or one sentence on stderr. Always: exit code 2 for a user's mistake, 130 after Ctrl-C; Prefect is not started before the input is known to be good.
+
+`retune tune` has two halves. This one reads the options and the network, quickly and without Prefect. Prefect reads its settings from the environment
+when it is imported, so the second half, `flows.session`, is a fresh interpreter that this process turns into.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from compiler import config
+from compiler.driver.extract import extract_network
+from compiler.errors import OptionError, RetuneError
+from flows.parameters import DEFAULT_TRIALS, TuneJob
+from storage.parquet import ParquetRecordStore
+
+app = typer.Typer(
+    name="retune",
+    help="Tune neural networks for the machine they run on.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+)
+records_app = typer.Typer(help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(records_app, name="records")
+
+Store = Annotated[
+    str | None, typer.Option("--store", help="State folder: records, runs, results. Default: $RETUNE_HOME or ./.retune.")
+]
+
+
+@app.command()
+def tune(
+    network: Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")],
+    trials: Annotated[
+        int | None, typer.Option(help=f"Programs to measure. Default: {DEFAULT_TRIALS} when --minutes is not given.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes to tune for.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    batch: Annotated[int, typer.Option(help="Most programs measured in one round.")] = 64,
+    target: Annotated[str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")] = None,
+    store: Store = None,
+) -> None:
+    """Tune a network, compile it with the best programs found, and report what it brought.
+
+    The same command after an interruption goes on where the run was stopped.
+    """
+    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store)
+    extract_network(job.network, job.target, job.threads)
+    ParquetRecordStore(job.home).check()
+    environment = config.child_environment(config.prefect_environment(Path(job.home)))
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.session", json.dumps(asdict(job))], environment)
+
+
+@app.command()
+def networks() -> None:
+    """List the networks of the zoo."""
+    for name, description in NETWORKS.items():
+        typer.echo(f"{name:<16}{description}")
+
+
+@records_app.command("list")
+def records_list(store: Store = None) -> None:
+    """List every task that was ever tuned: its trials, failures and best time."""
+    table = Table("task", "threads", "trials", "failed", "best ms", "target", "device")
+    for task in _records(store).tasks():
+        best = "-" if task.best_seconds is None else f"{task.best_seconds * 1e3:.4f}"
+        table.add_row(
+            task.task_name, f"{task.threads}", f"{task.trials}", f"{task.failures}", best, task.target, task.device
+        )
+    Console().print(table)
+
+
+@records_app.command("best")
+def records_best(store: Store = None) -> None:
+    """List the best record of every task on this machine."""
+    table = Table("task", "threads", "best ms", "record", "network", "run")
+    for record in _records(store).best_per_task(device=config.device_name()).values():
+        table.add_row(
+            record.task_name,
+            f"{record.threads}",
+            f"{record.seconds * 1e3:.4f}",
+            record.record_id,
+            record.network,
+            record.run_id,
+        )
+    Console().print(table)
+
+
+@records_app.command("show")
+def records_show(
+    record_id: Annotated[str, typer.Argument(help="The id of a record.")], store: Store = None
+) -> None:
+    """Print one record, every field of it, as JSON."""
+    found = [record for record in _records(store).records() if record.record_id == record_id]
+    if not found:
+        raise OptionError(f"no record {record_id} in {_home(store)}; `retune records best` lists some")
+    typer.echo(json.dumps({**asdict(found[0]), "status": found[0].status.name}, indent=2))
+
+
+def _home(store: str | None) -> Path:
+    return Path(store).absolute() if store else config.load().home
+
+
+def _records(store: str | None) -> ParquetRecordStore:
+    return ParquetRecordStore(_home(store))
+
+
+def main() -> None:
+    """Entry point of the console script `retune`."""
+    try:
+        app()
+    except RetuneError as error:
+        typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""In: what a person or a deployment asks for. Out: a frozen, checked `TuneJob`. Always: plain values only, so it travels through Prefect's API."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from compiler import config
+from compiler.driver.tuning import Origin
+from compiler.errors import OptionError
+from compiler.target import Target
+
+DEFAULT_TRIALS = 1000
+MAX_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TuneJob:
+    """One request to tune a network.
+
+    `network` is a name of the zoo or the path of an ONNX file. The run ends after `trials` measured programs or `minutes` of tuning, whichever comes
+    first; None means no such limit, but one of them is set. `threads` is what the tuned network will run on, `batch` the most programs in a round,
+    `home` the absolute path of the state folder.
+    """
+
+    network: str
+    trials: int | None
+    minutes: float | None
+    threads: int
+    target: str
+    seed: int
+    batch: int
+    home: str
+
+    @classmethod
+    def checked(
+        cls,
+        network: str,
+        trials: int | None = None,
+        minutes: float | None = None,
+        threads: int | None = None,
+        target: str | None = None,
+        seed: int = 0,
+        batch: int = 64,
+        home: str | None = None,
+    ) -> Self:
+        """A job with every default filled in and every value checked.
+
+        Raises: OptionError naming the option, its value and what it may be; TargetError.
+        """
+        cores = config.usable_cores()
+        _require(bool(network), "no network given: name one of the zoo or the path of an ONNX file")
+        _require(trials is None or trials > 0, f"the budget must be at least 1 trial, not {trials}")
+        _require(
+            minutes is None or (math.isfinite(minutes) and minutes > 0),
+            f"the budget must be more than 0 minutes, not {minutes}",
+        )
+        _require(threads is None or 1 <= threads <= cores, f"threads must lie between 1 and {cores}, not {threads}")
+        _require(seed >= 0, f"the seed must not be negative, not {seed}")
+        _require(1 <= batch <= MAX_BATCH, f"the batch must lie between 1 and {MAX_BATCH}, not {batch}")
+        return cls(
+            network=network,
+            trials=DEFAULT_TRIALS if trials is None and minutes is None else trials,
+            minutes=minutes,
+            threads=threads or cores,
+            target=str(Target.host() if target is None else Target.parse(target)),
+            seed=seed,
+            batch=batch,
+            home=str(Path(home).absolute() if home else config.load().home),
+        )
+
+    @property
+    def device(self) -> str:
+        """The identity of the machine that the job tunes for: this one."""
+        return config.device_name()
+
+    def origin(self, run_id: str, options: str) -> Origin:
+        """What every record of the run has in common; `options` is the JSON text of the measurement options."""
+        return Origin(run_id, self.network, self.target, self.device, self.threads, self.seed, options)
+
+    def fingerprint(self, task_keys: Sequence[str]) -> str:
+        """What makes two requests the same run, so that the second resumes the first; the budget is no part of it."""
+        same = {**asdict(self), "device": self.device, "tasks": sorted(task_keys)}
+        for field in ("trials", "minutes", "home"):
+            del same[field]
+        return json.dumps(same, sort_keys=True)
+
+    def describe(self) -> dict[str, str | int | float | None]:
+        """The request as plain values, for the ledger and the report."""
+        return {**asdict(self), "device": self.device}
+
+    def run_folder(self, run_id: str) -> Path:
+        """Where a run keeps its report and its compiled network."""
+        return Path(self.home) / "runs" / run_id
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise OptionError(sentence)

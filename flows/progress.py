@@ -1,0 +1,146 @@
+"""In: what happened in a run. Out: one log record that carries it as data. Always: `str(event)` is a complete line for a log; views read the fields.
+
+A flow calls `announce(event)`. In a deployment the line lands in the flow run's log; at the command line a handler picks the event from the record
+and draws it (see `flows.live`).
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from prefect import get_run_logger
+
+from compiler.driver.budget import Budget
+from compiler.driver.tuning import TaskRow, Tuning
+
+EVENT = "retune_event"
+"""The attribute of a log record that holds its event."""
+
+LOGGER = "prefect.flow_runs"
+"""The logger that Prefect gives to flow runs; a view listens here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened:
+    """A run begins or goes on: `trials` and `elapsed` were spent before, `known` programs come from earlier runs."""
+
+    run_id: str
+    network: str
+    folder: str
+    resumed: bool
+    trials: int
+    elapsed: float
+    known: int
+    rows: tuple[TaskRow, ...]
+
+    @classmethod
+    def of(cls, tuning: Tuning, folder: str, known: int) -> Self:
+        """The event for a run that was just replayed from its records."""
+        spent = tuning.summary()
+        origin = tuning.origin
+        return cls(
+            origin.run_id, origin.network, folder, spent.trials > 0, spent.trials, spent.elapsed, known, spent.rows
+        )
+
+    def __str__(self) -> str:
+        verb = f"resumed after {self.trials} trials" if self.resumed else "opened"
+        warm = f", {self.known} measured programs known from earlier runs" if self.known else ""
+        return f"run {self.run_id} {verb}: {self.network}, {len(self.rows)} tasks{warm}; state in {self.folder}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStarted:
+    """A task got the next round."""
+
+    index: int
+    name: str
+    round: int
+
+    def __str__(self) -> str:
+        return f"round {self.round}: {self.name} begins"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """A round is stored and learned. `latency` is the estimated network latency and `seconds_left` the time left, both in seconds."""
+
+    index: int
+    row: TaskRow
+    round: int
+    failed: int
+    trials: int
+    trials_limit: int | None
+    elapsed: float
+    latency: float
+    seconds_left: float | None
+
+    @classmethod
+    def of(cls, tuning: Tuning, index: int, failed: int, budget: Budget) -> Self:
+        """The event for the round of task `index` that was just told, in which `failed` programs failed."""
+        return cls(
+            index,
+            tuning.row(index),
+            tuning.rounds,
+            failed,
+            tuning.trials,
+            budget.trials,
+            tuning.elapsed,
+            tuning.latency,
+            budget.seconds_left(tuning.trials, tuning.elapsed),
+        )
+
+    def __str__(self) -> str:
+        limit = "" if self.trials_limit is None else f"/{self.trials_limit}"
+        failed = f" ({self.failed} failed)" if self.failed else ""
+        return (
+            f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, best {self.row.gflops:.1f} GFLOP/s, "
+            f"network {milliseconds(self.latency)}, left {duration(self.seconds_left)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStopped:
+    """A task gets no further rounds."""
+
+    index: int
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is given up: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """The run does something other than tuning."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Event = RunOpened | RoundStarted | RoundDone | TaskStopped | PhaseStarted
+
+
+def announce(event: Event) -> None:
+    """Log `event` to the current flow run."""
+    level = logging.DEBUG if isinstance(event, RoundStarted) else logging.INFO
+    get_run_logger().log(level, str(event), extra={EVENT: event})
+
+
+def milliseconds(seconds: float) -> str:
+    """A latency for people: `8.31 ms`, or `?` while it is unknown."""
+    return f"{seconds * 1e3:.3f} ms" if math.isfinite(seconds) else "?"
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time for people: `1h02m`, `2m10s`, `7s`, or `?` while it is unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,0 +1,36 @@
+"""In: a checked `TuneJob` as JSON, in an environment made for Prefect. Out: a tuned network, shown while it comes about. Always: the second half of `retune tune`, see `flows.cli`."""
+
+import json
+import sys
+from dataclasses import asdict
+
+import typer
+
+from compiler.errors import RetuneError
+from flows.live import shown_on
+from flows.parameters import TuneJob
+from flows.tune_network import tune_network
+
+USER_ERROR = 2
+WRONG_RESULT = 1
+INTERRUPTED = 130
+
+
+def main(text: str) -> int:
+    """Run the flow for the job in `text` and print its report. Returns the exit code."""
+    job = TuneJob(**json.loads(text))
+    try:
+        with shown_on(sys.stdout):
+            report = tune_network(**asdict(job))
+    except RetuneError as error:
+        typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        typer.echo("retune: stopped; what was measured is kept, and the same command goes on from there", err=True)
+        return INTERRUPTED
+    typer.echo(report.text())
+    return 0 if report.is_right else WRONG_RESULT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""In: a network and a budget. Out: the network compiled with the best programs found, and a report. Always: the same command after a crash goes on where the stored records end.
+
+    tune-network
+     ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
+     ├─ allocate-trials    rounds of sample → build → measure → store → train, until the budget is spent
+     ├─ compile-network    best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
+     └─ report             what it brought, task by task
+"""
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.allocate_trials import allocate_trials
+from flows.compile_network import compile_network
+from flows.parameters import TuneJob
+from flows.progress import PhaseStarted, announce
+from tasks.extract import extract_tasks
+from tasks.report import Report, report
+from tasks.store import complete_run, open_run
+
+
+@flow(name="tune-network", flow_run_name="tune-{network}")
+def tune_network(
+    network: str,
+    trials: int | None = None,
+    minutes: float | None = None,
+    threads: int | None = None,
+    target: str | None = None,
+    seed: int = 0,
+    batch: int = 64,
+    home: str | None = None,
+) -> Report:
+    """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
+
+    `trials` and `minutes` limit the tuning (1000 trials when neither is given), `threads` is the number of threads the network will run on (default:
+    all cores), `home` the state folder (default: RETUNE_HOME or ./.retune).
+    Raises: OptionError, ModelError, TargetError, StoreError.
+    """
+    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, home)
+    announce(PhaseStarted(f"reading {job.network}"))
+    extracted = extract_tasks(job.network, job.target, job.threads)
+    with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
+        spent = allocate_trials(job, run.run_id)
+        compiled = compile_network(job, run.run_id)
+        result = report(job.describe(), run.run_id, job.run_folder(run.run_id), spent, compiled)
+        complete_run(run.run_id, Path(job.home), result.summary())
+    return result

@@ -1,0 +1,15 @@
+"""In: exception types. Out: a condition for Prefect. Always: only failures of the machinery are tried again, never those of a program or a user."""
+
+from collections.abc import Callable
+from typing import Any
+
+from prefect.client.schemas.objects import State, TaskRun
+
+
+def after(*kinds: type[BaseException]) -> Callable[[Any, TaskRun, State[Any]], bool]:
+    """A condition that holds when a task failed with one of `kinds`."""
+
+    def condition(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001 - Prefect's signature
+        return isinstance(state.data, kinds)
+
+    return condition

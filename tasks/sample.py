@@ -1,0 +1,13 @@
+"""In: a run in progress and the task whose turn it is. Out: programs that nobody has measured. Always: seeded; the same state gives the same programs."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from compiler.driver.tuning import Tuning
+from compiler.search.policy import Candidate
+
+
+@task(name="sample", task_run_name="sample-{name}", cache_policy=NO_CACHE)
+def sample(name: str, tuning: Tuning, index: int, count: int) -> tuple[Candidate, ...]:
+    """Ask the policy of task `index` for up to `count` programs; none when it has no more."""
+    return tuning.ask(index, count)

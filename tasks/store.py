@@ -1,0 +1,75 @@
+"""In: the state folder. Out: runs opened, rounds stored, records found. Always: `store` returns when the round is durable."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from compiler.measure.record import MeasureRecord
+from storage.parquet import ParquetRecordStore
+from storage.runs import Run, RunInfo, RunLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the store knows when a run begins: the run's own records, and those of earlier runs by task key."""
+
+    own: tuple[MeasureRecord, ...]
+    history: dict[str, tuple[MeasureRecord, ...]]
+
+    @property
+    def programs(self) -> int:
+        """How many programs earlier runs have measured."""
+        return sum(len(records) for records in self.history.values())
+
+
+@task(name="open-run", cache_policy=NO_CACHE)
+def open_run(home: Path, fingerprint: str, describe: dict[str, Any]) -> Run:
+    """Own the unfinished run with this fingerprint, or begin a new one."""
+    return RunLedger(home).open_or_resume(fingerprint, describe)
+
+
+@task(name="recall", task_run_name="recall-{run_id}", cache_policy=NO_CACHE)
+def recall(
+    run_id: str, home: Path, keys: Sequence[str], target: str, device: str, threads: int
+) -> Known:
+    """The records that a run starts from: its own, and those that other runs had stored for the same tasks when it began."""
+    records = ParquetRecordStore(home)
+    began = RunLedger(home).get(run_id).started
+    own: list[MeasureRecord] = []
+    history: dict[str, tuple[MeasureRecord, ...]] = {}
+    for key in keys:
+        found = records.records(task_key=key, target=target, device=device, threads=threads)
+        own += [record for record in found if record.run_id == run_id]
+        history[key] = tuple(record for record in found if record.run_id != run_id and record.timestamp < began)
+    return Known(tuple(own), history)
+
+
+@task(name="store", task_run_name="store-{name}", retries=2, retry_delay_seconds=1, cache_policy=NO_CACHE)
+def store(name: str, home: Path, records: Sequence[MeasureRecord]) -> None:
+    """Append one round; when this returns, the round survives anything."""
+    ParquetRecordStore(home).append(records)
+
+
+@task(name="best-records", cache_policy=NO_CACHE)
+def best_records(
+    home: Path, keys: Sequence[str], target: str, device: str, threads: int, top: int
+) -> dict[str, tuple[MeasureRecord, ...]]:
+    """The `top` fastest successful records of every task that has one, fastest first."""
+    records = ParquetRecordStore(home)
+    best: dict[str, tuple[MeasureRecord, ...]] = {}
+    for key in keys:
+        found = records.records(task_key=key, target=target, device=device, threads=threads)
+        ranked = sorted((record for record in found if record.costs), key=lambda record: record.seconds)
+        if ranked:
+            best[key] = tuple(ranked[:top])
+    return best
+
+
+@task(name="complete-run", task_run_name="complete-{run_id}", cache_policy=NO_CACHE)
+def complete_run(run_id: str, home: Path, summary: dict[str, Any]) -> RunInfo:
+    """Mark a run as finished: the next command like it begins a new one."""
+    return RunLedger(home).complete(run_id, summary)
