@@ -1,0 +1,53 @@
+"""In: a worker that answers for many candidates in one stream. Out: one result per candidate, in order.
+
+Always: a candidate that kills or stalls its worker costs one result, its own; those before it keep theirs,
+and those after it run in a fresh worker. What fails before any candidate has begun is nobody's result but an
+exception.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from compiler.errors import MeasureError
+from compiler.measure.worker_process import WorkerFailedError
+
+Result = TypeVar("Result")
+
+STARTED = "started"
+"""The first item of a stream: preparations are over, what fails from now on is the fault of a candidate."""
+
+
+def collect(
+    count: int, stream_from: Callable[[int], Iterator[object]], failed: Callable[[WorkerFailedError, float], Result]
+) -> list[Result]:
+    """`count` results: those that `stream_from(first)` yields after STARTED, and `failed(error, seconds)`
+    where it broke off.
+
+    A worker that was ended from outside (by the kernel's memory guard, say) is given the same candidate once
+    more; the second time it counts as the candidate's doing.
+
+    Raises: MeasureError when a stream fails before STARTED, and whatever else a stream raises.
+    """
+    results: list[Result] = []
+    tried_again = -1
+    while len(results) < count:
+        started = False
+        since = time.monotonic()
+        try:
+            for item in stream_from(len(results)):
+                if started:
+                    results.append(item)  # type: ignore[arg-type]
+                started = True
+                since = time.monotonic()
+        except WorkerFailedError as error:
+            if not started:
+                raise
+            if error.from_outside and tried_again != len(results):
+                tried_again = len(results)
+                continue
+            results.append(failed(error, time.monotonic() - since))
+            continue
+        if len(results) < count:
+            raise MeasureError(f"a worker answered for {len(results)} of {count} candidates")
+    return results

@@ -1,0 +1,49 @@
+"""In: schedules of a task. Out: their kernels. Always: runs inside a worker process; a bad candidate is a value."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from compiler.errors import ScheduleError
+from compiler.measure.attribution import STARTED
+from compiler.measure.record import MeasureStatus
+from compiler.measure.results import BuildResult, describe
+from compiler.measure.worker_main import resolve
+from compiler.runtime.artifact import KernelArtifact
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+
+KERNEL_NAME = "retune_kernel"
+
+_tasks: dict[str, SearchTask] = {}
+
+
+def knows(key: str) -> bool:
+    """Whether this worker was given the task of that key."""
+    return key in _tasks
+
+
+def remember(key: str, task: SearchTask) -> None:
+    """Keep a task, so that it travels once per worker and not once per candidate."""
+    _tasks[key] = task
+
+
+def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]) -> Iterator[str | BuildResult]:
+    """STARTED, then one result per candidate."""
+    task, build = _tasks[key], resolve(build_func)
+    yield STARTED
+    for steps in candidates:
+        begun = time.perf_counter()
+        artifact, status, error = None, MeasureStatus.OK, ""
+        try:
+            artifact = build(task, steps, KERNEL_NAME)
+        except ScheduleError as failure:
+            status, error = MeasureStatus.INSTANTIATION, describe(failure)
+        except Exception as failure:  # any other way in which a candidate fails to compile
+            status, error = MeasureStatus.COMPILE_HOST, describe(failure)
+        yield BuildResult(artifact, status, error, time.perf_counter() - begun)
+
+
+def build_reference(task: SearchTask, build_func: str, steps_func: str) -> KernelArtifact:
+    """The kernel of the task's untuned schedule. Raises: whatever building it raises."""
+    artifact: KernelArtifact = resolve(build_func)(task, resolve(steps_func)(task.dag), KERNEL_NAME)
+    return artifact

@@ -1,0 +1,94 @@
+"""In: argument descriptions, or what two programs computed from the same inputs. Out: seeded inputs, or how
+the results differ in words. Always: inputs depend on the seed, the task and the position alone; NaN where
+the reference has none is a mismatch.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.runtime.artifact import ArgSpec, Array
+
+_SMALL_SIGNED, _SMALL = 8, 8
+
+
+def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
+    """An array of `spec.shape`: floats uniform in [-1, 1), signed bytes in [-8, 8), other integers in [0, 8),
+    fair bools.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(key.encode()), position])
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind == "f":
+        return rng.uniform(-1.0, 1.0, spec.shape).astype(dtype)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, spec.shape).astype(dtype)
+    low = -_SMALL_SIGNED if dtype == np.int8 else 0
+    return rng.integers(low, _SMALL, spec.shape).astype(dtype)
+
+
+def poison(array: Array) -> None:
+    """Fill an output so that an element nobody computes shows: NaN, or the largest integer; True for bools."""
+    if array.dtype.kind == "f":
+        array.fill(np.nan)
+    elif array.dtype.kind == "b":
+        array.fill(True)
+    else:
+        array.fill(np.iinfo(array.dtype).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an output should hold, and by how much each element may differ."""
+
+    name: str
+    values: Array
+    allowed: Array
+
+    @classmethod
+    def of(cls, name: str, values: Array, operations: float, factor: float = 1.0) -> "Expected":
+        """Allow what `operations` roundings in another order can do to an element; nothing for integers.
+
+        A sum of K products of random numbers is off by about sqrt(K) roundings of its largest partial sum, so
+        the allowance grows with sqrt(K) and is relative to the largest element; a fixed part covers exp, tanh
+        and their like.
+        """
+        if values.dtype.kind != "f":
+            return cls(name, values, np.zeros(values.shape, np.int8))
+        finite = np.abs(values[np.isfinite(values)])
+        scale = float(finite.max()) if finite.size else 0.0
+        relative = factor * float(np.finfo(values.dtype).eps) * (32.0 + 4.0 * math.sqrt(max(operations, 1.0)))
+        allowed = relative * (np.abs(values, dtype=np.float64) + scale)
+        return cls(name, values, allowed.astype(np.promote_types(values.dtype, np.float32)))
+
+    def mismatch(self, actual: Array) -> str:
+        """How `actual` differs, in words; empty when it does not."""
+        if actual.dtype.kind != "f":
+            wrong = actual != self.values
+            if not wrong.any():
+                return ""
+            error = np.abs(actual.astype(np.float64) - self.values.astype(np.float64))
+        else:
+            with np.errstate(invalid="ignore", over="ignore"):
+                error = np.abs(actual - self.values)
+                if (error <= self.allowed).all():
+                    return ""
+                same = (actual == self.values) | (np.isnan(actual) & np.isnan(self.values))  # infinities and NaN
+                error = np.where(same, 0.0, error)
+            wrong = ~(error <= self.allowed)
+            if not wrong.any():
+                return ""
+        return self._describe(actual, wrong, error)
+
+    def _describe(self, actual: Array, wrong: Array, error: Array) -> str:
+        order = np.where(np.isnan(error), np.inf, error)
+        worst = tuple(
+            int(place) for place in np.unravel_index(int(np.argmax(np.where(wrong, order, -1.0))), wrong.shape)
+        )
+        relative = float(error[worst]) / max(abs(float(self.values[worst])), 1e-30)
+        return (
+            f"wrong answer in {self.name}: {int(wrong.sum())} of {wrong.size} elements differ; worst at {worst}: "
+            f"expected {float(self.values[worst]):.7g}, got {float(actual[worst]):.7g}; max abs error "
+            f"{float(error[worst]):.3g} (allowed {float(self.allowed[worst]):.3g}), max rel error {relative:.3g}"
+        )

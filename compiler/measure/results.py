@@ -1,0 +1,50 @@
+"""In: the ways a candidate can end. Out: plain frozen results of building, of running, and of both. Always:
+picklable; a failure carries its status and a text whose first line says it all, never a made-up cost.
+"""
+
+import traceback
+from dataclasses import dataclass
+
+from compiler.measure.record import MeasureStatus
+from compiler.runtime.artifact import KernelArtifact
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """One built candidate: `artifact` is set exactly when `status` is OK. `seconds` is the time the build took."""
+
+    artifact: KernelArtifact | None
+    status: MeasureStatus
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult:
+    """One run candidate: `costs` are seconds per call, one per repeat, empty unless `status` is OK."""
+
+    costs: tuple[float, ...]
+    status: MeasureStatus
+    error: str
+    run_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One candidate, built and run. Costs are seconds per call, one per repeat, empty unless `status` is OK."""
+
+    costs: tuple[float, ...]
+    status: MeasureStatus
+    error: str
+    build_seconds: float
+    run_seconds: float
+
+
+def join(build: BuildResult, run: MeasureResult) -> Measurement:
+    """What building and running one candidate came to."""
+    return Measurement(run.costs, run.status, run.error, build.seconds, run.run_seconds)
+
+
+def describe(error: BaseException) -> str:
+    """The text of a failure: kind and message in the first line, then the whole traceback."""
+    return f"{type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"

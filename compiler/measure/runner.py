@@ -1,0 +1,153 @@
+"""In: built candidates of a task. Out: one `MeasureResult` each, in order. Always: run one after the other in
+a single worker process bound to its processors; a candidate that crashes, hangs or computes something else
+costs one result, its own.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from compiler.errors import MeasureError
+from compiler.measure.attribution import collect
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureStatus
+from compiler.measure.results import BuildResult, MeasureResult, describe
+from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
+from compiler.runtime.affinity import choose_processors, openmp_environment
+from compiler.runtime.artifact import KernelArtifact
+from compiler.schedule.task import SearchTask
+
+_WORKER = "compiler.measure.run_worker"
+_BUILD_REFERENCE = "compiler.measure.build_worker:build_reference"
+_PREPARE_SECONDS = 120.0
+_USES_PER_WORKER = 5000
+
+
+class LocalRunner:
+    """Times kernels on this machine with `threads` threads; options as in `MeasureOptions`.
+
+    `build_func` and `reference_steps` are the dotted paths of what makes a task's untuned kernel, whose
+    answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and (dag) -> steps.
+    """
+
+    def __init__(
+        self,
+        threads: int = 1,
+        timeout_s: float = 10.0,
+        number: int = 1,
+        repeat: int = 3,
+        min_repeat_ms: float = 3.0,
+        check: bool = True,
+        *,
+        options: MeasureOptions | None = None,
+        build_func: str = "compiler.driver.build:build_kernel",
+        reference_steps: str = "compiler.driver.defaults:default_steps",
+    ) -> None:
+        self.options = options or MeasureOptions(
+            threads=threads,
+            run_timeout_s=timeout_s,
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            check=check,
+        )
+        self._reference_recipe = (build_func, reference_steps)
+        self._references: dict[str, KernelArtifact] = {}
+        processors = choose_processors(self.options.threads)
+        self._worker = WorkerProcess(
+            initializer=f"{_WORKER}:set_up",
+            initargs=(processors,),
+            maximum_uses=_USES_PER_WORKER,
+            environment=openmp_environment(processors),
+        )
+
+    def run(
+        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
+    ) -> list[MeasureResult]:
+        """Check and time every built candidate; failed builds pass through. `best_seconds` is the task's best
+        cost so far.
+
+        A failed result has status COMPILE_DEVICE (cannot be loaded), RUNTIME_DEVICE (crashed, wrote out of
+        bounds), WRONG_ANSWER or RUN_TIMEOUT. When the task's untuned kernel itself fails, so do all its
+        candidates.
+
+        Raises: MeasureError when the worker cannot work at all.
+        """
+        artifacts = [build.artifact for build in builds if build.artifact is not None]
+        results = iter(self._run_built(task, artifacts, math.inf if best_seconds is None else best_seconds))
+        return [
+            next(results) if build.artifact is not None else MeasureResult((), build.status, build.error, 0.0)
+            for build in builds
+        ]
+
+    def close(self) -> None:
+        """End the worker process; a later `run` starts a new one."""
+        self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run_built(self, task: SearchTask, artifacts: Sequence[KernelArtifact], best: float) -> list[MeasureResult]:
+        if not artifacts:
+            return []
+        try:
+            self._prepare(task, artifacts[0])
+        except WorkerFailedError as error:
+            if error.from_outside:
+                raise
+            return [self._without_reference(task, describe(error))] * len(artifacts)
+        except MeasureError:
+            raise
+        except Exception as error:
+            return [self._without_reference(task, describe(error))] * len(artifacts)
+        done: list[float] = [best]
+
+        def stream_from(first: int) -> Iterator[object]:
+            self._prepare(task, artifacts[0])
+            stream = self._worker.stream(
+                f"{_WORKER}:run_stream",
+                _key(task),
+                artifacts[first:],
+                min(done),
+                self.options,
+                timeout_s=self.options.run_timeout_s,
+            )
+            for item in stream:
+                if isinstance(item, MeasureResult):
+                    done.extend(item.costs)
+                yield item
+
+        return collect(len(artifacts), stream_from, self._failed)
+
+    def _prepare(self, task: SearchTask, pattern: KernelArtifact) -> None:
+        """See to it that the worker has the task's buffers and right answers."""
+        key = _key(task)
+        if self._worker.call(f"{_WORKER}:knows", key, timeout_s=_PREPARE_SECONDS):
+            return
+        if self.options.check:
+            if key not in self._references:
+                self._references[key] = self._worker.call(
+                    _BUILD_REFERENCE, task, *self._reference_recipe, timeout_s=_PREPARE_SECONDS
+                )
+            pattern = self._references[key]
+        elements = sum(spec.size for spec in pattern.outputs)
+        operations = task.flop_count / max(elements, 1)
+        self._worker.call(f"{_WORKER}:prepare", key, pattern, operations, self.options, timeout_s=_PREPARE_SECONDS)
+
+    def _without_reference(self, task: SearchTask, text: str) -> MeasureResult:
+        return MeasureResult(
+            (), MeasureStatus.RUNTIME_DEVICE, f"{task.name}: its untuned kernel, the reference, fails: {text}", 0.0
+        )
+
+    def _failed(self, error: WorkerFailedError, seconds: float) -> MeasureResult:
+        if isinstance(error, WorkerTimeoutError):
+            text = f"the kernel took more than {self.options.run_timeout_s:g} s"
+            return MeasureResult((), MeasureStatus.RUN_TIMEOUT, text, seconds)
+        return MeasureResult((), MeasureStatus.RUNTIME_DEVICE, f"the kernel crashed: {error}", seconds)
+
+
+def _key(task: SearchTask) -> str:
+    return f"{task.workload_key} {task.target}"
