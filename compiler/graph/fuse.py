@@ -1,10 +1,10 @@
 """In: a graph. Out: groups of nodes that share a kernel, and the values that are only another view of one.
 
-Always: every node is in one group or is an alias; a group has one visible result; groups are in an order in which they run.
+Always: every node is in one group or is an alias; a group has one visible result; groups stand in running order.
 
 A convolution, a matrix product or a reduction takes the element-wise operators behind it into its group; element-wise
-and injective operators start groups of their own. What lies between an operator and its immediate post-dominator (the node
-that every path to a graph output passes first) is taken whole or not at all, so a group never waits for itself:
+and injective operators start groups of their own. What lies between an operator and its immediate post-dominator (the
+node that every path to a graph output passes first) is taken whole or not at all, so a group never waits for itself:
 
     conv ─► add ─► relu        one group          conv ─► sigmoid ─► mul ─► ...    one group
              ▲                                      └────────────────▲
@@ -76,7 +76,7 @@ def is_alias(graph: Graph, node: Node) -> bool:
 
 
 def _starts(graph: Graph) -> list[int]:
-    """Nodes in the order in which they may claim others: of two convolutions that are added, the later one comes first."""
+    """Nodes in the order in which they may claim others: of two convolutions that are added, the later is first."""
     order = range(len(graph.nodes))
     kinds = [OPS[node.op].kind for node in graph.nodes]
     complex_ = [index for index in reversed(order) if kinds[index] is FusionKind.COMPLEX]

@@ -39,7 +39,7 @@ class Partition:
     """A network as calls of kernels.
 
     `kernels` are the calls in running order. `tasks` are the distinct kernels in order of first use, `weights` how
-    often each is called, `tunable` which of them have data reuse that a search can exploit (convolutions, matrix products);
+    often each is called, `tunable` which of them have data reuse that a search can exploit (convolutions, products);
     the others run with the default schedule. `aliases` maps a value to the one whose memory it shares.
     """
 

@@ -1,0 +1,188 @@
+"""In: a plan, kernels, constants and facts about them. Out: a `CompiledNetwork`, saved as one `.retune` file.
+
+Always: a zip of JSON, `.npy` arrays and object code; no pickle, written to a temporary name and renamed when complete.
+
+    plan.json         see `compiler.executor.plan`
+    metadata.json     version, target, tool versions; coverage: which record every task was built from
+    kernels.json      name, arguments, packing, workspace of every kernel
+    kernels/NAME.o    its object code
+    constants/N.npy   the constant of buffer N, packed as its kernel wants it
+"""
+
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from compiler.errors import ArtifactError
+from compiler.executor.plan import BufferKind, Plan
+from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact, Packing
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What one task was built from: `record_id` of a measured program, or None for the default schedule.
+
+    `note` says why a record was not used where there was one.
+    """
+
+    task: str
+    workload_key: str
+    weight: int
+    tunable: bool
+    record_id: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledNetwork:
+    """A network as data: `constants` are by buffer number of the plan, `metadata` is JSON (target, versions)."""
+
+    plan: Plan
+    kernels: tuple[KernelArtifact, ...]
+    constants: Mapping[int, Array]
+    coverage: tuple[Coverage, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def verify(self) -> None:
+        """Check that plan, kernels and constants fit each other.
+
+        Raises: ArtifactError that names what does not.
+        """
+        self.plan.verify({kernel.name: kernel for kernel in self.kernels})
+        for number, buffer in enumerate(self.plan.buffers):
+            if buffer.kind is not BufferKind.CONSTANT or buffer.storage != number:
+                continue
+            array = self.constants.get(number)
+            if array is None:
+                raise ArtifactError(f"network {self.plan.name}: the constant {buffer.name} is missing")
+            if array.nbytes != buffer.nbytes or array.dtype != np.dtype(buffer.dtype):
+                raise ArtifactError(
+                    f"network {self.plan.name}: the constant {buffer.name} is {array.dtype.name}{list(array.shape)}, "
+                    f"the plan says {buffer.dtype}{list(buffer.shape)}"
+                )
+
+    def save(self, path: str | Path) -> Path:
+        """Write one file and return its path; an existing file is replaced at once or not at all.
+
+        Raises: ArtifactError when it cannot be written.
+        """
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                self._write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            raise ArtifactError(f"cannot write {path}: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+    def _write(self, file: io.BufferedWriter) -> None:
+        metadata = {"format": FORMAT_VERSION, "metadata": self.metadata, "coverage": [asdict(c) for c in self.coverage]}
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("plan.json", self.plan.dumps())
+            archive.writestr("metadata.json", json.dumps(metadata, indent=1))
+            archive.writestr("kernels.json", json.dumps([_kernel_row(kernel) for kernel in self.kernels], indent=1))
+            for kernel in self.kernels:
+                archive.writestr(f"kernels/{kernel.name}.o", kernel.object_code)
+            for number, array in self.constants.items():
+                with archive.open(zipfile.ZipInfo(f"constants/{number}.npy"), "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CompiledNetwork":
+        """Read what `save` wrote.
+
+        Raises: ArtifactError when the file is missing, damaged, inconsistent, or of another version.
+        """
+        path = Path(path)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                network = _read(archive)
+        except FileNotFoundError as error:
+            raise ArtifactError(f"no such file: {path}") from error
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error}") from error
+        except _DAMAGE as error:
+            raise ArtifactError(
+                f"{path} is no compiled network, or is damaged: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            network.verify()
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error}") from error
+        return network
+
+
+_DAMAGE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    AttributeError,
+    MemoryError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What the readers of zip, JSON and npy raise when a file is not what it claims to be."""
+
+
+def _read(archive: zipfile.ZipFile) -> CompiledNetwork:
+    about = json.loads(archive.read("metadata.json"))
+    if about["format"] != FORMAT_VERSION:
+        raise ArtifactError(f"format {about['format']!r}; this Retune reads format {FORMAT_VERSION}")
+    plan = Plan.loads(archive.read("plan.json").decode())
+    kernels = tuple(
+        _kernel_of(row, archive.read(f"kernels/{row['name']}.o")) for row in json.loads(archive.read("kernels.json"))
+    )
+    constants: dict[int, Array] = {}
+    for name in archive.namelist():
+        if name.startswith("constants/"):
+            with archive.open(name) as entry:
+                constants[int(Path(name).stem)] = np.lib.format.read_array(entry, allow_pickle=False)
+    coverage = tuple(Coverage(**row) for row in about["coverage"])
+    return CompiledNetwork(plan, kernels, constants, coverage, dict(about["metadata"]))
+
+
+def _kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
+    return {
+        "name": kernel.name,
+        "target": kernel.target,
+        "workspace_bytes": kernel.workspace_bytes,
+        "args": [asdict(arg) for arg in kernel.args],
+    }
+
+
+def _kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
+    args = tuple(
+        ArgSpec(
+            name=arg["name"],
+            shape=tuple(int(extent) for extent in arg["shape"]),
+            dtype=np.dtype(arg["dtype"]).name,
+            is_output=bool(arg["is_output"]),
+            packing=None if arg["packing"] is None else _packing_of(arg["packing"]),
+        )
+        for arg in row["args"]
+    )
+    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"])
+
+
+def _packing_of(row: Mapping[str, Any]) -> Packing:
+    return Packing(tuple(int(extent) for extent in row["dims"]), tuple(int(place) for place in row["order"]))

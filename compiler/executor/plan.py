@@ -1,0 +1,191 @@
+"""In: nothing but numbers and names. Out: a `Plan`, which kernels run in which order on which buffers.
+
+Always: frozen, JSON in and out; a plan that `verify` accepts cannot make a kernel touch memory that is not its own.
+
+    Plan   = name, buffers, calls, inputs, outputs, arena_bytes
+    Buffer = name: dtype[shape], kind, storage       storage: where its memory is
+             input, output, constant                 an array of its own, storage is the buffer's own number
+             intermediate                            `offset` bytes into the arena
+             any with another storage                a view of that buffer in another shape
+    Call   = kernel(buffer numbers in argument order)
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import ArtifactError
+from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
+
+PLAN_VERSION = 1
+
+
+class BufferKind(StrEnum):
+    """Who owns a buffer's memory and when it is written."""
+
+    INPUT = "input"
+    CONSTANT = "constant"
+    INTERMEDIATE = "intermediate"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """One buffer. `storage` is the number of the buffer whose memory it is; intermediates lie at `offset` bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: BufferKind
+    storage: int
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kernel call; `label` says for people which nodes of the network it computes."""
+
+    kernel: str
+    buffers: tuple[int, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A network ready to run. `inputs` and `outputs` are buffer numbers in the network's order."""
+
+    name: str
+    buffers: tuple[BufferSpec, ...]
+    calls: tuple[Call, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arena_bytes: int
+
+    def root(self, number: int) -> BufferSpec:
+        """The buffer that owns the memory of buffer `number`."""
+        return self.buffers[self.buffers[number].storage]
+
+    def verify(self, kernels: Mapping[str, KernelArtifact]) -> None:
+        """Check the plan against itself and the kernels it calls.
+
+        Raises: ArtifactError that names the buffer or call at fault.
+        """
+        for number, buffer in enumerate(self.buffers):
+            self._verify_buffer(number, buffer)
+        for number in (*self.inputs, *self.outputs):
+            if not 0 <= number < len(self.buffers):
+                raise ArtifactError(f"plan {self.name}: no buffer {number} for an input or output")
+        for call in self.calls:
+            if call.kernel not in kernels:
+                raise ArtifactError(f"plan {self.name}: no kernel {call.kernel!r}")
+            self._verify_call(call, kernels[call.kernel])
+
+    def _verify_buffer(self, number: int, buffer: BufferSpec) -> None:
+        where = f"plan {self.name}: buffer {number} ({buffer.name})"
+        if any(extent < 0 for extent in buffer.shape):
+            raise ArtifactError(f"{where}: negative shape {buffer.shape}")
+        if not 0 <= buffer.storage < len(self.buffers):
+            raise ArtifactError(f"{where}: no buffer {buffer.storage} to share memory with")
+        root = self.root(number)
+        if root.storage != buffer.storage or root.nbytes != buffer.nbytes or root.kind is not buffer.kind:
+            raise ArtifactError(f"{where}: cannot share the memory of buffer {buffer.storage} ({root.name})")
+        if buffer.kind is BufferKind.INTERMEDIATE and buffer.storage == number:
+            fits = buffer.offset >= 0 and buffer.offset + buffer.nbytes <= self.arena_bytes
+            if not fits or buffer.offset % ALIGNMENT:
+                raise ArtifactError(f"{where}: offset {buffer.offset} is not a place in {self.arena_bytes} bytes")
+
+    def _verify_call(self, call: Call, kernel: KernelArtifact) -> None:
+        where = f"plan {self.name}: call of {call.kernel}"
+        if len(call.buffers) != len(kernel.args):
+            raise ArtifactError(f"{where}: {len(call.buffers)} buffers for {len(kernel.args)} arguments")
+        for number, spec in zip(call.buffers, kernel.args, strict=True):
+            if not 0 <= number < len(self.buffers):
+                raise ArtifactError(f"{where}: no buffer {number}")
+            buffer = self.buffers[number]
+            if math.prod(buffer.shape) != spec.size or buffer.dtype != spec.dtype:
+                raise ArtifactError(
+                    f"{where}: buffer {buffer.name} is {buffer.dtype}{list(buffer.shape)}, "
+                    f"argument {spec.name} is {spec.dtype}{list(spec.shape)}"
+                )
+            if spec.is_output and buffer.kind in (BufferKind.INPUT, BufferKind.CONSTANT):
+                raise ArtifactError(f"{where}: writes to {buffer.name}, which is an {buffer.kind}")
+
+    def dumps(self) -> str:
+        """JSON text of the plan."""
+        return json.dumps({"version": PLAN_VERSION, **asdict(self)}, indent=1)
+
+    @classmethod
+    def loads(cls, text: str) -> "Plan":
+        """Read what `dumps` wrote.
+
+        Raises: ArtifactError when the text is not a plan of this version.
+        """
+        try:
+            data = json.loads(text)
+            version = data["version"]
+            if version != PLAN_VERSION:
+                raise ArtifactError(f"the plan has version {version!r}; this Retune reads version {PLAN_VERSION}")
+            return _from_data(data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArtifactError(f"the plan cannot be read: {type(error).__name__}: {error}") from error
+
+    def __str__(self) -> str:
+        lines = [f"plan {self.name}: arena {self.arena_bytes} bytes"]
+        for number, buffer in enumerate(self.buffers):
+            place = f"+{buffer.offset}" if buffer.kind is BufferKind.INTERMEDIATE else ""
+            view = f" = %{buffer.storage}" if buffer.storage != number else ""
+            lines.append(f"  %{number} {buffer.kind}{place} {buffer.name}: {buffer.dtype}{list(buffer.shape)}{view}")
+        lines += [f"  {call.kernel}({', '.join(f'%{number}' for number in call.buffers)})" for call in self.calls]
+        lines.append(f"  return {', '.join(f'%{number}' for number in self.outputs)}")
+        return "\n".join(lines)
+
+
+def _from_data(data: Mapping[str, Any]) -> Plan:
+    buffers = tuple(
+        BufferSpec(
+            name=_text(entry["name"]),
+            shape=_ints(entry["shape"]),
+            dtype=np.dtype(_text(entry["dtype"])).name,
+            kind=BufferKind(entry["kind"]),
+            storage=_int(entry["storage"]),
+            offset=_int(entry["offset"]),
+        )
+        for entry in data["buffers"]
+    )
+    calls = tuple(
+        Call(_text(entry["kernel"]), _ints(entry["buffers"]), _text(entry["label"])) for entry in data["calls"]
+    )
+    return Plan(
+        name=_text(data["name"]),
+        buffers=buffers,
+        calls=calls,
+        inputs=_ints(data["inputs"]),
+        outputs=_ints(data["outputs"]),
+        arena_bytes=_int(data["arena_bytes"]),
+    )
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _ints(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(_int(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
