@@ -1,7 +1,7 @@
 """In: a root, a target, a task. Out: where its files are. Always: paths hold safe letters only.
 
     root/store.json                        newest schema version that wrote here
-    root/records/target_slug=<slug>/workload=<hash>/<ulid>.parquet
+    root/records/target_slug=<slug>/workload=<hash>/<ulid>-<checksums>.parquet
                                            one file per append and task
     root/quarantine/records/...            files that could not be read back
     root/runs/<ulid>.json                  the run ledger

@@ -12,9 +12,9 @@ from compiler.errors import CorruptRecordError, StoreError
 from compiler.measure.record import SCHEMA_VERSION, MeasureRecord
 from storage.base import RecordStore, Selection
 from storage.codec import canonical
-from storage.files import TEMPORARY_SUFFIX, new_id, publish, quarantine
-from storage.layout import RECORDS, SUFFIX, part_folder, part_paths
-from storage.parts import Key, Outline, PartCache, encode, read_part
+from storage.files import TEMPORARY_SUFFIX, publish, quarantine
+from storage.layout import RECORDS, part_folder, part_paths
+from storage.parts import Key, Outline, PartCache, encode, part_name, read_part
 from storage.schema import refuse_newer
 
 MARKER = "store.json"
@@ -64,12 +64,16 @@ class ParquetRecordStore(RecordStore):
         for record in unique.values():
             folder = part_folder(self.root, record.target, record.task_key)
             groups.setdefault(folder, []).append(record)
-        parts = {folder / f"{new_id()}{SUFFIX}": tuple(rows) for folder, rows in groups.items()}
-        files = {path: encode(rows) for path, rows in parts.items()}
+        files: dict[Path, bytes] = {}
+        parts: dict[Path, tuple[MeasureRecord, ...]] = {}
+        for folder, rows in groups.items():
+            data = encode(rows)
+            path = folder / part_name(data)
+            files[path], parts[path] = data, tuple(rows)
         self._write_marker()
         publish(files)
-        for path, rows in parts.items():
-            self._cache.keep(path, rows)
+        for path, kept in parts.items():
+            self._cache.keep(path, kept)
 
     def scan(self, selection: Selection) -> Iterable[MeasureRecord]:
         """See `RecordStore.scan`: opens only the folders that the target and task allow."""

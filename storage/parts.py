@@ -1,7 +1,10 @@
 """In: records or the path of a file. Out: the other. Always: what is cached stays true for ever."""
 
 import math
+import os
+import re
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +18,9 @@ import pyarrow.parquet as pq
 from compiler.errors import CorruptRecordError, StoreError
 from compiler.measure.record import MeasureRecord
 from storage.codec import from_table, to_table
-from storage.schema import SCHEMA, upgrade, version_of
+from storage.files import new_id
+from storage.layout import SUFFIX
+from storage.schema import SCHEMA, VERSION_KEY, refuse_newer, upgrade, version_of
 
 BEST_KEY = ("task_key", "target", "device", "threads")
 """The columns within which "best" is one record."""
@@ -23,15 +28,29 @@ BEST_KEY = ("task_key", "target", "device", "threads")
 Key = tuple[str, str, str, int]
 """The values of `BEST_KEY`."""
 
+_TAIL = 8
+_NAME = re.compile(rf"\w+-(?P<footer>[0-9a-f]{{8}})-(?P<body>[0-9a-f]{{8}}){re.escape(SUFFIX)}")
+_VERSION = re.compile(re.escape(VERSION_KEY) + rb"\x18.(\d+)\x00", re.DOTALL)
+"""The schema version as Parquet's footer spells it, found without parsing."""
+
 _OUTLINE_COLUMNS = [SCHEMA.names.index(name) for name in (*BEST_KEY, "seconds")]
 """Where they are in a file: no nested column has more than one leaf, so leaves count like columns."""
 
 
 def encode(records: Sequence[MeasureRecord]) -> bytes:
-    """The Parquet file of canonical records, zstd-compressed, schema version in its footer."""
+    """The Parquet file of canonical records, zstd-compressed, the schema version in its footer."""
     sink = pa.BufferOutputStream()
     pq.write_table(to_table(records), sink, compression="zstd")
     return bytes(sink.getvalue())
+
+
+def part_name(data: bytes) -> str:
+    """A fresh name for a file of these bytes: ULID, checksum of the footer, checksum of the rest.
+
+    Arrow kills the process on some damaged footers, so nothing is parsed that was not checked first.
+    """
+    body, footer = _split(data)
+    return f"{new_id()}-{zlib.crc32(footer):08x}-{zlib.crc32(body):08x}{SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +70,8 @@ def read_part(path: Path) -> Any:
         CorruptRecordError: it cannot be read back.
         StoreError: the medium failed.
     """
-    with _opened(path) as file:
+    body, footer = _checked(path)
+    with _blame(path), pq.ParquetFile(pa.BufferReader(body + footer)) as file:
         version = version_of(file.schema_arrow.metadata, str(path))
         return upgrade(file.read(use_threads=False), version, str(path))
 
@@ -62,11 +82,13 @@ def read_outline(path: Path) -> Outline | None:
     None if it does not tell: the rows differ in `BEST_KEY`, or the file is of an older version.
     `seconds` is infinite if no row succeeded.
     """
-    with _opened(path) as file:
-        version_of(file.schema_arrow.metadata, str(path))
-        if file.metadata.num_row_groups != 1 or file.schema_arrow.names != SCHEMA.names:
+    _, footer = _checked(path, only_footer=True)
+    with _blame(path):
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        version_of(metadata.metadata, str(path))
+        if metadata.num_row_groups != 1 or metadata.schema.to_arrow_schema().names != SCHEMA.names:
             return None
-        group = file.metadata.row_group(0)
+        group = metadata.row_group(0)
         *key, seconds = [group.column(index).statistics for index in _OUTLINE_COLUMNS]
     if any(column is None or not column.has_min_max or column.min != column.max for column in key):
         return None
@@ -76,18 +98,47 @@ def read_outline(path: Path) -> Outline | None:
     return Outline((task_key, target, device, threads), seconds.min if seconds.has_min_max else math.inf)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _checked(path: Path, only_footer: bool = False) -> tuple[bytes, bytes]:
+    """The bytes of a file, before its footer (empty if not asked for) and from it, as its name vouches."""
     try:
-        with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
-            yield file
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            start = size - _footer_length(file.read())
+            file.seek(max(0, start) if only_footer else 0)
+            data = file.read()
     except FileNotFoundError:
         raise
     except OSError as error:
-        if error.errno is not None:
-            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-        raise CorruptRecordError(f"{path} cannot be read back: {error}") from error
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    body, footer = _split(data)
+    named = _NAME.fullmatch(path.name)
+    if named and zlib.crc32(footer) != int(named["footer"], 16):
+        if version := _VERSION.search(footer):
+            refuse_newer(int(version[1]), str(path))
+        raise CorruptRecordError(f"{path} is damaged: its footer is not the one that its name vouches for")
+    if named and not only_footer and zlib.crc32(body) != int(named["body"], 16):
+        raise CorruptRecordError(f"{path} is damaged: its rows are not those that its name vouches for")
+    return body, footer
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """A file before its footer, and from it to the end."""
+    start = max(0, len(data) - _footer_length(data[-_TAIL:]))
+    return data[:start], data[start:]
+
+
+def _footer_length(tail: bytes) -> int:
+    """How many bytes the footer takes with the eight that end a Parquet file: its length and a magic word."""
+    return int.from_bytes(tail[:4], "little") + _TAIL
+
+
+@contextmanager
+def _blame(path: Path) -> Iterator[None]:
+    """Turn what Arrow raises on bytes it cannot parse into an error that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptRecordError(f"{path} cannot be read back: {error}") from error
 
 

@@ -1,0 +1,87 @@
+"""In: arbitrary records. Out: proof that the codec loses nothing. Always: infinity is never stored."""
+
+import math
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiler.errors import CorruptRecordError
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from storage.codec import canonical, from_table, to_table
+from storage.schema import COLUMNS, SCHEMA
+from tests.unit.storage.samples import timed
+
+durations = st.floats(0, 1e9)
+texts = st.text(st.characters())  # all of Unicode, lone surrogates included
+
+records = st.builds(
+    MeasureRecord,
+    record_id=st.text(min_size=1),
+    run_id=texts,
+    network=texts,
+    task_key=texts,
+    task_name=texts,
+    target=texts,
+    device=texts,
+    threads=st.integers(1, 2**31 - 1),
+    steps=texts,
+    parent_id=texts,
+    mutation=texts,
+    predicted=st.none() | st.floats(),
+    costs=st.lists(st.floats(min_value=0, exclude_min=True, allow_infinity=False), max_size=4).map(tuple),
+    status=st.sampled_from(MeasureStatus),
+    error=texts,
+    build_seconds=durations,
+    run_seconds=durations,
+    options=texts,
+    seed=st.integers(-(2**63), 2**63 - 1),
+    round=st.integers(0, 2**31 - 1),
+    elapsed=durations,
+    engine_version=texts,
+    llvm_version=texts,
+    timestamp=st.floats(0, 4e9),
+    schema_version=st.just(1),
+)
+
+
+@given(st.lists(records, max_size=5))
+def test_a_canonical_record_survives_the_round_trip(drawn: list[MeasureRecord]) -> None:
+    kept = [canonical(record) for record in drawn]
+    table = to_table(kept)
+    assert table.schema.equals(SCHEMA, check_metadata=True)
+    assert from_table(table) == kept
+    assert [canonical(record) for record in kept] == kept
+
+
+@given(st.lists(records, min_size=1, max_size=5))
+def test_nothing_infinite_is_stored(drawn: list[MeasureRecord]) -> None:
+    table = to_table([canonical(record) for record in drawn])
+    for name in ("predicted", "seconds", "build_seconds", "run_seconds", "elapsed"):
+        assert pc.all(pc.is_finite(table.column(name))).as_py() is not False
+    assert pc.all(pc.is_finite(pc.list_flatten(table.column("costs")))).as_py() is not False
+    seconds = table.column("seconds").to_pylist()
+    assert seconds == [r.seconds if math.isfinite(r.seconds) else None for r in drawn]
+
+
+def test_canonical_changes_only_what_it_says() -> None:
+    record = timed("w0", 1e-3, predicted=-math.inf, timestamp=1750000000.1234567)
+    kept = canonical(record)
+    assert kept.predicted is None
+    assert kept.timestamp == 1750000000.123457
+    assert kept.record_id == record.record_id
+
+
+def test_every_column_is_documented() -> None:
+    assert all(column.doc for column in COLUMNS)
+    assert set(MeasureRecord.__dataclass_fields__) | {"seconds", "status_name"} == set(SCHEMA.names)
+
+
+def test_an_unknown_status_is_corrupt() -> None:
+    table = to_table([canonical(timed("w0", 1.0))])
+    index = table.schema.get_field_index("status")
+    odd = table.set_column(index, SCHEMA.field("status"), pa.array([99], pa.int8()))
+    with pytest.raises(CorruptRecordError, match="status 99"):
+        from_table(odd)

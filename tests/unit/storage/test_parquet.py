@@ -1,0 +1,258 @@
+"""In: files in every bad state. Out: proof that readers see whole records. Always: real files, processes."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from compiler.errors import CorruptRecordError, SchemaError, StoreError
+from compiler.measure.record import SCHEMA_VERSION
+from storage.codec import canonical, to_table
+from storage.layout import part_folder, part_paths
+from storage.parquet import ParquetRecordStore
+from storage.parts import read_part
+from storage.schema import SCHEMA, VERSION_KEY, upgrade
+from tests.unit.storage import samples
+from tests.unit.storage.samples import CPU, failed, timed
+
+WRITER = (sys.executable, "-m", samples.__name__)
+ROOT = Path(samples.__file__).parents[3]
+
+
+def start_writer(root: Path, name: str, rounds: int) -> "subprocess.Popen[str]":
+    """A process that appends rounds of eight records and prints their ids."""
+    command = (*WRITER, str(root), name, str(rounds))
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def stamp(path: Path, version: int) -> None:
+    """Rewrite a file as if another version of Retune had written it."""
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.replace_schema_metadata({VERSION_KEY: str(version)}), path)
+
+
+def test_kill_9_loses_nothing_acknowledged_and_shows_nothing_partial(tmp_path: Path) -> None:
+    for attempt in range(3):
+        writer = start_writer(tmp_path, f"writer{attempt}", 0)
+        assert writer.stdout is not None
+        acknowledged = [writer.stdout.readline() for _ in range(3)]
+        time.sleep(0.003 * attempt)
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += writer.stdout.readlines()
+        writer.stdout.close()
+        writer.wait()
+        whole = [line for line in acknowledged if line.endswith("\n")]
+        store = ParquetRecordStore(tmp_path)
+        seen = {record.record_id for record in store.records(run_id=f"writer{attempt}")}
+        assert seen >= {record_id for line in whole for record_id in line.split()}
+        assert len(seen) % 8 == 0
+        assert store.check().rows % 8 == 0
+
+
+def test_many_writers_and_a_reader_need_no_lock(tmp_path: Path) -> None:
+    writers = [start_writer(tmp_path, f"writer{number}", 12) for number in range(3)]
+    reader = ParquetRecordStore(tmp_path)
+    seen = 0
+    while any(writer.poll() is None for writer in writers):
+        count = len(reader.records())
+        assert count >= seen
+        assert count % 8 == 0
+        seen = count
+        time.sleep(0.01)
+    for writer in writers:
+        printed, _ = writer.communicate()
+        assert writer.returncode == 0
+        assert len(printed.splitlines()) == 12
+    assert len(reader.records()) == 3 * 12 * 8
+    assert reader.check().temporaries == ()
+
+
+def test_a_temporary_is_never_read(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 1e-3)])
+    leftover = part_folder(store.root, CPU, "w0") / ".01ABC.tmp"
+    leftover.write_bytes(b"half a fi")
+    assert len(ParquetRecordStore(tmp_path).records()) == 1
+    assert store.check().temporaries == (leftover,)
+
+
+def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 1e-3)])
+    calls = []
+
+    def full_after_one(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.files.os.fsync", full_after_one)
+        with pytest.raises(StoreError, match="No space left"):
+            store.append([timed("w0", 1e-3), timed("w0b", 1e-3)])
+    for reader in (store, ParquetRecordStore(tmp_path)):
+        assert len(reader.records()) == 1
+        assert reader.check().temporaries == ()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text", "foreign"])
+def test_a_corrupt_file_is_set_aside_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 1e-3)])
+    store.append([timed("w0", 5e-4)])
+    bad = part_paths(store.root)[1]
+    data = bad.read_bytes()
+    foreign = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": [1]}), foreign)
+    middle = len(data) // 4
+    bad.write_bytes(
+        {
+            "truncated": data[:-30],
+            "flipped": data[:middle] + bytes(255 - byte for byte in data[middle : middle + 400]) + data[middle + 400 :],
+            "empty": b"",
+            "text": b"hello" * 100,
+            "foreign": foreign.getvalue().to_pybytes(),
+        }[damage]
+    )
+    reader = ParquetRecordStore(tmp_path)
+    with pytest.raises(CorruptRecordError, match=bad.name):
+        reader.check()
+    with caplog.at_level(logging.WARNING):
+        best = reader.best("w0")
+        assert [record.seconds for record in reader.records()] == [1e-3]
+    assert best is not None
+    assert best.seconds == 1e-3
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert bad.name in warnings[0]
+    assert not bad.exists()
+    assert (tmp_path / "quarantine" / bad.relative_to(tmp_path)).exists()
+    assert reader.check().rows == 1
+
+
+def test_any_single_bit_of_damage_is_noticed(tmp_path: Path) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3), failed("w0")])
+    (path,) = part_paths(tmp_path)
+    good = path.read_bytes()
+    for position in range(0, len(good), 37):
+        damaged = bytearray(good)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError, match=path.name):  # corrupt, or of a newer version
+            read_part(path)
+
+
+def test_a_file_put_there_by_another_tool_is_read(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 1e-3)])
+    (path,) = part_paths(tmp_path)
+    path.rename(path.with_name("mine.parquet"))
+    assert ParquetRecordStore(tmp_path).best("w0") == store.records()[0]
+
+
+def test_a_file_in_the_wrong_folder_fails_the_check(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 1e-3), timed("w1", 1e-3)])
+    first, second = part_paths(store.root)
+    first.rename(second.parent / first.name)
+    with pytest.raises(CorruptRecordError, match="another task"):
+        store.check()
+
+
+def test_a_newer_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
+    (path,) = part_paths(tmp_path)
+    stamp(path, SCHEMA_VERSION + 1)
+    store = ParquetRecordStore(tmp_path)
+    for query in (store.records, store.best_per_task, store.check):
+        with pytest.raises(SchemaError, match="upgrade Retune") as caught:
+            query()
+        assert path.name in str(caught.value)
+        assert f"schema {SCHEMA_VERSION + 1}" in str(caught.value)
+        assert path.exists()
+
+
+def test_a_store_that_a_newer_version_wrote_is_refused_when_opened(tmp_path: Path) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
+    (tmp_path / "store.json").write_text(f'{{"schema_version": {SCHEMA_VERSION + 1}}}')
+    with pytest.raises(SchemaError, match="upgrade Retune"):
+        ParquetRecordStore(tmp_path)
+
+
+def test_an_older_table_is_upgraded_step_by_step() -> None:
+    table = to_table([canonical(timed("w0", 1e-3))])
+
+    def restore_round(old: Any) -> Any:
+        return old.append_column("round", pa.array([7] * old.num_rows, pa.int32()))
+
+    def rename_backend(old: Any) -> Any:
+        return old.rename_columns(["target" if name == "backend" else name for name in old.column_names])
+
+    names = ["backend" if name == "target" else name for name in SCHEMA.names]
+    oldest = table.rename_columns(names).drop_columns(["round"])
+    steps = {1: restore_round, 2: rename_backend}
+    upgraded = upgrade(oldest, 1, "old.parquet", steps, to=3)
+    assert upgraded.schema.equals(SCHEMA)
+    assert upgraded.column("round").to_pylist() == [7]
+    with pytest.raises(SchemaError, match=r"old\.parquet has record schema 1"):
+        upgrade(oldest, 1, "old.parquet", {2: rename_backend}, to=3)
+    with pytest.raises(CorruptRecordError, match=r"old\.parquet does not fit"):
+        upgrade(oldest, 3, "old.parquet", steps, to=3)
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="not a folder"):
+        ParquetRecordStore(tmp_path / "file")
+
+
+def test_names_never_escape_their_folder(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path / "store")
+    record = timed("../../w0", 1e-3, target="../../../etc/ -mcpu=x' OR 1=1", device="/")
+    store.append([record])
+    (path,) = part_paths(store.root, record.target, record.task_key)
+    assert path.parts[-4:-1][0] == "records"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+    assert store.records(record.task_key, record.target) == [record]
+
+
+def test_repeated_reads_open_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3), failed("w1")])
+    reader = ParquetRecordStore(tmp_path)
+    first = reader.records(), reader.best_per_task()
+
+    def refuse(path: Path) -> Sequence[object]:
+        raise AssertionError(path)
+
+    monkeypatch.setattr("storage.parts.read_part", refuse)
+    monkeypatch.setattr("storage.parts.read_outline", refuse)
+    assert (reader.records(), reader.best_per_task()) == first
+
+
+def test_best_reads_only_the_winning_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = ParquetRecordStore(tmp_path)
+    for number in range(5):
+        writer.append([timed("w0", 1e-3 * (5 - number)), failed("w0")])
+    reader = ParquetRecordStore(tmp_path)
+    opened: list[Path] = []
+
+    def note(path: Path) -> object:
+        opened.append(path)
+        return read_part(path)
+
+    monkeypatch.setattr("storage.parts.read_part", note)
+    best = reader.best("w0", target=CPU)
+    assert best is not None
+    assert best.seconds == 1e-3
+    assert opened == [part_paths(tmp_path)[-1]]

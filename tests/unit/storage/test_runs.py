@@ -1,0 +1,107 @@
+"""In: runs that end, stop and die. Out: proof that each is resumed exactly when it should be. Always: one owner."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import StoreError
+from storage.runs import RunLedger
+
+ROOT = Path(__file__).parents[3]
+OWNER = """
+import sys, time
+from storage.runs import RunLedger
+run = RunLedger(sys.argv[1]).open_or_resume("f", {})
+print(run.run_id, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_fresh_fingerprint_starts_a_run(tmp_path: Path) -> None:
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {"network": "mlp"}) as run:
+        assert not run.is_resumed
+        assert ledger.get(run.run_id).describe == {"network": "mlp"}
+    assert [info.run_id for info in ledger.list()] == [run.run_id]
+
+
+def test_the_newest_unfinished_run_of_the_fingerprint_is_resumed(tmp_path: Path) -> None:
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {}) as first:
+        pass
+    with ledger.open_or_resume("other", {}):
+        pass
+    with ledger.open_or_resume("f", {"ignored": True}) as second:
+        assert second.run_id == first.run_id
+        assert second.is_resumed
+        assert len(second.info.resumed) == 1
+    assert ledger.get(first.run_id).describe == {}
+
+
+def test_a_complete_run_is_not_resumed(tmp_path: Path) -> None:
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {}) as first:
+        done = ledger.complete(first.run_id, {"best": 1e-3})
+    assert done.is_complete
+    assert ledger.get(first.run_id).summary == {"best": 1e-3}
+    with ledger.open_or_resume("f", {}) as second:
+        assert second.run_id != first.run_id
+    assert [info.is_complete for info in ledger.list()] == [True, False]
+
+
+def test_a_run_has_one_owner_even_in_one_process(tmp_path: Path) -> None:
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {}), pytest.raises(StoreError, match=f"process {os.getpid()} is working"):
+        ledger.open_or_resume("f", {})
+    with ledger.open_or_resume("f", {}) as again:
+        assert again.is_resumed
+
+
+def test_kill_9_frees_the_run(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", OWNER, str(tmp_path))
+    owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    run_id = owner.stdout.readline().strip()
+    ledger = RunLedger(tmp_path)
+    try:
+        with pytest.raises(StoreError, match=f"process {owner.pid} is working"):
+            ledger.open_or_resume("f", {})
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+        owner.stdout.close()
+    with ledger.open_or_resume("f", {}) as run:
+        assert run.run_id == run_id
+        assert run.is_resumed
+
+
+def test_an_unknown_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run 01NOPE"):
+        RunLedger(tmp_path).complete("01NOPE", {})
+
+
+def test_a_description_must_be_json(tmp_path: Path) -> None:
+    ledger = RunLedger(tmp_path)
+    with pytest.raises(StoreError, match="JSON"):
+        ledger.open_or_resume("f", {"target": object()})
+    with ledger.open_or_resume("f", {}) as run:
+        assert not run.is_resumed
+
+
+def test_an_unreadable_entry_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {}) as run:
+        pass
+    path = tmp_path / "runs" / f"{run.run_id}.json"
+    json.loads(path.read_text())
+    path.write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert ledger.list() == ()
+    assert path.name in caplog.text
+    assert (tmp_path / "quarantine" / "runs" / path.name).exists()
