@@ -1,4 +1,4 @@
-"""In: layers in order. Out: an ONNX model. Always: weights come from one seed and keep activations near unit variance."""
+"""In: layers in order. Out: an ONNX model. Always: seeded weights keep activations sane."""
 
 from collections.abc import Sequence
 from math import prod, sqrt

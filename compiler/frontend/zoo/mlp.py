@@ -1,6 +1,7 @@
-"""In: widths and a batch. Out: a multi-layer perceptron as ONNX. Always: ReLU between the layers, none after the last."""
+"""In: widths and a batch. Out: a multi-layer perceptron as ONNX. Always: ReLU between layers, none at the end."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import onnx
 
@@ -12,7 +13,7 @@ def mlp(*, batch: int = 1, widths: Sequence[int] = (784, 512, 512, 10), seed: in
     write = LayerWriter("mlp", (batch, widths[0]), seed)
     x = write.input
     last = len(widths) - 2
-    for i, features in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, features in enumerate(pairwise(widths)):
         x = write.fully_connected(x, features, "logits" if i == last else f"fc{i + 1}")
         if i != last:
             x = write.node("Relu", [x], f"relu{i + 1}")

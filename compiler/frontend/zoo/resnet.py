@@ -1,4 +1,4 @@
-"""In: image size, width and batch. Out: ResNet-18 as ONNX. Always: the structure of the paper, batch norms not folded."""
+"""In: image size, width and batch. Out: ResNet-18 as ONNX. Always: as in the paper, batch norms not folded."""
 
 import onnx
 

@@ -1,0 +1,133 @@
+"""In: an arithmetic node. Out: a cheaper value that equals it, or None. Always: shapes and dtypes stay the same."""
+
+import numpy as np
+
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.infer import broadcast_shapes
+from compiler.graph.ir import Node
+from compiler.graph.ops import OPS, FusionKind
+
+_COMMUTATIVE = ("add", "mul", "maximum", "minimum")
+_MERGING = ("add", "mul")
+
+
+def remove_identity(builder: GraphBuilder, node: Node) -> str | None:
+    """identity(x) -> x."""
+    del builder
+    return node.inputs[0] if node.op == "identity" else None
+
+
+def remove_cast(builder: GraphBuilder, node: Node) -> str | None:
+    """cast(x) -> x when x has that dtype."""
+    same = node.op == "cast" and builder.value(node.inputs[0]).dtype == node.text("dtype")
+    return node.inputs[0] if same else None
+
+
+def constant_second(builder: GraphBuilder, node: Node) -> str | None:
+    """c + x -> x + c."""
+    if node.op not in _COMMUTATIVE or builder.array(node.inputs[0]) is None:
+        return None
+    return builder.emit(node.op, node.inputs[::-1], name=node.name, output=node.output)
+
+
+def add_and_multiply(builder: GraphBuilder, node: Node) -> str | None:
+    """x - c -> x + -c, x / c -> x * 1/c for floating-point constants."""
+    if node.op not in ("sub", "div"):
+        return None
+    constant = builder.array(node.inputs[1])
+    if constant is None or constant.dtype.kind != "f":
+        return None
+    if node.op == "div" and not np.all(np.isfinite(1 / constant.astype(np.float64)) & (constant != 0)):
+        return None
+    inverse = -constant.astype(np.float64) if node.op == "sub" else 1 / constant.astype(np.float64)
+    operand = builder.constant(inverse.astype(constant.dtype), node.inputs[1])
+    op = "add" if node.op == "sub" else "mul"
+    return builder.emit(op, [node.inputs[0], operand], name=node.name, output=node.output)
+
+
+def remove_neutral(builder: GraphBuilder, node: Node) -> str | None:
+    """x + 0 -> x, x * 1 -> x, where the constant does not enlarge x."""
+    if node.op not in _MERGING:
+        return None
+    x, constant = builder.value(node.inputs[0]), builder.array(node.inputs[1])
+    if constant is None or broadcast_shapes(x.shape, constant.shape) != x.shape:
+        return None
+    return x.name if np.all(constant == (0 if node.op == "add" else 1)) else None
+
+
+def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
+    """(x + c) + d -> x + (c + d), alike for products."""
+    if node.op not in _MERGING:
+        return None
+    inner, outer = builder.producer(node.inputs[0]), builder.array(node.inputs[1])
+    if inner is None or inner.op != node.op or outer is None or outer.dtype.kind != "f":
+        return None
+    if builder.array(inner.inputs[1]) is None:
+        return None
+    both = builder.emit(node.op, [inner.inputs[1], node.inputs[1]], output=node.inputs[1])
+    return builder.emit(node.op, [inner.inputs[0], both], name=node.name, output=node.output)
+
+
+def trim_constant(builder: GraphBuilder, node: Node) -> str | None:
+    """A constant operand loses leading axes of extent 1; one number becomes a scalar."""
+    if OPS[node.op].kind is not FusionKind.BROADCAST:
+        return None
+    inputs = list(node.inputs)
+    for i in range(2):
+        constant, other = builder.array(inputs[i]), builder.value(inputs[1 - i])
+        if constant is None or not constant.shape or len(other.shape) < constant.ndim:
+            continue
+        shape = constant.shape if constant.size > 1 else ()
+        while shape and shape[0] == 1:
+            shape = shape[1:]
+        if shape != constant.shape:
+            inputs[i] = builder.constant(constant.reshape(shape), inputs[i])
+    if tuple(inputs) == node.inputs:
+        return None
+    return builder.emit(node.op, inputs, name=node.name, output=node.output)
+
+
+def drop_broadcast(builder: GraphBuilder, node: Node) -> str | None:
+    """a + broadcast_to(b) -> a + b when a alone gives the result its shape."""
+    if OPS[node.op].kind is not FusionKind.BROADCAST:
+        return None
+    for i in range(2):
+        producer, other = builder.producer(node.inputs[i]), builder.value(node.inputs[1 - i])
+        if producer is None or producer.op != "broadcast_to":
+            continue
+        small = builder.value(producer.inputs[0])
+        if broadcast_shapes(small.shape, other.shape) == broadcast_shapes(producer.ints("shape"), other.shape):
+            inputs = [other.name, small.name] if i else [small.name, other.name]
+            return builder.emit(node.op, inputs, name=node.name, output=node.output)
+    return None
+
+
+def pad_into_convolution(builder: GraphBuilder, node: Node) -> str | None:
+    """conv2d(pad(x)) -> conv2d(x) with larger pads, when zeros are added to rows and columns alone."""
+    if node.op != "conv2d":
+        return None
+    source = builder.producer(node.inputs[0])
+    if source is None or source.op != "pad" or source.number("value") != 0.0:
+        return None
+    before, after = source.ints("pads_before"), source.ints("pads_after")
+    rows = 2 if node.text("layout") == "NCHW" else 1
+    others = [i for i in range(4) if i not in (rows, rows + 1)]
+    if any(before[i] or after[i] for i in others):
+        return None
+    top, left, bottom, right = node.ints("pads")
+    pads = (top + before[rows], left + before[rows + 1], bottom + after[rows], right + after[rows + 1])
+    attrs = {**node.attrs, "pads": pads}
+    return builder.emit("conv2d", [source.inputs[0], node.inputs[1]], attrs, name=node.name, output=node.output)
+
+
+ARITHMETIC_RULES = (
+    remove_identity,
+    remove_cast,
+    constant_second,
+    add_and_multiply,
+    remove_neutral,
+    merge_constants,
+    trim_constant,
+    drop_broadcast,
+    pad_into_convolution,
+)

@@ -1,0 +1,181 @@
+"""In: a node that reads a transposed or reshaped value. Out: the move done later, merged or not at all, or None.
+
+Moves of elements sink: an operator that works in any order of the axes is done before the transpose that feeds it. So
+transposes meet the next layout change, and cancel there, or reach an output.
+"""
+
+import numpy as np
+
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Attribute, Node
+from compiler.graph.ops import OPS, FusionKind
+
+_REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
+
+
+def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argsort(perm))
+
+
+def _transpose(builder: GraphBuilder, x: str, perm: tuple[int, ...], wish: str) -> str:
+    if perm == tuple(range(len(perm))):
+        return x
+    return builder.emit("transpose", [x], {"perm": perm}, output=wish)
+
+
+def _moves_units_only(shape: tuple[int, ...], perm: tuple[int, ...]) -> bool:
+    """Whether a transpose leaves the row-major order of the elements as it is."""
+    moved = [axis for axis in perm if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def merge_transposes(builder: GraphBuilder, node: Node) -> str | None:
+    """transpose(transpose(x)) -> one or none; a transpose of extents of 1 -> reshape."""
+    if node.op != "transpose":
+        return None
+    x, perm = node.inputs[0], node.ints("perm")
+    if perm == tuple(range(len(perm))):
+        return x
+    source = builder.producer(x)
+    if source is not None and source.op == "transpose":
+        inner = source.ints("perm")
+        return _transpose(builder, source.inputs[0], tuple(inner[axis] for axis in perm), node.output)
+    shape = builder.value(x).shape
+    if _moves_units_only(shape, perm):
+        return builder.emit("reshape", [x], {"shape": tuple(shape[axis] for axis in perm)}, output=node.output)
+    return None
+
+
+def merge_reshapes(builder: GraphBuilder, node: Node) -> str | None:
+    """reshape(reshape(x)) -> reshape(x); a reshape to the same shape -> x."""
+    if node.op != "reshape":
+        return None
+    x = node.inputs[0]
+    if builder.value(x).shape == node.ints("shape"):
+        return x
+    source = builder.producer(x)
+    if source is not None and source.op == "reshape":
+        return builder.emit("reshape", source.inputs, node.attrs, name=node.name, output=node.output)
+    return None
+
+
+def remove_slice(builder: GraphBuilder, node: Node) -> str | None:
+    """A slice of everything -> x."""
+    return node.inputs[0] if node.op == "slice" and _keeps_shape(builder, node) else None
+
+
+def _keeps_shape(builder: GraphBuilder, node: Node) -> bool:
+    shape = builder.value(node.inputs[0]).shape
+    return not any(node.ints("starts")) and node.ints("stops") == shape and set(node.ints("steps")) <= {1}
+
+
+def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
+    """f(reshape(x)) -> reshape(f(x)) for element-wise f, and for f with a constant that only sees the last axis."""
+    kind = OPS[node.op].kind
+    if kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST):
+        return None
+    source = builder.producer(node.inputs[0])
+    if source is None or source.op != "reshape":
+        return None
+    x, shape = builder.value(source.inputs[0]), source.ints("shape")
+    if kind is FusionKind.BROADCAST:
+        constant = builder.array(node.inputs[1])
+        alike = bool(x.shape) and bool(shape) and x.shape[-1] == shape[-1]
+        if constant is None or not (constant.ndim == 0 or (constant.shape == shape[-1:] and alike)):
+            return None
+    result = builder.emit(node.op, [x.name, *node.inputs[1:]], node.attrs, name=node.name, output=node.output)
+    return builder.emit("reshape", [result], {"shape": shape}, output=node.output)
+
+
+def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
+    """f(transpose(x), ...) -> transpose(f(x, ...)) for every f that can work on the untransposed operands."""
+    kind = OPS[node.op].kind
+    any_order = kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
+    if not (any_order or node.op in (*_REDUCTIONS, "softmax", "concat", "pad", "slice")):
+        return None
+    for name in node.inputs:
+        source = builder.producer(name)
+        if source is None or source.op != "transpose":
+            continue
+        perm = source.ints("perm")
+        operands = [_untransposed(builder, operand, perm) for operand in node.inputs]
+        if any(operand is None for operand in operands):
+            continue
+        attrs, result_perm = _moved_attributes(node, perm)
+        known = [operand for operand in operands if operand is not None]
+        result = builder.emit(node.op, known, attrs, name=node.name, output=node.output)
+        return _transpose(builder, result, result_perm, node.output)
+    return None
+
+
+def _untransposed(builder: GraphBuilder, name: str, perm: tuple[int, ...]) -> str | None:
+    """A value whose transpose by `perm` is `name` and that costs nothing to compute, or None."""
+    source, value = builder.producer(name), builder.value(name)
+    if source is not None and source.op == "transpose" and source.ints("perm") == perm:
+        return source.inputs[0]
+    if value.size == 1 and len(value.shape) <= len(perm):
+        return name if len(value.shape) < len(perm) else _reshape(builder, name, (1,) * len(perm))
+    if len(value.shape) > len(perm):
+        return None
+    shape = (*(1 for _ in range(len(perm) - len(value.shape))), *value.shape)
+    inverse = _inverse(perm)
+    if builder.array(name) is not None:
+        return builder.emit("transpose", [_reshape(builder, name, shape)], {"perm": inverse}, output=name)
+    if _moves_units_only(shape, inverse):
+        return _reshape(builder, name, tuple(shape[axis] for axis in inverse))
+    return None
+
+
+def _reshape(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
+    if builder.value(name).shape == shape:
+        return name
+    return builder.emit("reshape", [name], {"shape": shape}, output=name)
+
+
+def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attribute], tuple[int, ...]]:
+    """The node's attributes for untransposed operands, and the transpose that its result then needs."""
+    attrs: dict[str, Attribute] = dict(node.attrs)
+    if node.op in _REDUCTIONS:
+        axes = node.ints("axes")
+        attrs["axes"] = tuple(sorted(perm[axis] for axis in axes))
+        if not node.flag("keepdims"):
+            kept = [axis for i, axis in enumerate(perm) if i not in axes]
+            return attrs, tuple(sorted(kept).index(axis) for axis in kept)
+    elif node.op in ("softmax", "concat"):
+        attrs["axis"] = perm[node.integer("axis")]
+    elif node.op in ("pad", "slice"):
+        inverse = _inverse(perm)
+        for key in ("pads_before", "pads_after", "starts", "stops", "steps"):
+            if key in attrs:
+                attrs[key] = tuple(node.ints(key)[axis] for axis in inverse)
+    return attrs, perm
+
+
+def transpose_into_weights(builder: GraphBuilder, node: Node) -> str | None:
+    """dense(flatten(transpose(x)), w) -> dense(flatten(x), w') with the rows of the constant w in the order of x."""
+    if node.op != "dense":
+        return None
+    weight, flat = builder.array(node.inputs[1]), builder.producer(node.inputs[0])
+    if weight is None or flat is None or flat.op != "reshape":
+        return None
+    source = builder.producer(flat.inputs[0])
+    if source is None or source.op != "transpose" or source.ints("perm")[0] != 0:
+        return None
+    moved, perm = builder.value(source.output).shape, source.ints("perm")
+    if flat.ints("shape") != (moved[0], weight.shape[0]):
+        return None
+    order = tuple(int(i) for i in np.argsort(perm[1:]))
+    rows = weight.reshape(*moved[1:], weight.shape[1]).transpose(*order, len(order)).reshape(weight.shape)
+    operand = builder.constant(rows, node.inputs[1])
+    x = builder.emit("reshape", [source.inputs[0]], flat.attrs, name=flat.name, output=flat.output)
+    return builder.emit("dense", [x, operand], name=node.name, output=node.output)
+
+
+LAYOUT_RULES = (
+    merge_transposes,
+    merge_reshapes,
+    remove_slice,
+    sink_transpose,
+    sink_reshape,
+    transpose_into_weights,
+)

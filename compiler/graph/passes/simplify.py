@@ -1,0 +1,45 @@
+"""In: any graph. Out: a graph that does less. Always: rules are applied in their order until none changes anything.
+
+A rule takes the builder and a node and returns the value that replaces the node's result, or None.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from compiler.graph.builder import GraphBuilder, rewrite
+from compiler.graph.ir import Graph, Node
+from compiler.graph.passes.arithmetic_rules import ARITHMETIC_RULES
+from compiler.graph.passes.layout_rules import LAYOUT_RULES
+
+_log = logging.getLogger(__name__)
+
+Rule = Callable[[GraphBuilder, Node], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Simplify:
+    """Apply `rules` to every node, at most `rounds` times over."""
+
+    name: str = "simplify"
+    rules: tuple[Rule, ...] = field(default=(*ARITHMETIC_RULES, *LAYOUT_RULES), repr=False)
+    rounds: int = 20
+
+    def apply(self, graph: Graph) -> Graph:
+        """The simplified graph."""
+        before = ""
+        for _ in range(self.rounds):
+            after = str(graph)
+            if after == before:
+                return graph
+            before = after
+            graph = rewrite(graph, self._first_rule)
+        _log.warning("%s: the rules still change something after %d rounds", graph.name, self.rounds)
+        return graph
+
+    def _first_rule(self, builder: GraphBuilder, node: Node) -> str | None:
+        for rule in self.rules:
+            result = rule(builder, node)
+            if result is not None:
+                return result
+        return None

@@ -1,0 +1,41 @@
+"""In: an imported graph. Out: the graph that is cut into kernels. Always: it is verified after every pass."""
+
+import logging
+from collections.abc import Sequence
+
+from compiler.errors import DefinitionError
+from compiler.graph.ir import Graph
+from compiler.graph.ops import verify
+from compiler.graph.passes.base import GraphPass
+from compiler.graph.passes.channels_last import ChannelsLast
+from compiler.graph.passes.dead_code import DeadCode
+from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
+from compiler.graph.passes.fold_constants import FoldConstants
+from compiler.graph.passes.simplify import Simplify
+
+_log = logging.getLogger(__name__)
+
+PIPELINE: tuple[GraphPass, ...] = (
+    FoldConstants(),
+    FoldBatchNorm(),
+    Simplify(),
+    ChannelsLast(),
+    Simplify(),
+    DeadCode(),
+)
+
+
+def optimize(graph: Graph, passes: Sequence[GraphPass] = PIPELINE) -> Graph:
+    """Apply `passes` in order. Inputs, and names and order of outputs, stay; results agree up to rounding.
+
+    Raises: DefinitionError that names the pass after which the graph is malformed (a bug of that pass).
+    """
+    for graph_pass in passes:
+        before = len(graph.nodes)
+        graph = graph_pass.apply(graph)
+        try:
+            verify(graph)
+        except DefinitionError as error:
+            raise DefinitionError(f"after pass {graph_pass.name}: {error}") from error
+        _log.debug("%s: %s: %d nodes, now %d", graph.name, graph_pass.name, before, len(graph.nodes))
+    return graph
