@@ -1,4 +1,7 @@
-"""In: the process environment. Out: a frozen `Config`, and environments for child processes. Always: nothing else in Retune reads `os.environ`."""
+"""In: the process environment. Out: a frozen `Config`, and environments for child processes.
+
+Always: nothing else in Retune reads `os.environ`.
+"""
 
 import os
 import platform
@@ -26,7 +29,8 @@ class Debug(IntEnum):
 class Config:
     """The settings that are read from the environment, once.
 
-    `home` (RETUNE_HOME) is the state folder: records, run ledger, artifacts and Prefect's database. `check` (RETUNE_CHECK) runs the IR checkers
+    `home` (RETUNE_HOME) is the state folder: records, run ledger, artifacts and Prefect's database. `check`
+    (RETUNE_CHECK) runs the IR checkers
     after every pass. `debug` (RETUNE_DEBUG, 0 to 4) is the ladder of `Debug`.
     """
 
@@ -54,9 +58,11 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def prefect_environment(home: Path) -> dict[str, str]:
-    """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `home` and calls nobody.
+    """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `home` and
+    calls nobody.
 
-    Settings that the user has made win, and with PREFECT_API_URL set the user's own server and profile are left as they are.
+    Settings that the user has made win, and with PREFECT_API_URL set the user's own server and profile are left as
+    they are.
     """
     quiet = {
         "DO_NOT_TRACK": "1",
@@ -84,8 +90,8 @@ def device_name() -> str:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0] if names else model
+        named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = named[0].partition(":")[2].strip() if named else model
     return f"{model} ({os.cpu_count()} cores)"
 
 

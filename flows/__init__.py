@@ -1,1 +1,4 @@
-"""In: plain parameters. Out: order and data flow of the pipeline, one `@flow` a file. Always: no arithmetic, no printing outside the command line."""
+"""In: plain parameters. Out: order and data flow of the pipeline, one `@flow` a file.
+
+Always: no arithmetic, no printing outside the command line.
+"""

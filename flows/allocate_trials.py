@@ -1,4 +1,6 @@
-"""In: an open run. Out: the budget, spent where it shortens the network's latency most. Always: a round is durable before anything is learned from it.
+"""In: an open run. Out: the budget, spent where it shortens the network's latency most.
+
+Always: a round is durable before anything is learned from it.
 
     restore what is stored → until the budget is spent: choose a task → sample → build → measure → store → train
 """
@@ -8,7 +10,6 @@ from pathlib import Path
 
 from prefect import flow
 
-from compiler.driver.budget import Budget
 from compiler.driver.tuning import Tuning, TuningSummary
 from compiler.search.task_scheduler import SchedulerOptions
 from flows.parameters import TuneJob
@@ -32,32 +33,32 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     tuning = begin_tuning(extracted, job.origin(run_id))
     replay(run_id, tuning, known.history, known.own)
     announce(RunOpened.of(tuning, job.home, known.programs))
-    budget = Budget(job.trials, None if job.minutes is None else job.minutes * 60)
+    budget = job.budget
     began = time.monotonic() - tuning.elapsed
-    with open_workers(job.threads) as workers:
+    with open_workers(job.measuring) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
             index = tuning.choose(SchedulerOptions())
             if index is None:
                 break
             count = budget.round_size(job.batch, len(tuning.tasks), tuning.trials)
-            tune_round(tuning, index, count, workers, home, began)
-            announce(RoundDone.of(tuning, index, budget))
+            tune_round(job, tuning, index, count, workers, began)
     return tuning.summary()
 
 
-def tune_round(tuning: Tuning, index: int, count: int, workers: Workers, home: Path, began: float) -> None:
+def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Workers, began: float) -> None:
     """One round of one task. `began` is the moment, on the monotonic clock, at which the run's own clock stood at 0."""
     task, best = tuning.tasks[index].task, tuning.tasks[index].state.best_seconds
     name = f"{tuning.rounds:04d}-{task.name}"
     announce(RoundStarted(index, task.name, tuning.rounds))
     candidates = sample(name, tuning, index, count)
-    if not candidates:
-        tuning.exhaust(index, "it has no program left that was not measured")
-    else:
+    if candidates:
         built = build(name, workers.builder, task, candidates)
         measured = measure(name, workers.runner, task, built, best)
         records = tuning.records_of(index, candidates, built, measured, time.monotonic() - began, new_id)
-        store(name, home, records)
+        store(name, Path(job.home), records)
         train(name, tuning, index, records)
+        announce(RoundDone.of(tuning, index, records, job.budget))
+    else:
+        tuning.exhaust(index, "it has no program left that was not measured")
     if tuning.tasks[index].stop_reason:
         announce(TaskStopped(index, task.name, tuning.tasks[index].stop_reason))

@@ -1,6 +1,10 @@
-"""In: a command line. Out: what was asked for, or one sentence on stderr. Always: exit code 2 for a user's mistake, 130 after Ctrl-C; Prefect is not started before the input is known to be good.
+"""In: a command line. Out: what was asked for, or one sentence on stderr.
 
-`retune tune` has two halves. This one reads the options and the network, quickly and without Prefect. Prefect reads its settings from the environment
+Always: exit code 2 for a user's mistake, 130 after Ctrl-C; Prefect is not started before the input is known to be
+good.
+
+`retune tune` has two halves. This one reads the options and the network, quickly and without Prefect. Prefect reads
+its settings from the environment
 when it is imported, so the second half, `flows.session`, is a fresh interpreter that this process turns into.
 """
 
@@ -18,6 +22,7 @@ from rich.table import Table
 from compiler import config
 from compiler.driver.extract import extract_network
 from compiler.errors import OptionError, RetuneError
+from compiler.frontend import zoo
 from flows.parameters import DEFAULT_TRIALS, TuneJob
 from storage.parquet import ParquetRecordStore
 
@@ -33,7 +38,8 @@ records_app = typer.Typer(help="Look at what was measured.", rich_markup_mode=No
 app.add_typer(records_app, name="records")
 
 Store = Annotated[
-    str | None, typer.Option("--store", help="State folder: records, runs, results. Default: $RETUNE_HOME or ./.retune.")
+    str | None,
+    typer.Option("--store", help="State folder: records, runs, results. Default: $RETUNE_HOME or ./.retune."),
 ]
 
 
@@ -47,7 +53,9 @@ def tune(
     threads: Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     batch: Annotated[int, typer.Option(help="Most programs measured in one round.")] = 64,
-    target: Annotated[str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
+    ] = None,
     store: Store = None,
 ) -> None:
     """Tune a network, compile it with the best programs found, and report what it brought.
@@ -65,8 +73,8 @@ def tune(
 @app.command()
 def networks() -> None:
     """List the networks of the zoo."""
-    for name, description in NETWORKS.items():
-        typer.echo(f"{name:<16}{description}")
+    for name in zoo.NAMES:
+        typer.echo(name)
 
 
 @records_app.command("list")

@@ -1,4 +1,7 @@
-"""In: the events of a run. Out: lines on a stream, and on a terminal a table under them that stays up to date. Always: what it draws comes from the events alone."""
+"""In: the events of a run. Out: lines on a stream, and on a terminal a table under them that stays up to date.
+
+Always: what it draws comes from the events alone.
+"""
 
 import logging
 import math
@@ -128,7 +131,9 @@ class _EventHandler(logging.Handler):
 
 @contextmanager
 def shown_on(stream: TextIO) -> Iterator[View]:
-    """Show the events of all flow runs of this process on `stream` until the block ends: live on a terminal, else line by line."""
+    """Show the events of all flow runs of this process on `stream` until the block ends: live on a terminal, else
+    line by line.
+    """
     view: View = LiveView(Console(file=stream)) if stream.isatty() else PlainView(stream)
     logger, handler = logging.getLogger(LOGGER), _EventHandler(view)
     before = logger.level, logger.propagate

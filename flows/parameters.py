@@ -1,4 +1,7 @@
-"""In: what a person or a deployment asks for. Out: a frozen, checked `TuneJob`. Always: plain values only, so it travels through Prefect's API."""
+"""In: what a person or a deployment asks for. Out: a frozen, checked `TuneJob`.
+
+Always: plain values only, so it travels through Prefect's API.
+"""
 
 import json
 import math
@@ -8,8 +11,10 @@ from pathlib import Path
 from typing import Self
 
 from compiler import config
+from compiler.driver.budget import Budget
 from compiler.driver.tuning import Origin
 from compiler.errors import OptionError
+from compiler.measure.options import MeasureOptions
 from compiler.target import Target
 
 DEFAULT_TRIALS = 1000
@@ -20,8 +25,10 @@ MAX_BATCH = 1024
 class TuneJob:
     """One request to tune a network.
 
-    `network` is a name of the zoo or the path of an ONNX file. The run ends after `trials` measured programs or `minutes` of tuning, whichever comes
-    first; None means no such limit, but one of them is set. `threads` is what the tuned network will run on, `batch` the most programs in a round,
+    `network` is a name of the zoo or the path of an ONNX file. The run ends after `trials` measured programs or
+    `minutes` of tuning, whichever comes
+    first; None means no such limit, but one of them is set. `threads` is what the tuned network will run on, `batch`
+    the most programs in a round,
     `home` the absolute path of the state folder.
     """
 
@@ -76,8 +83,19 @@ class TuneJob:
         """The identity of the machine that the job tunes for: this one."""
         return config.device_name()
 
-    def origin(self, run_id: str, options: str) -> Origin:
-        """What every record of the run has in common; `options` is the JSON text of the measurement options."""
+    @property
+    def budget(self) -> Budget:
+        """What the run may spend."""
+        return Budget(self.trials, None if self.minutes is None else self.minutes * 60)
+
+    @property
+    def measuring(self) -> MeasureOptions:
+        """How the run builds and times programs."""
+        return MeasureOptions(threads=self.threads)
+
+    def origin(self, run_id: str) -> Origin:
+        """What every record of the run has in common."""
+        options = self.measuring.to_json()
         return Origin(run_id, self.network, self.target, self.device, self.threads, self.seed, options)
 
     def fingerprint(self, task_keys: Sequence[str]) -> str:

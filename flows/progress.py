@@ -1,11 +1,15 @@
-"""In: what happened in a run. Out: one log record that carries it as data. Always: `str(event)` is a complete line for a log; views read the fields.
+"""In: what happened in a run. Out: one log record that carries it as data.
 
-A flow calls `announce(event)`. In a deployment the line lands in the flow run's log; at the command line a handler picks the event from the record
+Always: `str(event)` is a complete line for a log; views read the fields.
+
+A flow calls `announce(event)`. In a deployment the line lands in the flow run's log; at the command line a handler
+picks the event from the record
 and draws it (see `flows.live`).
 """
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,6 +17,7 @@ from prefect import get_run_logger
 
 from compiler.driver.budget import Budget
 from compiler.driver.tuning import TaskRow, Tuning
+from compiler.measure.record import MeasureRecord, MeasureStatus
 
 EVENT = "retune_event"
 """The attribute of a log record that holds its event."""
@@ -63,7 +68,9 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """A round is stored and learned. `latency` is the estimated network latency and `seconds_left` the time left, both in seconds."""
+    """A round is stored and learned. `latency` is the estimated network latency and `seconds_left` the time left,
+    both in seconds.
+    """
 
     index: int
     row: TaskRow
@@ -76,13 +83,13 @@ class RoundDone:
     seconds_left: float | None
 
     @classmethod
-    def of(cls, tuning: Tuning, index: int, failed: int, budget: Budget) -> Self:
-        """The event for the round of task `index` that was just told, in which `failed` programs failed."""
+    def of(cls, tuning: Tuning, index: int, records: Sequence[MeasureRecord], budget: Budget) -> Self:
+        """The event for the round of task `index` that was just told with `records`."""
         return cls(
             index,
             tuning.row(index),
             tuning.rounds,
-            failed,
+            sum(record.status is not MeasureStatus.OK for record in records),
             tuning.trials,
             budget.trials,
             tuning.elapsed,
@@ -94,8 +101,8 @@ class RoundDone:
         limit = "" if self.trials_limit is None else f"/{self.trials_limit}"
         failed = f" ({self.failed} failed)" if self.failed else ""
         return (
-            f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, best {self.row.gflops:.1f} GFLOP/s, "
-            f"network {milliseconds(self.latency)}, left {duration(self.seconds_left)}"
+            f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, "
+            f"best {self.row.gflops:.1f} GFLOP/s, network {milliseconds(self.latency)}, left {duration(self.seconds_left)}"
         )
 
 

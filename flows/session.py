@@ -1,4 +1,8 @@
-"""In: a checked `TuneJob` as JSON, in an environment made for Prefect. Out: a tuned network, shown while it comes about. Always: the second half of `retune tune`, see `flows.cli`."""
+"""In: a checked `TuneJob` as JSON, in an environment made for Prefect. Out: a tuned network, shown while it comes
+about.
+
+Always: the second half of `retune tune`, see `flows.cli`.
+"""
 
 import json
 import sys

@@ -1,4 +1,6 @@
-"""In: a network and a budget. Out: the network compiled with the best programs found, and a report. Always: the same command after a crash goes on where the stored records end.
+"""In: a network and a budget. Out: the network compiled with the best programs found, and a report.
+
+Always: the same command after a crash goes on where the stored records end.
 
     tune-network
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
@@ -11,12 +13,13 @@ from pathlib import Path
 
 from prefect import flow
 
+from compiler.driver.report import Report
 from flows.allocate_trials import allocate_trials
 from flows.compile_network import compile_network
 from flows.parameters import TuneJob
 from flows.progress import PhaseStarted, announce
 from tasks.extract import extract_tasks
-from tasks.report import Report, report
+from tasks.report import publish
 from tasks.store import complete_run, open_run
 
 
@@ -33,7 +36,8 @@ def tune_network(
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
-    `trials` and `minutes` limit the tuning (1000 trials when neither is given), `threads` is the number of threads the network will run on (default:
+    `trials` and `minutes` limit the tuning (1000 trials when neither is given), `threads` is the number of threads
+    the network will run on (default:
     all cores), `home` the state folder (default: RETUNE_HOME or ./.retune).
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
@@ -43,6 +47,14 @@ def tune_network(
     with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
         spent = allocate_trials(job, run.run_id)
         compiled = compile_network(job, run.run_id)
-        result = report(job.describe(), run.run_id, job.run_folder(run.run_id), spent, compiled)
-        complete_run(run.run_id, Path(job.home), result.summary())
-    return result
+        report = publish(
+            run.run_id,
+            job.describe(),
+            spent,
+            compiled.winners,
+            compiled.comparison,
+            compiled.artifact,
+            job.run_folder(run.run_id),
+        )
+        complete_run(run.run_id, Path(job.home), report.summary())
+    return report

@@ -1,1 +1,4 @@
-"""In: plain values and handles. Out: one `@task` per verb of the pipeline. Always: a task adds a name, retries and limits to one call below it."""
+"""In: plain values and handles. Out: one `@task` per verb of the pipeline.
+
+Always: a task adds a name, retries and limits to one call below it.
+"""

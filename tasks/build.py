@@ -1,4 +1,7 @@
-"""In: candidate programs. Out: object code, or why there is none. Always: one result per candidate, in order; a failure is a value."""
+"""In: candidate programs. Out: object code, or why there is none.
+
+Always: one result per candidate, in order; a failure is a value.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +9,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler.errors import MeasureError
-from compiler.measure.builder import BuildResult, LocalBuilder
+from compiler.measure.builder import LocalBuilder
+from compiler.measure.results import BuildResult
 from compiler.schedule.task import SearchTask
 from compiler.search.policy import Candidate
 from tasks.retry import after

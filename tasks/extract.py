@@ -1,4 +1,7 @@
-"""In: a network's name or file. Out: its graph, kernels and tuning tasks. Always: asked again in the same process, the same answer at no cost."""
+"""In: a network's name or file. Out: its graph, kernels and tuning tasks.
+
+Always: asked again in the same process, the same answer at no cost.
+"""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE

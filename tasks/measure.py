@@ -1,4 +1,7 @@
-"""In: built programs. Out: their times, or why there are none. Always: one result per program, in order; a failed program is a value, a failed machine an error that is retried."""
+"""In: built programs. Out: their times, or why there are none.
+
+Always: one result per program, in order; a failed program is a value, a failed machine an error that is retried.
+"""
 
 from collections.abc import Sequence
 
@@ -6,8 +9,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler.errors import MeasureError
-from compiler.measure.builder import BuildResult
-from compiler.measure.runner import LocalRunner, MeasureResult
+from compiler.measure.results import BuildResult, MeasureResult
+from compiler.measure.runner import LocalRunner
 from compiler.schedule.task import SearchTask
 from tasks.retry import after
 

@@ -1,4 +1,7 @@
-"""In: exception types. Out: a condition for Prefect. Always: only failures of the machinery are tried again, never those of a program or a user."""
+"""In: exception types. Out: a condition for Prefect.
+
+Always: only failures of the machinery are tried again, never those of a program or a user.
+"""
 
 from collections.abc import Callable
 from typing import Any

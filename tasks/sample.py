@@ -1,4 +1,7 @@
-"""In: a run in progress and the task whose turn it is. Out: programs that nobody has measured. Always: seeded; the same state gives the same programs."""
+"""In: a run in progress and the task whose turn it is. Out: programs that nobody has measured.
+
+Always: seeded; the same state gives the same programs.
+"""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE

@@ -1,4 +1,7 @@
-"""In: the state folder. Out: runs opened, rounds stored, records found. Always: `store` returns when the round is durable."""
+"""In: the state folder. Out: runs opened, rounds stored, records found.
+
+Always: `store` returns when the round is durable.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +39,9 @@ def open_run(home: Path, fingerprint: str, describe: dict[str, Any]) -> Run:
 def recall(
     run_id: str, home: Path, keys: Sequence[str], target: str, device: str, threads: int
 ) -> Known:
-    """The records that a run starts from: its own, and those that other runs had stored for the same tasks when it began."""
+    """The records that a run starts from: its own, and those that other runs had stored for the same tasks when it
+    began.
+    """
     records = ParquetRecordStore(home)
     began = RunLedger(home).get(run_id).started
     own: list[MeasureRecord] = []

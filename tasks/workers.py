@@ -1,10 +1,13 @@
-"""In: a thread count. Out: the processes that build and time programs. Always: started once a run, gone when the block ends."""
+"""In: how to measure. Out: the processes that build and time programs.
+
+Always: started once a run, gone when the block ends.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compiler import config
 from compiler.measure.builder import LocalBuilder
+from compiler.measure.options import MeasureOptions
 from compiler.measure.runner import LocalRunner
 
 
@@ -17,7 +20,7 @@ class Workers:
 
 
 @contextmanager
-def open_workers(threads: int) -> Iterator[Workers]:
-    """Build processes on all cores, and one process that times programs on `threads` threads."""
-    with LocalBuilder(n_parallel=config.usable_cores()) as builder, LocalRunner(threads=threads) as runner:
+def open_workers(options: MeasureOptions) -> Iterator[Workers]:
+    """Build processes on all cores, and one process that times programs on `options.threads` threads."""
+    with LocalBuilder(timeout_s=options.build_timeout_s) as builder, LocalRunner(options=options) as runner:
         yield Workers(builder, runner)

@@ -1,4 +1,7 @@
-"""In: a limit on trials or seconds, and what was spent. Out: whether to go on, and with how many trials. Always: pure; no clock is read here."""
+"""In: a limit on trials or seconds, and what was spent. Out: whether to go on, and with how many trials.
+
+Always: pure; no clock is read here.
+"""
 
 from dataclasses import dataclass
 
@@ -17,7 +20,8 @@ class Budget:
     seconds: float | None
 
     def is_spent(self, trials: int, elapsed: float, next_round: float = 0.0) -> bool:
-        """Whether `trials` programs in `elapsed` seconds leave no room for another round of about `next_round` seconds.
+        """Whether `trials` programs in `elapsed` seconds leave no room for another round of about `next_round`
+        seconds.
 
         A round that would overrun a time limit by less than half of itself is still begun.
         """
@@ -25,7 +29,8 @@ class Budget:
         return out_of_trials or (self.seconds is not None and elapsed + next_round / 2 >= self.seconds)
 
     def round_size(self, batch: int, tasks: int, trials: int) -> int:
-        """How many programs the next round measures: at most `batch`, few enough that each of `tasks` tasks gets two rounds.
+        """How many programs the next round measures: at most `batch`, few enough that each of `tasks` tasks gets two
+        rounds.
 
         At least 1, and never more than the trials that are left after `trials`.
         """

@@ -1,4 +1,8 @@
-"""In: a network's name or file, a target, a thread count. Out: its optimised graph, cut into kernels and tuning tasks. Always: deterministic; a broken network is a `ModelError`."""
+"""In: a network's name or file, a target, a thread count. Out: its optimised graph, cut into kernels and tuning
+tasks.
+
+Always: deterministic; a broken network is a `ModelError`.
+"""
 
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +16,9 @@ from compiler.target import HardwareParams, Target
 
 
 class ExtractedNetwork:
-    """A network that is ready to be tuned and compiled: `source` as it was asked for, `graph` optimised, `partition` its kernels."""
+    """A network that is ready to be tuned and compiled: `source` as it was asked for, `graph` optimised, `partition`
+    its kernels.
+    """
 
     def __init__(self, source: str, target: Target, threads: int, graph: Graph, cut: Partition) -> None:
         self.source = source
@@ -23,6 +29,11 @@ class ExtractedNetwork:
         self.tasks: tuple[SearchTask, ...]
         self.weights: tuple[int, ...]
         self.tasks, self.weights = cut.worth_tuning()
+
+    @property
+    def name(self) -> str:
+        """A short name: that of the zoo, or the file's without its ending."""
+        return self.graph.name
 
     @property
     def task_keys(self) -> tuple[str, ...]:
@@ -45,4 +56,5 @@ def extract_network(network: str, target: str, threads: int) -> ExtractedNetwork
 def _extract(network: str, target: str, threads: int, stamp: int) -> ExtractedNetwork:  # noqa: ARG001 - the stamp is part of the cache's key
     machine = Target.parse(target)
     graph = optimize(load_network(network))
-    return ExtractedNetwork(network, machine, threads, graph, partition(graph, machine, HardwareParams(num_cores=threads)))
+    cut = partition(graph, machine, HardwareParams(num_cores=threads))
+    return ExtractedNetwork(network, machine, threads, graph, cut)

@@ -1,4 +1,7 @@
-"""In: an ONNX model as bytes. Out: its outputs as ONNX Runtime computes them. Always: the only door to `onnxruntime`, which may be absent."""
+"""In: an ONNX model as bytes. Out: its outputs as ONNX Runtime computes them.
+
+Always: the only door to `onnxruntime`, which may be absent.
+"""
 
 from collections.abc import Mapping
 

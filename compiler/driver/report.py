@@ -1,17 +1,29 @@
-"""In: what a run found. Out: the same as plain data, as Markdown and as text. Always: complete; a task without a record says so."""
+"""In: what a run found. Out: the same as plain data, as Markdown and as text.
+
+Always: complete; a task without a record says so.
+"""
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
+
+from compiler.driver.tuning import TaskRow, TuningSummary
+from compiler.driver.winners import Winner
 
 TOLERANCE = 1e-4
-"""How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of float32."""
+"""How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of
+float32.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to run the network: its latency in seconds, and the largest error of its outputs relative to the reference's largest value."""
+    """One way to run the network: its latency in seconds, and the largest error of its outputs relative to the
+    reference's largest value.
+    """
 
     name: str
     seconds: float
@@ -20,7 +32,9 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All ways to run the network, timed in turn in one process. `reference` names the one that outputs were compared with."""
+    """All ways to run the network, timed in turn in one process. `reference` names the one that outputs were compared
+    with.
+    """
 
     reference: str
     contenders: tuple[Contender, ...]
@@ -37,7 +51,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """One kernel of the network and what serves it. Times are seconds per call; `record_id` is empty for the default schedule."""
+    """One kernel of the network and what serves it. Times are seconds per call; `record_id` is empty for the default
+    schedule.
+    """
 
     name: str
     weight: int
@@ -62,6 +78,30 @@ class Report:
     artifact: str
     records: str
     folder: str
+
+    @classmethod
+    def of(
+        cls,
+        run_id: str,
+        request: Mapping[str, str | int | float | None],
+        spent: TuningSummary,
+        winners: Sequence[Winner],
+        comparison: Comparison,
+        artifact: Path,
+        folder: Path,
+    ) -> Self:
+        """Put together what a run's stages returned; `spent` and `winners` hold the same tasks in the same order."""
+        return cls(
+            run_id=run_id,
+            request=dict(request),
+            trials=spent.trials,
+            elapsed=spent.elapsed,
+            comparison=comparison,
+            tasks=tuple(_outcome(row, winner) for row, winner in zip(spent.rows, winners, strict=True)),
+            artifact=str(artifact),
+            records=f"{request['home']}/records",
+            folder=str(folder),
+        )
 
     @property
     def is_right(self) -> bool:
@@ -93,7 +133,8 @@ class Report:
         lines = [
             f"# {self.request['network']} on {self.request['threads']} threads",
             "",
-            f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the network {self.speedup:.2f} times as fast as untuned.",
+            f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the network {self.speedup:.2f} times as fast "
+            "as untuned.",
             "",
             "| network | latency | error of the outputs |",
             "|---|---:|---:|",
@@ -107,11 +148,7 @@ class Report:
             "",
             "| kernel | uses | trials | default ms | best ms | GFLOP/s | served by |",
             "|---|---:|---:|---:|---:|---:|---|",
-            *(
-                f"| {task.name} | {task.weight} | {task.trials} | {_ms(task.default_seconds)} | {_ms(task.best_seconds)} "
-                f"| {_gflops(task)} | {task.record_id or 'default schedule'}{f' ({task.note})' if task.note else ''} |"
-                for task in self.tasks
-            ),
+            *(_table_line(task) for task in self.tasks),
             "",
             f"Compiled network: `{self.artifact}`",
             f"Records: `{self.records}`",
@@ -127,6 +164,25 @@ class Report:
         (folder / "report.md").write_text(self.markdown(), encoding="utf-8")
         (folder / "report.json").write_text(self.to_json(), encoding="utf-8")
         return folder
+
+
+def _outcome(row: TaskRow, winner: Winner) -> TaskOutcome:
+    return TaskOutcome(
+        name=row.name,
+        weight=row.weight,
+        flops=row.flops,
+        trials=row.trials,
+        default_seconds=winner.default_seconds,
+        best_seconds=winner.seconds,
+        record_id=winner.record.record_id if winner.record else "",
+        note="; ".join([row.stop_reason] * bool(row.stop_reason) + [f"rejected {text}" for text in winner.rejected]),
+    )
+
+
+def _table_line(task: TaskOutcome) -> str:
+    served = f"{task.record_id or 'default schedule'}{f' ({task.note})' if task.note else ''}"
+    times = f"{_ms(task.default_seconds)} | {_ms(task.best_seconds)} | {_gflops(task)}"
+    return f"| {task.name} | {task.weight} | {task.trials} | {times} | {served} |"
 
 
 def _ms(seconds: float) -> str:

@@ -1,6 +1,9 @@
-"""In: tuning tasks, search policies, stored records. Out: what to measure next, and the records of what was measured. Always: the state is a function of (seed, options, records), so a run that was killed is replayed, not remembered.
+"""In: tuning tasks, search policies, stored records. Out: what to measure next, and the records of what was measured.
 
-One policy per task proposes programs (`ask`) and learns (`tell`); the scheduler state of every task says how its rounds went. A round is stored before
+Always: the state is a function of (seed, options, records), so a run that was killed is replayed, not remembered.
+
+One policy per task proposes programs (`ask`) and learns (`tell`); the scheduler state of every task says how its
+rounds went. A round is stored before
 it is told, so a state rebuilt by `replay` from the store is the one that an uninterrupted process would have.
 """
 
@@ -12,11 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from compiler import config
-from compiler.driver.defaults import default_steps
 from compiler.cost_model.xgb import XGBModel
-from compiler.measure.builder import BuildResult
+from compiler.driver.defaults import default_steps
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.runner import MeasureResult
+from compiler.measure.results import BuildResult, MeasureResult
 from compiler.schedule.steps import dump_steps
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
@@ -88,7 +90,9 @@ class TuningSummary:
 
 
 class Tuning:
-    """A run in progress: `tasks` in the order of the partition, `trials` measured, `elapsed` seconds on the run's clock, `rounds` done."""
+    """A run in progress: `tasks` in the order of the partition, `trials` measured, `elapsed` seconds on the run's
+    clock, `rounds` done.
+    """
 
     def __init__(
         self,
@@ -110,7 +114,9 @@ class Tuning:
 
     @property
     def latency(self) -> float:
-        """The estimated latency of the network in seconds: the weighted sum of the best times; infinite while one is unknown."""
+        """The estimated latency of the network in seconds: the weighted sum of the best times; infinite while one is
+        unknown.
+        """
         return network_latency([task.state for task in self.tasks])
 
     @property
@@ -141,7 +147,8 @@ class Tuning:
     def replay(self, history: Mapping[str, Sequence[MeasureRecord]], own: Iterable[MeasureRecord]) -> None:
         """Bring the state to where the records end.
 
-        `history` holds, by task key, what earlier runs measured: it is learned but is no part of this run's budget. `own` holds the records of
+        `history` holds, by task key, what earlier runs measured: it is learned but is no part of this run's budget.
+        `own` holds the records of
         this run; they are told round by round, in the order of their rounds.
         """
         for task in self.tasks:
@@ -161,7 +168,9 @@ class Tuning:
         return choose_task([task.state for task in self.tasks], options)
 
     def ask(self, index: int, count: int) -> tuple[Candidate, ...]:
-        """Up to `count` programs of a task that nobody has measured; the first round begins with the untuned program. May be empty."""
+        """Up to `count` programs of a task that nobody has measured; the first round begins with the untuned program.
+        May be empty.
+        """
         task = self.tasks[index]
         first: tuple[Candidate, ...] = ()
         if task.state.rounds == 0:
@@ -216,7 +225,9 @@ class Tuning:
         )
 
     def tell(self, index: int, records: Sequence[MeasureRecord]) -> None:
-        """Learn one stored round. A first round that fails as a whole in one way ends the task, with the reason in `stop_reason`."""
+        """Learn one stored round. A first round that fails as a whole in one way ends the task, with the reason in
+        `stop_reason`.
+        """
         task = self.tasks[index]
         self._learn(task, records)
         best = min((record.seconds for record in records), default=math.inf)

@@ -1,10 +1,13 @@
-"""In: a task's fastest records. Out: the program that serves it. Always: it was built again, gave the right answer and was the fastest in a fresh process, next to the untuned program."""
+"""In: a task's fastest records. Out: the program that serves it.
+
+Always: it was built again, gave the right answer and was the fastest in a fresh process, next to the untuned program.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.driver.build import default_steps
+from compiler.driver.defaults import default_steps
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import MeasureResult
@@ -15,7 +18,8 @@ from compiler.schedule.task import SearchTask
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """What serves a task: `record`, or the default schedule when that is None. Times are seconds per call, infinite where the program failed.
+    """What serves a task: `record`, or the default schedule when that is None. Times are seconds per call, infinite
+    where the program failed.
 
     `rejected` says of every better-looking record why it does not serve.
     """

@@ -1,0 +1,103 @@
+"""In: compiled networks and the ONNX model they came from. Out: how long each takes and how far its outputs are from
+the reference's.
+
+Always: timed in turn in one process, so that a noisy moment hits all alike.
+
+The reference is ONNX Runtime where it is installed, else the first network given.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
+from compiler.driver.report import Comparison, Contender
+from compiler.executor.graph_executor import GraphExecutor
+from compiler.executor.network import CompiledNetwork
+
+REFERENCE = "ONNX Runtime"
+_TURNS = 15
+_TURN_SECONDS = 0.05
+_TOTAL_SECONDS = 20.0
+_PAUSE_SECONDS = 0.02
+"""Between turns: long enough for the idle threads of the engine before to stop spinning."""
+
+Outputs = list[NDArray[np.generic]]
+
+
+def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, seed: int) -> Comparison:
+    """Run and time every compiled network of `networks`, by name, and ONNX Runtime on `model`, on `threads` threads
+    and the same seeded inputs.
+
+    Raises: ArtifactError.
+    """
+    executors = {name: GraphExecutor(CompiledNetwork.load(path), threads) for name, path in networks.items()}
+    inputs = _inputs(next(iter(executors.values())), seed)
+    runs: dict[str, Callable[[], object]] = {}
+    outputs: dict[str, Outputs] = {}
+    for name, executor in executors.items():
+        for key, array in inputs.items():
+            executor.set_input(key, array)
+        executor.run()
+        outputs[name] = [executor.get_output(index) for index in range(executor.get_num_outputs())]
+        runs[name] = executor.run
+    if is_installed():
+        session = OnnxRuntime(model, threads)
+        outputs[REFERENCE] = session.run(inputs)
+        runs[REFERENCE] = lambda: session.run(inputs)
+    reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
+    seconds = _time_in_turn(runs)
+    contenders = tuple(
+        Contender(name, seconds[name], None if name == reference else _error(outputs[name], outputs[reference]))
+        for name in runs
+    )
+    return Comparison(reference, contenders)
+
+
+def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]]:
+    """Random inputs: normal for floats, 0 and 1 for integers, which are legal indices everywhere."""
+    rng = np.random.default_rng(seed)
+    shapes, dtypes = executor.get_input_info()
+    return {
+        name: rng.standard_normal(shape).astype(dtypes[name])
+        if np.dtype(dtypes[name]).kind == "f"
+        else rng.integers(0, 2, shape).astype(dtypes[name])
+        for name, shape in shapes.items()
+    }
+
+
+def _time_in_turn(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Median seconds per call of every function, from turns of at least one call each after one that is not timed."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    began = time.perf_counter()
+    for turn in range(_TURNS):
+        if turn >= 3 and time.perf_counter() - began > _TOTAL_SECONDS:
+            break
+        for name, run in runs.items():
+            time.sleep(_PAUSE_SECONDS)
+            run()
+            start, calls = time.perf_counter(), 0
+            while calls == 0 or time.perf_counter() - start < _TURN_SECONDS:
+                run()
+                calls += 1
+            samples[name].append((time.perf_counter() - start) / calls)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _error(outputs: Outputs, reference: Outputs) -> float:
+    """The largest difference, relative to the largest value of each reference output; infinite when shapes differ or
+    a value is not a number.
+    """
+    worst = 0.0
+    for got, wanted in zip(outputs, reference, strict=True):
+        if got.shape != wanted.shape:
+            return float("inf")
+        wide = np.asarray(wanted, np.float64)
+        scale = float(np.max(np.abs(wide), initial=0.0)) or 1.0
+        difference = float(np.max(np.abs(np.asarray(got, np.float64) - wide), initial=0.0)) / scale
+        worst = max(worst, difference if np.isfinite(difference) else float("inf"))
+    return worst

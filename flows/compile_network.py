@@ -1,0 +1,53 @@
+"""In: a tuned run. Out: the network compiled with its best records, and the evidence that it is right and faster.
+
+Always: a record serves only after it was built, checked and timed once more.
+
+    best records → confirm each in a fresh process → compile tuned and untuned → verify both against ONNX Runtime
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import flow
+
+from compiler.driver.report import Comparison
+from compiler.driver.winners import Winner
+from flows.parameters import TuneJob
+from flows.progress import PhaseStarted, announce
+from tasks.compile import compile_to
+from tasks.extract import extract_tasks
+from tasks.store import best_records
+from tasks.verify import confirm, verify
+from tasks.workers import open_workers
+
+FINALISTS = 3
+"""How many of a task's fastest records are timed again before one may serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled network: its file, what serves each tuning task, and how it compares."""
+
+    artifact: Path
+    winners: tuple[Winner, ...]
+    comparison: Comparison
+
+
+@flow(name="compile-network", flow_run_name="compile-{run_id}")
+def compile_network(job: TuneJob, run_id: str) -> Compiled:
+    """Compile the network of `job` with the best records on this machine, whichever run they come from."""
+    folder = job.run_folder(run_id)
+    extracted = extract_tasks(job.network, job.target, job.threads)
+    best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
+    announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
+    with open_workers(job.measuring) as workers:
+        winners = tuple(
+            confirm(task.name, workers, task, best.get(task.workload_key, ())) for task in extracted.tasks
+        )
+    serving = {winner.task_key: winner.record for winner in winners if winner.record is not None}
+    announce(PhaseStarted("compiling the network, untuned and tuned"))
+    untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")
+    tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")
+    announce(PhaseStarted("comparing outputs and times"))
+    comparison = verify(job.network, {"untuned": untuned, "tuned": tuned}, job.threads, job.seed)
+    return Compiled(tuned, winners, comparison)

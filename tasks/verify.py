@@ -1,0 +1,33 @@
+"""In: what is about to be called best. Out: the evidence.
+
+Always: judged in fresh processes, by outputs and by time.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from compiler.driver.report import Comparison
+from compiler.driver.winners import Winner, choose_winner
+from compiler.frontend.network import network_bytes
+from compiler.measure.record import MeasureRecord
+from compiler.measure.worker_process import WorkerProcess
+from compiler.schedule.task import SearchTask
+from tasks.workers import Workers
+
+
+@task(name="confirm", task_run_name="confirm-{name}", cache_policy=NO_CACHE)
+def confirm(name: str, workers: Workers, search_task: SearchTask, records: Sequence[MeasureRecord]) -> Winner:
+    """Build and time a task's best programs again, next to the untuned one, and choose what serves."""
+    return choose_winner(search_task, records, workers.builder, workers.runner)
+
+
+@task(name="verify", task_run_name="verify-{network}", cache_policy=NO_CACHE)
+def verify(network: str, compiled: Mapping[str, Path], threads: int, seed: int) -> Comparison:
+    """Compare compiled networks, by name, with each other and with ONNX Runtime: outputs and time."""
+    with WorkerProcess() as worker:
+        compare = "compiler.driver.compare:compare_networks"
+        comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
+    return comparison
