@@ -76,13 +76,23 @@ def is_alias(graph: Graph, node: Node) -> bool:
 
 
 def _starts(graph: Graph) -> list[int]:
-    """Nodes in the order in which they may claim others: of two convolutions that are added, the later is first."""
+    """Nodes in the order in which they may claim others.
+
+    Of two convolutions that are added, the one with more work takes the addition (the later one when they are alike): in
+    a residual block that is the same kind of kernel whether or not the shortcut has a convolution, so there are fewer tasks.
+    """
     order = range(len(graph.nodes))
     kinds = [OPS[node.op].kind for node in graph.nodes]
     complex_ = [index for index in reversed(order) if kinds[index] is FusionKind.COMPLEX]
+    complex_.sort(key=lambda index: -_work(graph, graph.nodes[index]))
     reductions = [index for index in reversed(order) if kinds[index] is FusionKind.REDUCTION]
     claimed = {*complex_, *reductions}
     return [*complex_, *reductions, *(index for index in order if index not in claimed)]
+
+
+def _work(graph: Graph, node: Node) -> int:
+    """Grows with the multiplications of a convolution or product; for operators with results of one shape only."""
+    return graph.values[node.output].size * graph.values[node.inputs[1]].size
 
 
 def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:

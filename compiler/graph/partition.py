@@ -105,7 +105,7 @@ def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
     names: set[str] = set()
     for node in group.nodes:
         for name in node.inputs:
-            if name in inside or name in placeholders or _literal(graph, node, name) is not None:
+            if name in operands or _literal(graph, node, name) is not None:
                 continue
             value = graph.values[name]
             tensor = te.placeholder(value.shape, value.dtype, f"p{len(placeholders)}")
@@ -113,7 +113,7 @@ def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
             if name in graph.constants and uses.count(name) == 1:
                 known.add(tensor)
         result = graph.values[node.output]
-        chosen = tuple(_literal(graph, node, name) or operands[name] for name in _ordered(node, inside))
+        chosen = tuple(_operand(graph, node, name, operands) for name in _ordered(node, inside))
         call = OpCall(
             node.op, chosen, node.attrs, result.shape, result.dtype, _unique(node.op, names), frozenset(known)
         )
@@ -128,6 +128,11 @@ def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:
     if node.op in _COMMUTATIVE and node.inputs[1] in inside and node.inputs[0] not in inside:
         return node.inputs[::-1]
     return node.inputs
+
+
+def _operand(graph: Graph, node: Node, name: str, operands: Mapping[str, Operand]) -> Operand:
+    literal = _literal(graph, node, name)
+    return operands[name] if literal is None else literal
 
 
 def _literal(graph: Graph, node: Node, name: str) -> Const | None:
@@ -150,7 +155,7 @@ def _unique(wish: str, taken: set[str]) -> str:
 
 
 def _describe(graph: Graph, group: FusedOp) -> str:
-    """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_s2_1x28x28x128_add_relu`."""
+    """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
     first, *others = group.nodes
     words = [first.op]
     if first.op == "conv2d":
@@ -159,6 +164,10 @@ def _describe(graph: Graph, group: FusedOp) -> str:
             words[0] = "depthwise_conv2d" if math.prod(weight) == weight[0] * weight[1] * weight[-1] else "group_conv2d"
         kernel = weight[:2] if first.text("layout") == "NHWC" else weight[2:]
         words.append("x".join(map(str, kernel)))
+        channels = graph.values[first.inputs[0]].shape[3 if first.text("layout") == "NHWC" else 1]
+        words.append(f"c{channels}")
+    if first.op in ("dense", "batch_matmul"):
+        words.append(f"k{graph.values[first.inputs[0]].shape[-1]}")
     if first.op in ("conv2d", "max_pool2d", "avg_pool2d") and max(first.ints("strides")) > 1:
         words.append(f"s{max(first.ints('strides'))}")
     words.append("x".join(map(str, graph.values[first.output].shape)) or "scalar")

@@ -51,6 +51,16 @@ def test_the_later_of_two_branches_takes_the_residual_addition() -> None:
     assert [group.nodes[0].name for group in fuse(graph).groups] == ["left", "right"]
 
 
+def test_the_heavier_of_two_branches_takes_the_residual_addition() -> None:
+    builder, x = _start()
+    heavy = _conv(builder, x, "heavy")
+    weight = builder.constant(np.ones((1, 1, 8, 8), np.float32), "w")
+    light = builder.emit("conv2d", (x, weight), {**CONV, "pads": (0, 0, 0, 0)}, name="light")
+    graph = builder.finish({"out": builder.emit("add", (heavy, light))})
+    assert [group.nodes[0].name for group in fuse(graph).groups] == ["light", "heavy"]
+    assert _groups(graph) == ["conv2d", "conv2d+add"]
+
+
 def test_a_value_with_two_readers_stays_visible() -> None:
     builder, x = _start()
     y = _conv(builder, x)

@@ -1,0 +1,149 @@
+"""In: an optimised graph, a target, the best known program of each task. Out: a `CompiledNetwork`.
+
+Always: every distinct kernel is built once; a task without a usable program gets the default schedule, and the
+network's `coverage` says so.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
+
+from compiler.driver.build import build_kernel
+from compiler.driver.defaults import default_steps
+from compiler.errors import DefinitionError, LoweringError, ScheduleError
+from compiler.executor.network import CompiledNetwork, Coverage
+from compiler.graph.ir import Graph
+from compiler.graph.partition import Partition, partition
+from compiler.graph.to_plan import to_plan
+from compiler.runtime.artifact import KernelArtifact
+from compiler.schedule.steps import Step, load_steps
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+_log = logging.getLogger(__name__)
+
+_BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
+
+
+class KnownProgram(Protocol):
+    """Where a task's program comes from: `steps` as text, `record_id` of the record that measured it."""
+
+    @property
+    def steps(self) -> str: ...
+
+    @property
+    def record_id(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """One kernel to build: `steps` applied to the task's compute graph, under the symbol `name`."""
+
+    task: SearchTask
+    steps: tuple[Step, ...]
+    name: str
+
+
+BuildKernels = Callable[[Sequence[BuildRequest]], Sequence[KernelArtifact]]
+"""Builds many kernels, in order, maybe in parallel. Raises ScheduleError or LoweringError when one cannot be built."""
+
+
+def build_in_process(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
+    """Build one kernel after the other, here."""
+    return [build_kernel(request.task, request.steps, request.name) for request in requests]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    request: BuildRequest
+    record_id: str | None
+    note: str = ""
+
+
+def compile_graph(
+    graph: Graph,
+    target: Target,
+    best: Mapping[str, KnownProgram] | None = None,
+    *,
+    threads: int = 1,
+    cut: Partition | None = None,
+    build: BuildKernels = build_in_process,
+) -> CompiledNetwork:
+    """Compile `graph`, which has been through the graph passes.
+
+    `best` maps a workload key to the program to use, a `MeasureRecord` for instance. `threads` is the number of threads
+    that the network is meant to run on. `cut` is the partition, when the caller has it already.
+    Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
+    """
+    cut = cut or partition(graph, target, HardwareParams(num_cores=threads))
+    choices = [_choose(task, (best or {}).get(task.workload_key)) for task in cut.tasks]
+    choices, artifacts = _build(choices, build)
+    plan, constants = to_plan(graph, cut, {artifact.name: artifact for artifact in artifacts})
+    coverage = tuple(
+        Coverage(task.name, task.workload_key, weight, tunable, choice.record_id, choice.note)
+        for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
+    )
+    network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, _metadata(graph, target, threads))
+    network.verify()
+    return network
+
+
+def _choose(task: SearchTask, best: KnownProgram | None) -> _Choice:
+    """The recorded program, when there is one that can be read."""
+    if best is None:
+        return _default(task)
+    try:
+        return _Choice(BuildRequest(task, load_steps(best.steps), task.name), best.record_id)
+    except _BAD_PROGRAM as error:
+        return _default(task, f"record {best.record_id} cannot be read: {error}")
+
+
+def _default(task: SearchTask, note: str = "") -> _Choice:
+    if note:
+        _log.warning("%s: %s; using the default schedule", task.name, note)
+    return _Choice(BuildRequest(task, default_steps(task.dag), task.name), None, note)
+
+
+def _build(choices: list[_Choice], build: BuildKernels) -> tuple[list[_Choice], list[KernelArtifact]]:
+    """All kernels at once; when that fails one by one, with the default schedule in place of those that cannot be."""
+    try:
+        return choices, list(build([choice.request for choice in choices]))
+    except _BAD_PROGRAM as error:
+        _log.info("building the kernels one by one, since one of them failed: %s", error)
+    final, artifacts = [], []
+    for choice in choices:
+        used, artifact = _build_or_default(choice, build)
+        final.append(used)
+        artifacts.append(artifact)
+    return final, artifacts
+
+
+def _build_or_default(choice: _Choice, build: BuildKernels) -> tuple[_Choice, KernelArtifact]:
+    try:
+        (artifact,) = build([choice.request])
+        return choice, artifact
+    except _BAD_PROGRAM as error:
+        if choice.record_id is None:
+            raise
+        fallback = _default(choice.request.task, f"record {choice.record_id} cannot be built: {error}")
+    (artifact,) = build([fallback.request])
+    return fallback, artifact
+
+
+def _metadata(graph: Graph, target: Target, threads: int) -> dict[str, object]:
+    return {
+        "network": graph.name,
+        "fingerprint": graph.fingerprint(),
+        "target": str(target),
+        "threads": threads,
+        "versions": {name: _version(name) for name in ("retune", "llvmlite", "numpy")},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,119 @@
+"""In: a partitioned graph and its kernels. Out: the executor's plan and the constants as the kernels want them.
+
+Always: one buffer per value that has memory of its own, intermediates share one arena, aliases are views.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from compiler.errors import LoweringError
+from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from compiler.graph.ir import Graph
+from compiler.graph.memory import Request, plan_memory
+from compiler.graph.partition import FusedCall, Partition
+from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact, Packing
+
+
+def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact]) -> tuple[Plan, dict[int, Array]]:
+    """The plan of `graph`, and the constants by buffer number, packed where a kernel asks for it.
+
+    Raises: LoweringError when a kernel wants another layout of a value that is not a constant.
+    """
+    table = _Table(graph, cut)
+    for value in graph.inputs:
+        table.own(value.name)
+    calls = [
+        Call(call.name, tuple(_arguments(table, call, kernels[call.name])), " + ".join(call.nodes))
+        for call in cut.kernels
+    ]
+    outputs = tuple(table.output(name) for name in graph.outputs)
+    offsets, arena = _place(table, calls)
+    buffers = tuple(
+        BufferSpec(spec.name, spec.shape, spec.dtype, spec.kind, spec.storage, offsets.get(spec.storage, 0))
+        for spec in table.buffers
+    )
+    plan = Plan(graph.name, buffers, tuple(calls), tuple(range(len(graph.inputs))), outputs, arena)
+    return plan, table.constants
+
+
+def _arguments(table: "_Table", call: FusedCall, kernel: KernelArtifact) -> list[int]:
+    values = (*call.inputs, *call.outputs)
+    return [table.argument(name, spec) for name, spec in zip(values, kernel.args, strict=True)]
+
+
+@dataclass(slots=True)
+class _Table:
+    """Buffers as they are asked for, numbered in that order."""
+
+    graph: Graph
+    cut: Partition
+    buffers: list[BufferSpec] = field(default_factory=list)
+    constants: dict[int, Array] = field(default_factory=dict)
+    _numbers: dict[tuple[str, Packing | None], int] = field(default_factory=dict)
+    _visible: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._visible = frozenset(self.root(name) for name in self.graph.outputs)
+
+    def root(self, name: str) -> str:
+        """The value whose memory `name` shares."""
+        while name in self.cut.aliases:
+            name = self.cut.aliases[name]
+        return name
+
+    def argument(self, name: str, spec: ArgSpec) -> int:
+        """The buffer that a kernel reads or writes for value `name`."""
+        root = self.root(name)
+        if root in self.graph.constants:
+            return self._constant(root, spec.packing)
+        if spec.packing is not None:
+            raise LoweringError(f"a kernel wants {name} packed, but it is no constant")
+        return self.own(root)
+
+    def own(self, name: str) -> int:
+        """The buffer of a value that is computed or fed."""
+        key = (name, None)
+        if key not in self._numbers:
+            value = self.graph.values[name]
+            fed = any(value.name == name for value in self.graph.inputs)
+            made = BufferKind.OUTPUT if name in self._visible else BufferKind.INTERMEDIATE
+            self._numbers[key] = self._add(name, value.shape, value.dtype, BufferKind.INPUT if fed else made)
+        return self._numbers[key]
+
+    def output(self, name: str) -> int:
+        """The buffer through which output `name` is read, a view where the value is an alias."""
+        root = self.root(name)
+        number = self._constant(root, None) if root in self.graph.constants else self.own(root)
+        if root == name:
+            return number
+        value = self.graph.values[name]
+        return self._add(name, value.shape, value.dtype, self.buffers[number].kind, number)
+
+    def _constant(self, name: str, packing: Packing | None) -> int:
+        key = (name, packing)
+        if key not in self._numbers:
+            array: Array = self.graph.constants[name]
+            packed = array if packing is None else packing.pack(array)
+            number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)
+            self._numbers[key] = number
+            self.constants[number] = packed
+        return self._numbers[key]
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: str, kind: BufferKind, storage: int | None = None) -> int:
+        number = len(self.buffers)
+        self.buffers.append(BufferSpec(name, shape, dtype, kind, number if storage is None else storage))
+        return number
+
+
+def _place(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:
+    """Arena offsets of the intermediates by buffer number, and the arena's size."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, call in enumerate(calls):
+        for number in call.buffers:
+            if table.buffers[number].kind is BufferKind.INTERMEDIATE:
+                first.setdefault(number, step)
+                last[number] = step
+    numbers = sorted(first)
+    memory = plan_memory([Request(table.buffers[n].nbytes, first[n], last[n]) for n in numbers])
+    return dict(zip(numbers, memory.offsets, strict=True)), memory.arena_bytes

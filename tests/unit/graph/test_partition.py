@@ -1,0 +1,124 @@
+"""Partition: what the kernels compute, when two of them are the same task, and the counts of known networks."""
+
+import numpy as np
+import pytest
+
+from compiler.frontend.onnx.importer import load_model
+from compiler.frontend.zoo import build
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.evaluate import evaluate as evaluate_graph
+from compiler.graph.ir import Array, Attribute, Graph, Value
+from compiler.graph.partition import Partition, partition
+from compiler.graph.pipeline import optimize
+from compiler.target import HardwareParams, Target
+from compiler.te.evaluate import evaluate
+
+CONV: dict[str, Attribute] = {
+    "strides": (1, 1),
+    "pads": (1, 1, 1, 1),
+    "dilations": (1, 1),
+    "groups": 1,
+    "layout": "NHWC",
+}
+
+
+def cut(graph: Graph) -> Partition:
+    return partition(graph, Target.host(), HardwareParams(num_cores=2))
+
+
+def run(graph: Graph, parts: Partition, inputs: dict[str, Array]) -> list[Array]:
+    """The network as its kernels compute it, in NumPy."""
+    values: dict[str, Array] = {**graph.constants, **inputs}
+
+    def value(name: str) -> Array:
+        if name not in values:
+            values[name] = value(parts.aliases[name]).reshape(graph.values[name].shape)
+        return values[name]
+
+    for call in parts.kernels:
+        dag = call.task.dag
+        feeds = dict(zip(dag.inputs, map(value, call.inputs), strict=True))
+        (values[call.outputs[0]],) = evaluate(dag.outputs, feeds)
+    return [value(name) for name in graph.outputs]
+
+
+def small_network() -> Graph:
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder("small", [Value("x", (1, 6, 6, 8))])
+
+    def conv(x: str) -> str:
+        weight = builder.constant(rng.standard_normal((3, 3, 8, 8), dtype=np.float32) / 8, "w")
+        bias = builder.constant(rng.standard_normal(8, dtype=np.float32), "b")
+        return builder.emit("add", (builder.emit("conv2d", (x, weight), CONV), bias))
+
+    first = builder.emit("relu", (conv("x"),))
+    second = builder.emit("relu", (conv(first),))
+    third = builder.emit("relu", (builder.emit("add", (first, conv(second))),))
+    halved = builder.emit("mul", (builder.scalar(0.5, "float32"), third))
+    pooled = builder.emit("reduce_mean", (halved,), {"axes": (1, 2), "keepdims": True})
+    flat = builder.emit("reshape", (pooled,), {"shape": (1, 8)})
+    weight = builder.constant(rng.standard_normal((8, 3), dtype=np.float32), "fc")
+    return builder.finish({"scores": builder.emit("softmax", (builder.emit("dense", (flat, weight)),), {"axis": 1})})
+
+
+def test_kernels_compute_the_network() -> None:
+    graph = small_network()
+    inputs = {"x": np.random.default_rng(1).standard_normal((1, 6, 6, 8)).astype(np.float32)}
+    for found, wanted in zip(run(graph, cut(graph), inputs), evaluate_graph(graph, inputs), strict=True):
+        np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_equal_kernels_are_one_task() -> None:
+    parts = cut(small_network())
+    assert [task.name for task in parts.tasks] == [
+        "conv2d_3x3_c8_1x6x6x8_add_relu",
+        "conv2d_3x3_c8_1x6x6x8_add_add_relu_mul",
+        "reduce_mean_1x1x1x8",
+        "dense_k8_1x3",
+        "softmax_1x3",
+    ]
+    assert parts.weights == (2, 1, 1, 1, 1)
+    assert parts.tunable == (True, True, False, True, False)
+    tasks, weights = parts.worth_tuning()
+    assert [task.name for task in tasks] == [parts.tasks[0].name, parts.tasks[1].name, parts.tasks[3].name]
+    assert weights == (2, 1, 1)
+    assert len({task.workload_key for task in parts.tasks}) == len(parts.tasks)
+
+
+def _residual(order: tuple[int, int], prefix: str) -> Graph:
+    builder = GraphBuilder(prefix, [Value(f"{prefix}_x", (1, 4, 4, 8)), Value(f"{prefix}_y", (1, 4, 4, 8))])
+    weight = builder.constant(np.ones((3, 3, 8, 8), np.float32), f"{prefix}_w")
+    conv = builder.emit("conv2d", (f"{prefix}_x", weight), CONV, name=f"{prefix}_conv")
+    operands = (conv, f"{prefix}_y")
+    return builder.finish({f"{prefix}_out": builder.emit("add", (operands[order[0]], operands[order[1]]))})
+
+
+def test_keys_depend_on_neither_names_nor_operand_order() -> None:
+    one, two = cut(_residual((0, 1), "one")), cut(_residual((1, 0), "two"))
+    assert one.tasks[0].workload_key == two.tasks[0].workload_key
+    assert one.kernels[0].inputs == ("one_x", "one_w", "one_y")
+    assert two.kernels[0].inputs == ("two_x", "two_w", "two_y")
+
+
+def test_only_a_weight_of_its_own_may_be_packed() -> None:
+    builder = GraphBuilder("net", [Value("x", (8, 8)), Value("v", (8, 8))])
+    weight = builder.constant(np.ones((8, 8), np.float32), "w")
+    own = builder.emit("dense", ("x", weight))
+    fed = builder.emit("dense", (own, "v"))
+    both = builder.emit("add", (builder.emit("dense", (fed, weight)), weight))
+    free = [len(task.dag.layout_free) for task in cut(builder.finish({"out": both})).tasks]
+    assert free == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "calls", "tasks", "tunable"),
+    [
+        ("mlp", {}, 3, 3, 3),
+        ("resnet18", {"image": 64}, 24, 19, 16),
+        ("mobilenet_v2", {"image": 64}, 55, 33, 31),
+    ],
+)
+def test_counts_of_known_networks(name: str, options: dict[str, int], calls: int, tasks: int, tunable: int) -> None:
+    parts = cut(optimize(load_model(build(name, **options))))
+    assert (len(parts.kernels), len(parts.tasks), sum(parts.tunable)) == (calls, tasks, tunable)
+    assert sum(parts.weights) == len(parts.kernels)
