@@ -67,13 +67,13 @@ def _encode_error(error: Exception, text: str) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """End this process, in the middle of whatever it does, once `parent` is no longer its parent.
+    """End this process and its group, in the middle of whatever they do, once `parent` is no longer its parent.
 
     Linux could send a signal on the parent's death, but sends it already when the *thread* that started us ends.
     """
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def main(handle: int, parent: int) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -113,7 +113,7 @@ class WorkerProcess:
         results = list(self.stream(function, *args, timeout_s=timeout_s))
         return results[-1] if results else None
 
-    def stream(self, function: str, *args: object, timeout_s: float | None = None) -> Iterator[Any]:
+    def stream(self, function: str, *args: object, timeout_s: float | None = None) -> Generator[Any, None, None]:
         """Run `function`, which returns an iterator, and yield what that yields as it comes. `timeout_s` is per item.
 
         Closing the stream early ends the worker. Raises: as `call`.

@@ -1,0 +1,263 @@
+"""Worker processes: answers, failures, time limits, replacement, and their end."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import MeasureError
+from compiler.measure.worker_process import (
+    WorkerLostError,
+    WorkerPool,
+    WorkerProcess,
+    WorkerStartError,
+    WorkerTimeoutError,
+)
+
+HERE = __name__
+
+
+def count_to(limit: int) -> Iterator[int]:
+    """Stream 0 to limit."""
+    yield from range(limit)
+
+
+def count_then_crash(limit: int) -> Iterator[int]:
+    """Stream 0 to limit, then end by a signal."""
+    yield from range(limit)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def count_then_hang(limit: int) -> Iterator[int]:
+    """Stream 0 to limit, then never answer."""
+    yield from range(limit)
+    time.sleep(60)
+
+
+def fail(text: str) -> None:
+    """Raise."""
+    raise ValueError(text)
+
+
+class UnpicklableError(Exception):
+    """An exception that cannot travel."""
+
+    def __init__(self) -> None:
+        super().__init__("local", lambda: None)
+
+
+def fail_unpicklable() -> None:
+    """Raise what cannot be pickled."""
+    raise UnpicklableError
+
+
+def last_words() -> None:
+    """Write to both outputs and go."""
+    os.write(1, b"said on stdout\n")
+    os.write(2, b"said on stderr\n")
+    os._exit(7)
+
+
+def sleeping_child() -> int:
+    """Start a child that would outlive this process, and hang."""
+    child = subprocess.Popen(["sleep", "60"])
+    Path(os.environ["CHILD_FILE"]).write_text(str(child.pid), encoding="ascii")
+    time.sleep(60)
+    return child.pid
+
+
+def has_setting(name: str) -> str | None:
+    """An environment variable of the worker."""
+    return os.environ.get(name)
+
+
+def raise_in_start() -> None:
+    """An initializer that fails."""
+    raise RuntimeError("no such device")
+
+
+def leave_in_start() -> None:
+    """An initializer that ends the process."""
+    os._exit(4)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _gone_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not _alive(pid)
+
+
+def test_calls_reach_one_and_the_same_other_process() -> None:
+    with WorkerProcess() as worker:
+        first = worker.call("os:getpid")
+        assert first == worker.call("os:getpid") == worker.pid != os.getpid()
+    assert _gone_within(first, 5)
+
+
+def test_a_stream_arrives_item_by_item() -> None:
+    with WorkerProcess() as worker:
+        stream = worker.stream(f"{HERE}:count_then_hang", 2, timeout_s=20)
+        assert [next(stream), next(stream)] == [0, 1]  # although the function will not end
+        stream.close()
+        assert worker.pid is None
+        assert list(worker.stream(f"{HERE}:count_to", 3, timeout_s=20)) == [0, 1, 2]
+
+
+def test_an_exception_comes_back_with_its_traceback_and_the_worker_stays() -> None:
+    with WorkerProcess() as worker:
+        pid = worker.call("os:getpid")
+        with pytest.raises(ValueError, match="tile of 7") as caught:
+            worker.call(f"{HERE}:fail", "tile of 7")
+        assert "in fail" in caught.value.__notes__[0]
+        with pytest.raises(MeasureError, match="in fail_unpicklable"):
+            worker.call(f"{HERE}:fail_unpicklable")
+        with pytest.raises(ModuleNotFoundError):
+            worker.call("no.such.module:function")
+        assert worker.call("os:getpid") == pid
+
+
+def test_a_hang_ends_at_the_limit_with_everything_it_started(tmp_path: Path) -> None:
+    child_file = tmp_path / "child"
+    with WorkerProcess(environment={"CHILD_FILE": str(child_file)}) as worker:
+        pid = worker.call("os:getpid")
+        began = time.monotonic()
+        with pytest.raises(WorkerTimeoutError, match=r"more than 1\.5 s"):
+            worker.call(f"{HERE}:sleeping_child", timeout_s=1.5)
+        assert time.monotonic() - began < 10
+        assert _gone_within(pid, 5)
+        assert _gone_within(int(child_file.read_text(encoding="ascii")), 5)
+        assert worker.call("os:getpid") != pid
+
+
+def test_a_crash_names_the_signal_and_the_place() -> None:
+    with WorkerProcess() as worker:
+        received: list[int] = []
+        with pytest.raises(WorkerLostError, match="ended by SIGSEGV") as lost:
+            received.extend(worker.stream(f"{HERE}:count_then_crash", 3))
+        assert received == [0, 1, 2]
+        assert "count_then_crash" in lost.value.stderr
+        assert not lost.value.from_outside
+        assert worker.call("math:sqrt", 9.0) == 3.0
+
+
+def test_an_exit_is_reported_with_the_last_output_of_that_call_only() -> None:
+    with WorkerProcess() as worker:
+        worker.call("os:write", 2, b"earlier\n")
+        with pytest.raises(WorkerLostError, match="exited with code 7") as lost:
+            worker.call(f"{HERE}:last_words")
+        assert lost.value.stderr == "said on stdout\nsaid on stderr"
+        copy = pickle.loads(pickle.dumps(lost.value))
+        assert (str(copy), copy.code, copy.stderr) == (str(lost.value), 7, lost.value.stderr)
+
+
+def test_a_kill_from_outside_is_told_from_a_crash() -> None:
+    with WorkerProcess() as worker:
+        with pytest.raises(WorkerLostError, match="SIGKILL") as lost:
+            worker.call("os:kill", worker.call("os:getpid"), signal.SIGKILL)
+        assert lost.value.from_outside
+
+
+def test_a_worker_that_died_between_calls_is_replaced_silently() -> None:
+    with WorkerProcess() as worker:
+        pid = worker.call("os:getpid")
+        os.kill(pid, signal.SIGKILL)
+        assert _gone_within(pid, 5)
+        assert worker.call("os:getpid") != pid
+
+
+def test_a_worker_is_replaced_after_its_uses() -> None:
+    with WorkerProcess(maximum_uses=3) as worker:
+        pids = [worker.call("os:getpid") for _ in range(7)]
+    assert len(set(pids)) == 3
+    assert pids[0] == pids[2] != pids[3] == pids[5] != pids[6]
+
+
+def test_initializer_and_environment_apply_to_every_process() -> None:
+    with WorkerProcess(initializer="os:chdir", initargs=("/",), environment={"RETUNE_TEST": "yes"}) as worker:
+        for _ in range(2):
+            assert worker.call("os:getcwd") == "/"
+            assert worker.call(f"{HERE}:has_setting", "RETUNE_TEST") == "yes"
+            worker.kill()
+    assert "RETUNE_TEST" not in os.environ
+
+
+@pytest.mark.parametrize(("function", "text"), [("raise_in_start", "no such device"), ("leave_in_start", "code 4")])
+def test_a_worker_that_cannot_start_is_an_infrastructure_error(function: str, text: str) -> None:
+    with (
+        WorkerProcess(initializer=f"{HERE}:{function}") as worker,
+        pytest.raises(WorkerStartError, match=text) as caught,
+    ):
+        worker.call("os:getpid")
+    assert isinstance(caught.value, MeasureError)
+    assert caught.value.from_outside
+
+
+def test_a_missing_interpreter_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with WorkerProcess() as worker, pytest.raises(WorkerStartError, match="cannot start"):
+        worker.call("os:getpid")
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_worker_outlives_a_killed_parent(tmp_path: Path, busy: bool) -> None:
+    pid_file = tmp_path / "pid"
+    script = textwrap.dedent(f"""
+        import pathlib, threading, time
+        from compiler.measure.worker_process import WorkerProcess
+        worker = WorkerProcess()
+        started = threading.Thread(target=lambda: worker.call("os:getpid"))
+        started.start(); started.join()  # the worker must also survive the thread that started it
+        time.sleep(0.7)
+        pid = worker.call("os:getpid")
+        pathlib.Path({str(pid_file)!r}).write_text(str(pid))
+        worker.call("time:sleep", {60 if busy else 0})
+        time.sleep(60)
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
+    try:
+        deadline = time.monotonic() + 30
+        while not (pid_file.exists() and pid_file.read_text(encoding="ascii")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        worker = int(pid_file.read_text(encoding="ascii"))
+        assert _alive(worker)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert _gone_within(worker, 10)
+
+
+def test_a_forgotten_worker_ends() -> None:
+    worker = WorkerProcess()
+    pid = worker.call("os:getpid")
+    del worker
+    assert _gone_within(pid, 5)
+
+
+def test_a_pool_works_on_all_workers_and_keeps_the_order() -> None:
+    pool = WorkerPool(2)
+    try:
+        pids = pool.map(lambda worker, _: worker.call("os:getpid"), range(6))
+        assert len(set(pids)) <= 2
+        assert pool.map(lambda worker, item: worker.call("math:sqrt", item), [9, 4, 1]) == [3, 2, 1]
+        with pytest.raises(ValueError, match="second"):
+            pool.map(lambda worker, text: worker.call(f"{HERE}:fail", text), ["second"])
+        assert pool.map(lambda worker, item: worker.call("math:sqrt", item), [25]) == [5]
+    finally:
+        pool.close()
+    assert all(_gone_within(pid, 5) for pid in pids)
