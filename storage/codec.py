@@ -78,8 +78,10 @@ def to_table(records: Sequence[MeasureRecord]) -> Any:
         raise StoreError(f"cannot store the records: {error}") from error
 
 
-def from_table(table: Any) -> list[MeasureRecord]:
+def from_table(table: Any, source: str = "the table") -> list[MeasureRecord]:
     """The records of a table with `SCHEMA`, in its order; derived columns are recomputed, not read.
+
+    `source` names the file in errors.
 
     Raises:
         CorruptRecordError: a status has no name in this version.
@@ -93,5 +95,5 @@ def from_table(table: Any) -> list[MeasureRecord]:
     try:
         values["status"] = [_STATUS[status] for status in values["status"]]
     except KeyError as error:
-        raise CorruptRecordError(f"a stored trial has the unknown status {error}") from None
+        raise CorruptRecordError(f"{source} has a trial of unknown status {error}") from None
     return [MeasureRecord(*row) for row in zip(*values.values(), strict=True)]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from compiler.errors import CorruptRecordError, StoreError
 from compiler.measure.record import SCHEMA_VERSION, MeasureRecord
 from storage.base import RecordStore, Selection
-from storage.codec import canonical
+from storage.codec import canonical, from_table
 from storage.files import TEMPORARY_SUFFIX, publish, quarantine
 from storage.layout import RECORDS, part_folder, part_paths
 from storage.parts import Key, Outline, PartCache, encode, part_name, read_part
@@ -107,16 +107,11 @@ class ParquetRecordStore(RecordStore):
         self._check_marker()
         files = rows = 0
         for path in part_paths(self.root):
-            table = read_part(path)
-            pairs = zip(
-                table.column("target").to_pylist(),
-                table.column("task_key").to_pylist(),
-                strict=True,
-            )
-            if any(part_folder(self.root, *pair) != path.parent for pair in set(pairs)):
+            records = from_table(read_part(path), str(path))
+            if any(part_folder(self.root, r.target, r.task_key) != path.parent for r in records):
                 raise CorruptRecordError(f"{path} holds records of another task than its folder's")
             files += 1
-            rows += table.num_rows
+            rows += len(records)
         temporaries = sorted((self.root / RECORDS).rglob(f".*{TEMPORARY_SUFFIX}"))
         return StoreCheck(files, rows, tuple(temporaries))
 

@@ -85,6 +85,11 @@ def test_a_temporary_is_never_read(tmp_path: Path) -> None:
     assert store.check().temporaries == (leftover,)
 
 
+def test_an_empty_store_passes_the_check(tmp_path: Path) -> None:
+    check = ParquetRecordStore(tmp_path / "none").check()
+    assert (check.files, check.rows, check.temporaries) == (0, 0, ())
+
+
 def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ParquetRecordStore(tmp_path)
     store.append([timed("w0", 1e-3)])
