@@ -1,0 +1,56 @@
+"""In: features of programs and what they took. Out: a score per program. Always: equal updates give equal scores."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.cost_model.metrics import ModelMetrics
+from compiler.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Measured programs of one task.
+
+    `features` is (N, S, F) float32 as `compiler.features.extract` gives it; `seconds` is (N,), inf for a program that
+    failed. S may differ between batches.
+    Raises: OptionError when the shapes do not fit or a time is not positive.
+    """
+
+    task_key: str
+    features: NDArray[np.float32]
+    seconds: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.features.ndim != 3 or self.seconds.shape != (len(self.features),):
+            raise OptionError(
+                f"training batch of {self.task_key}: features {self.features.shape} must be (N, S, F) "
+                f"and seconds {self.seconds.shape} must be (N,)"
+            )
+        if not np.all(self.seconds > 0):
+            raise OptionError(f"training batch of {self.task_key}: seconds must be positive, inf for a failure")
+
+
+class CostModel(Protocol):
+    """Ranks programs.
+
+    `update` learns from a batch. `predict` takes features (B, S, F) and returns float64 scores (B,), higher is
+    better, -inf for a program whose features are all 0 (one that could not be lowered); it is a pure function of the
+    updates so far. `last_metrics` says how well the latest batch was predicted before it was learned, None if there
+    was nothing to judge.
+    """
+
+    @property
+    def last_metrics(self) -> ModelMetrics | None:
+        """Quality of the predictions for the latest batch, made before learning from it."""
+        ...
+
+    def update(self, batch: TrainingBatch) -> None:
+        """Learn from one batch."""
+        ...
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Score programs."""
+        ...

@@ -1,0 +1,80 @@
+"""In: training batches of many tasks. Out: rows, labels and weights. Always: labels are relative to the task's best."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.cost_model.base import TrainingBatch
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """Statement rows (R, F) of N programs; `starts` (N,) is the first row of each, `labels` and `weights` are (N,)."""
+
+    rows: NDArray[np.float32]
+    starts: Ints
+    labels: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that was measured, in the order in which it came."""
+
+    batches: list[TrainingBatch] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    programs: int = 0
+
+    def append(self, batch: TrainingBatch) -> None:
+        """Take one more batch; the best time of its task may fall, which changes the labels of all its programs."""
+        self.batches.append(batch)
+        fastest = float(np.min(batch.seconds, initial=np.inf))
+        self.best[batch.task_key] = min(fastest, self.best.get(batch.task_key, np.inf))
+        self.programs += len(batch.seconds)
+
+    def rows(self, worst_weight: float, chosen: NDArray[np.bool_] | None = None) -> TrainingRows:
+        """Training rows of all programs, or of those that `chosen` (programs,) flags."""
+        features: list[NDArray[np.float32]] = []
+        lengths: list[Ints] = []
+        labels: list[NDArray[np.float64]] = []
+        first = 0
+        for batch in self.batches:
+            count = len(batch.seconds)
+            mine = slice(None) if chosen is None else np.flatnonzero(chosen[first : first + count])
+            first += count
+            block = batch.features[mine]
+            used = is_statement(block)
+            length = used.sum(axis=1)
+            label = throughputs(batch.seconds[mine], self.best[batch.task_key])
+            features.append(block[used])
+            lengths.append(length[length > 0])
+            labels.append(label[length > 0])
+        label = np.concatenate(labels)
+        return TrainingRows(
+            rows=np.concatenate(features),
+            starts=_starts(lengths),
+            labels=label,
+            weights=np.maximum(label, worst_weight),
+        )
+
+
+def is_statement(features: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """(B, S, F) → (B, S): rows of zeros only fill programs up to a common number of statements."""
+    used: NDArray[np.bool_] = np.any(features, axis=2)
+    return used
+
+
+def throughputs(seconds: NDArray[np.float64], best: float) -> NDArray[np.float64]:
+    """`best / seconds`: 1 for the fastest program, 0 for a failed one."""
+    if not np.isfinite(best):
+        return np.zeros(len(seconds))
+    return best / seconds
+
+
+def _starts(lengths: Sequence[Ints]) -> Ints:
+    ends = np.cumsum(np.concatenate(lengths))
+    return np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])

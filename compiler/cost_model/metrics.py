@@ -1,0 +1,62 @@
+"""In: scores and measured throughputs. Out: how good the ranking was. Always: 1 is perfect, a tie counts half."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MOST_PROGRAMS = 1024
+"""Pairs grow with the square, so a larger batch is judged by its first programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """Quality of a model on programs it had not seen.
+
+    `programs` is how many were judged, `trained_on` how many the model knew. `pair_accuracy` is the share of pairs of
+    different throughput that are ranked rightly, `top_recall` the share of the truly best `top` programs among the
+    `top` of the highest scores, `peak` the best throughput among those over the best of all.
+    """
+
+    programs: int
+    trained_on: int
+    pair_accuracy: float
+    top: int
+    top_recall: float
+    peak: float
+
+
+def pair_accuracy(scores: NDArray[np.float64], throughputs: NDArray[np.float64]) -> float:
+    """The share of pairs with different throughputs that the scores order rightly; 1.0 when there is no such pair."""
+    scores, throughputs = scores[:_MOST_PROGRAMS], throughputs[:_MOST_PROGRAMS]
+    truth = np.sign(throughputs[:, None] - throughputs[None, :])
+    with np.errstate(invalid="ignore"):
+        guess = np.nan_to_num(np.sign(scores[:, None] - scores[None, :]))
+    decided = truth != 0
+    if not decided.any():
+        return 1.0
+    return float(0.5 + 0.5 * (truth * guess)[decided].mean())
+
+
+def top_recall(scores: NDArray[np.float64], throughputs: NDArray[np.float64], top: int) -> float:
+    """The share of the truly best `top` programs that are among the `top` highest scores."""
+    best = set(np.argsort(-throughputs, kind="stable")[:top].tolist())
+    chosen = set(np.argsort(-scores, kind="stable")[:top].tolist())
+    return len(best & chosen) / max(1, len(best))
+
+
+def judge(
+    scores: NDArray[np.float64], throughputs: NDArray[np.float64], *, trained_on: int, top: int = 8
+) -> ModelMetrics:
+    """All figures of one batch; `throughputs` (N,) is 0 for failed programs."""
+    top = max(1, min(top, len(scores) // 2))
+    chosen = np.argsort(-scores, kind="stable")[:top]
+    best = float(throughputs.max(initial=0.0))
+    return ModelMetrics(
+        programs=len(scores),
+        trained_on=trained_on,
+        pair_accuracy=pair_accuracy(scores, throughputs),
+        top=top,
+        top_recall=top_recall(scores, throughputs, top),
+        peak=float(throughputs[chosen].max(initial=0.0)) / best if best > 0 else 1.0,
+    )

@@ -1,0 +1,238 @@
+"""In: measured programs. Out: boosted trees, summed over a program's statements. Always: equal updates, equal trees.
+
+Work stays proportional to the number of programs measured. An update adds a few trees that are trained on the new
+batch and a bounded sample of what came before (everything, while that is little). The trees are trained anew, on a
+larger but still bounded sample, when the data have doubled or the trees have become many.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import numpy as np
+import xgboost
+from numpy.typing import NDArray
+
+from compiler.cost_model.base import TrainingBatch
+from compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
+from compiler.cost_model.metrics import ModelMetrics, judge
+from compiler.cost_model.random import random_scores
+from compiler.errors import CorruptRecordError, OptionError, StoreError
+from compiler.features import FEATURE_NAMES, FEATURE_VERSION
+
+_Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class XGBOptions:
+    """How the trees are grown.
+
+    `warmup` is how many programs must be known before trees are grown. A training from scratch grows `scratch_rounds`
+    trees on the batch and at most `scratch_programs` older programs, an update grows `update_rounds` on the batch and
+    at most `replay_programs` older ones; when that would make more than `most_trees`, training starts from scratch.
+    `worst_weight` is the weight of a failed program, where the best one has 1; `column_share` the share of features a
+    tree may look at.
+    """
+
+    warmup: int = 32
+    scratch_rounds: int = 100
+    update_rounds: int = 10
+    most_trees: int = 300
+    scratch_programs: int = 16384
+    replay_programs: int = 2048
+    worst_weight: float = 0.3
+    max_depth: int = 6
+    eta: float = 0.2
+    max_bin: int = 128
+    column_share: float = 0.4
+
+
+class XGBModel:
+    """Boosted trees on all tasks at once. `threads` is how many threads training and predicting use."""
+
+    def __init__(self, seed: int = 0, threads: int = 2, options: XGBOptions | None = None) -> None:
+        self._seed = seed
+        self._threads = threads
+        self._options = options or XGBOptions()
+        self._history = History()
+        self._booster: xgboost.Booster | None = None
+        self._updates = 0
+        self._scratch_size = 0
+        self._last_metrics: ModelMetrics | None = None
+
+    @property
+    def last_metrics(self) -> ModelMetrics | None:
+        """Quality of the trees on the latest batch before they learned from it; None while there were no trees."""
+        return self._last_metrics
+
+    @property
+    def programs(self) -> int:
+        """How many programs the model has learned from."""
+        return self._history.programs
+
+    def update(self, batch: TrainingBatch) -> None:
+        """Judge the trees on the batch, then learn from it.
+
+        Raises: OptionError when the batch has other features than the present ones.
+        """
+        if batch.features.shape[2] != len(FEATURE_NAMES):
+            raise OptionError(f"the batch has {batch.features.shape[2]} features, the model needs {len(FEATURE_NAMES)}")
+        if not len(batch.seconds):
+            return
+        self._last_metrics = self._judge(batch)
+        self._history.append(batch)
+        self._updates += 1
+        if self._history.programs >= self._options.warmup:
+            self._train(len(batch.seconds))
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Scores (B,) of programs (B, S, F), about throughput over the task's best; before any training a hash."""
+        if self._booster is None:
+            return random_scores(features, self._seed)
+        count, statements, width = features.shape
+        if not count:
+            return np.zeros(0)
+        rows = np.ascontiguousarray(features, dtype=np.float32).reshape(count * statements, width)
+        margins = self._booster.inplace_predict(rows, predict_type="margin")
+        scores = np.asarray(margins, dtype=np.float64).reshape(count, statements)
+        used = is_statement(features)
+        return np.where(used.any(axis=1), (scores * used).sum(axis=1), -np.inf)
+
+    def _judge(self, batch: TrainingBatch) -> ModelMetrics | None:
+        if self._booster is None:
+            return None
+        best = float(np.min(batch.seconds))
+        truth = throughputs(batch.seconds, best)
+        return judge(self.predict(batch.features), truth, trained_on=self._history.programs)
+
+    def _train(self, fresh: int) -> None:
+        options = self._options
+        programs = self._history.programs
+        grown = 0 if self._booster is None else self._booster.num_boosted_rounds()
+        if programs >= 2 * self._scratch_size or grown + options.update_rounds > options.most_trees:
+            self._scratch_size = programs
+            self._boost(self._sample(options.scratch_programs, fresh), options.scratch_rounds, None)
+        else:
+            self._boost(self._sample(options.replay_programs, fresh), options.update_rounds, self._booster)
+
+    def _sample(self, older: int, fresh: int) -> TrainingRows:
+        """The latest `fresh` programs and at most `older` of those before, drawn with a seed."""
+        before = self._history.programs - fresh
+        if before <= older:
+            return self._history.rows(self._options.worst_weight)
+        chosen = np.ones(self._history.programs, dtype=bool)
+        chosen[:before] = False
+        rng = np.random.default_rng([self._seed, self._updates])
+        chosen[rng.choice(before, older, replace=False)] = True
+        return self._history.rows(self._options.worst_weight, chosen)
+
+    def _boost(self, data: TrainingRows, rounds: int, start: xgboost.Booster | None) -> None:
+        options = self._options
+        if not len(data.rows):
+            return
+        matrix = xgboost.QuantileDMatrix(data.rows, nthread=self._threads, max_bin=options.max_bin)
+        parameters = {
+            "tree_method": "hist",
+            "max_bin": options.max_bin,
+            "max_depth": options.max_depth,
+            "eta": options.eta,
+            "gamma": 1e-5,
+            "min_child_weight": 0.0,
+            "colsample_bytree": options.column_share,
+            "base_score": 0.0,
+            "nthread": self._threads,
+            "seed": (self._seed + self._updates) % 2**31,
+            "disable_default_eval_metric": True,
+            "verbosity": 0,
+        }
+        self._booster = xgboost.train(
+            parameters, matrix, num_boost_round=rounds, obj=pack_sum_objective(data), xgb_model=start
+        )
+
+    def to_bytes(self) -> bytes:
+        """The whole model, trees and data; what `from_bytes` makes of it goes on exactly as this one would."""
+        header = {
+            "feature_version": FEATURE_VERSION,
+            "seed": self._seed,
+            "options": asdict(self._options),
+            "updates": self._updates,
+            "scratch_size": self._scratch_size,
+            "tasks": [batch.task_key for batch in self._history.batches],
+        }
+        arrays: dict[str, NDArray[Any]] = {"header": _bytes_array(json.dumps(header).encode())}
+        if self._booster is not None:
+            arrays["booster"] = _bytes_array(bytes(self._booster.save_raw("ubj")))
+        for index, batch in enumerate(self._history.batches):
+            arrays[f"features{index}"] = batch.features
+            arrays[f"seconds{index}"] = batch.seconds
+        buffer = BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, threads: int = 2) -> Self:
+        """Read what `to_bytes` wrote.
+
+        Raises: StoreError when it was made for another version of the features, CorruptRecordError when it is no model.
+        """
+        try:
+            with np.load(BytesIO(data), allow_pickle=False) as arrays:
+                header = json.loads(arrays["header"].tobytes())
+                version = header["feature_version"]
+                if version != FEATURE_VERSION:
+                    raise StoreError(
+                        f"the cost model was trained on features of version {version}, "
+                        f"this is version {FEATURE_VERSION}; train it anew"
+                    )
+                model = cls(header["seed"], threads, XGBOptions(**header["options"]))
+                model._updates = header["updates"]
+                model._scratch_size = header["scratch_size"]
+                for index, task_key in enumerate(header["tasks"]):
+                    features, seconds = arrays[f"features{index}"], arrays[f"seconds{index}"]
+                    model._history.append(TrainingBatch(task_key, features, seconds))
+                if "booster" in arrays:
+                    model._booster = xgboost.Booster({"nthread": threads})
+                    model._booster.load_model(bytearray(arrays["booster"].tobytes()))
+        except (ValueError, KeyError, TypeError, EOFError, BadZipFile, xgboost.core.XGBoostError) as error:
+            raise CorruptRecordError(f"this is no cost model: {error}") from error
+        return model
+
+    def save(self, path: Path) -> None:
+        """Write `to_bytes` to a file."""
+        path.write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: Path, threads: int = 2) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises: StoreError when the file cannot be read or does not fit; see `from_bytes`.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"cannot read the cost model {path}: {error.strerror}") from error
+        return cls.from_bytes(data, threads)
+
+
+def pack_sum_objective(data: TrainingRows) -> Callable[[NDArray[np.float32], xgboost.DMatrix], _Gradients]:
+    """Squared error of the sum over a program's rows.
+
+    All rows of a program move at once, so the curvature of a row is the number of rows: with 1, as is common, a program
+    of many statements would overshoot and boosting diverge.
+    """
+    lengths = np.diff(np.append(data.starts, len(data.rows)))
+    hessian = np.repeat(data.weights * lengths, lengths).astype(np.float32)
+
+    def objective(predictions: NDArray[np.float32], _: xgboost.DMatrix) -> _Gradients:
+        error = np.add.reduceat(predictions.astype(np.float64), data.starts) - data.labels
+        return np.repeat(error * data.weights, lengths).astype(np.float32), hessian
+
+    return objective
+
+
+def _bytes_array(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, dtype=np.uint8)

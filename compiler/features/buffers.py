@@ -1,0 +1,128 @@
+"""In: what a statement's buffers touch. Out: the columns of its first five buffers. Always: one buffer, one slot."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.features.nest import Flags, Floats, Nest
+from compiler.features.table import BUFFERS
+from compiler.features.touch import Touch
+
+Columns = Iterator[tuple[str, Floats | float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A buffer that is read here and written by a statement inside loops that both share.
+
+    `shared` is the number of shared loops; `written` the elements it writes in one iteration of them, `touched` the
+    bytes of all buffers that it touches there.
+    """
+
+    shared: int
+    written: Floats
+    touched: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """How a buffer's elements come to be touched again: flags, distance in iterations and bytes, times; (B,) each."""
+
+    by_loop: Flags
+    serial: Flags
+    iterations: Floats
+    bytes: Floats
+    count: Floats
+
+
+def touched_bytes(nest: Nest, touched: Sequence[Touch]) -> Floats:
+    """(L + 1, B): bytes of all buffers touched at each level."""
+    total = np.zeros((nest.depth + 1, nest.count))
+    for touch in touched:
+        for level, elements in enumerate(touch.elements):
+            total[level] += elements * touch.element_bytes
+    return total
+
+
+def pick(values: Floats, levels: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Floats:
+    """(N, B), (B,) → (B,): for each program the value at its own level."""
+    picked: Floats = np.take_along_axis(values, levels[None], axis=0)[0]
+    return picked
+
+
+def buffer_columns(
+    nest: Nest, touched: Sequence[Touch], producers: Sequence[Producer | None], all_bytes: Floats, line_bytes: int
+) -> Columns:
+    """Columns `B0.*` ... of one statement; buffers that it does not have stay 0."""
+    for slot, (touch, producer) in enumerate(zip(touched[:BUFFERS], producers, strict=False)):
+        reuse = _reuse(nest, touch, producer, all_bytes)
+        for name, value in _columns(nest, touch, reuse, line_bytes):
+            yield f"B{slot}.{name}", value
+
+
+def _columns(nest: Nest, touch: Touch, reuse: Reuse, line_bytes: int) -> Columns:
+    lines, stride = _line_transfers(nest, touch, line_bytes)
+    volume = {
+        "bytes": nest.inner[0] * touch.element_bytes,
+        "unique_bytes": touch.elements[0] * touch.element_bytes,
+        "lines": lines,
+        "unique_lines": touch.lines[0],
+    }
+    yield "read", float(touch.is_read and not touch.is_write)
+    yield "write", float(touch.is_write and not touch.is_read)
+    yield "read_write", float(touch.is_read and touch.is_write)
+    yield from volume.items()
+    yield "loop_multiple_read", reuse.by_loop.astype(np.float64)
+    yield "serial_multiple_read_write", reuse.serial.astype(np.float64)
+    yield "no_reuse", (~(reuse.by_loop | reuse.serial)).astype(np.float64)
+    yield "reuse_dis_iter", reuse.iterations
+    yield "reuse_dis_bytes", reuse.bytes
+    yield "reuse_ct", reuse.count
+    again = np.where(reuse.count > 0, reuse.count, 0.5)
+    for name, value in volume.items():
+        yield f"{name}_d_reuse_ct", value / again
+    yield "stride", stride
+    yield "packed", float(touch.packed)
+    yield "local", float(touch.local)
+
+
+def _line_transfers(nest: Nest, touch: Touch, line_bytes: int) -> tuple[Floats, Floats]:
+    """Cache lines that the accesses ask for one after the other, and the stride of the innermost loop, 0 if none."""
+    repeats = np.ones(nest.count)
+    moving = np.zeros(nest.count, dtype=bool)
+    found = np.zeros(nest.count)
+    for index in reversed(range(nest.depth)):
+        stride = touch.strides[index]
+        if stride is not None:
+            starts = nest.real[index] & (stride > 0) & ~moving
+            found = np.where(starts, stride, found)
+            moving = moving | starts
+        repeats = np.where(moving, repeats, repeats * nest.extents[index])
+    share = np.minimum(1.0, found * touch.element_bytes / line_bytes)
+    lines = np.maximum(1.0, nest.inner[0] / repeats * share)
+    return lines, np.where(repeats == 1, found, 0.0)
+
+
+def _reuse(nest: Nest, touch: Touch, producer: Producer | None, all_bytes: Floats) -> Reuse:
+    """The innermost loop that leaves the address alone, unless a producer's loop lies further in."""
+    still = np.zeros((nest.depth + 1, nest.count), dtype=bool)
+    for index in range(nest.depth):
+        moves = touch.moves(index)
+        still[index + 1] = nest.real[index] if moves is None else nest.real[index] & ~moves
+    # Row 0 says "nowhere"; searching backwards finds the innermost loop, or row 0.
+    still[0] = True
+    loop = nest.depth - np.argmax(still[::-1], axis=0)
+    by_loop = loop > 0
+    serial = np.zeros(nest.count, dtype=bool)
+    iterations = np.where(by_loop, pick(nest.inner, loop), 0.0)
+    distance = np.where(by_loop, pick(all_bytes, loop), 0.0)
+    trips = np.vstack([np.zeros((1, nest.count)), nest.extents])
+    count = pick(trips, loop)
+    if producer is not None:
+        serial = loop <= producer.shared
+        by_loop = by_loop & ~serial
+        iterations = np.where(serial, np.minimum(producer.written, touch.elements[producer.shared]), iterations)
+        distance = np.where(serial, producer.touched + all_bytes[producer.shared], distance)
+        count = np.where(serial, 1.0, count)
+    return Reuse(by_loop, serial, iterations, distance, count)

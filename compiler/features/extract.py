@@ -1,0 +1,116 @@
+"""In: statements of B programs of one structure. Out: features (B, S, F). Always: row i depends on program i alone."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
+from compiler.features.memory import allocation_columns, intensity_columns, memory_columns
+from compiler.features.nest import Floats, Nest, column, nest_arrays
+from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES, SCALED
+from compiler.features.tile import parallel_columns, tile_columns
+from compiler.features.touch import Touch, touches
+from compiler.schedule.bounds import StageNest
+from compiler.schedule.choices import LoopChoices
+from compiler.schedule.linear import Linear
+from compiler.schedule.state import Number
+from compiler.target import HardwareParams
+
+_FLOPS = {name: 2.0 if name == "float_mad" else 1.0 for name in OPERATION_NAMES if name.startswith("float_")}
+
+
+def extract(
+    nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, *, count: int | None = None
+) -> NDArray[np.float32]:
+    """Features of all programs of a family at once.
+
+    Extents, coefficients and choices are whole numbers or int64 arrays (B,). Returns (B, S, F) with a row per
+    statement, in the order of `nests`, and a column per entry of `FEATURE_NAMES`. B is 1 when nothing is an array,
+    unless `count` says how many equal programs there are.
+    """
+    programs = count or _program_count(nests, choices)
+    local = frozenset(nest.write.tensor for nest in nests if nest.attached)
+    arrays = [nest_arrays(nest, choices, programs) for nest in nests]
+    touched = [touches(nest, local, hardware.cache_line_bytes) for nest in arrays]
+    volumes = [touched_bytes(nest, touch) for nest, touch in zip(arrays, touched, strict=True)]
+    features = np.empty((programs, len(nests), len(FEATURE_NAMES)), dtype=np.float32)
+    for row, nest in enumerate(arrays):
+        producers = [_producer(row, touch, arrays, touched, volumes) for touch in touched[row]]
+        table = np.zeros((len(FEATURE_NAMES), programs), dtype=np.float32)
+        for name, value in _statement(nest, touched[row], producers, volumes[row], hardware):
+            table[INDEX[name]] = value
+        scaled = table[SCALED]
+        np.log2(scaled + np.float32(1), out=scaled)
+        table[SCALED] = scaled
+        features[:, row, :] = table.T
+    return features
+
+
+def _statement(
+    nest: Nest,
+    touched: Sequence[Touch],
+    producers: Sequence[Producer | None],
+    volume: Floats,
+    hardware: HardwareParams,
+) -> Columns:
+    line_bytes = hardware.cache_line_bytes
+    per_iteration = {
+        field.name: column(getattr(nest.source.ops, field.name), nest.count) for field in fields(nest.source.ops)
+    }
+    for name in OPERATION_NAMES:
+        yield name, per_iteration[name] * nest.inner[0]
+    flops = np.zeros(nest.count)
+    for name, weight in _FLOPS.items():
+        flops = flops + weight * per_iteration[name]
+    yield "outer_prod", nest.inner[0]
+    yield "num_loops", nest.real.sum(axis=0).astype(np.float64)
+    yield "auto_unroll_max_step", nest.unroll_limit
+    yield "inexact", float(not all(touch.exact for touch in touched))
+    yield from tile_columns(nest, touched, hardware)
+    yield from parallel_columns(nest, flops, hardware)
+    yield from buffer_columns(nest, touched, producers, volume, line_bytes)
+    yield from intensity_columns(nest, volume, flops)
+    yield from memory_columns(nest, touched, flops, line_bytes)
+    yield from allocation_columns(nest, touched[0])
+
+
+def _producer(
+    row: int, touch: Touch, nests: Sequence[Nest], touched: Sequence[Sequence[Touch]], volumes: Sequence[Floats]
+) -> Producer | None:
+    """The statement that writes a buffer inside loops of this statement, if there is one."""
+    loops = nests[row].source.loops
+    for other, nest in enumerate(nests):
+        written = touched[other][0]
+        if other == row or written.tensor is not touch.tensor or not nest.source.attached:
+            continue
+        pairs = zip(loops, nest.source.loops, strict=False)
+        shared = next((at for at, (mine, its) in enumerate(pairs) if mine.key != its.key), min(len(loops), nest.depth))
+        if shared:
+            return Producer(shared, written.elements[shared], volumes[other][shared])
+    return None
+
+
+def _program_count(nests: Sequence[StageNest], choices: LoopChoices) -> int:
+    for number in _numbers(nests, choices):
+        if isinstance(number, np.ndarray):
+            return len(number)
+    return 1
+
+
+def _numbers(nests: Sequence[StageNest], choices: LoopChoices) -> Iterator[Number]:
+    for table in (choices.parallel, choices.vector, choices.unroll):
+        yield from table.values()
+    for nest in nests:
+        yield from (loop.extent for loop in nest.loops)
+        for access in (nest.write, *nest.reads):
+            yield from access.shape
+            yield from _linear_numbers(access.index)
+
+
+def _linear_numbers(indices: Iterable[Linear]) -> Iterator[Number]:
+    for linear in indices:
+        yield linear.const
+        yield linear.spread
+        yield from linear.terms.values()

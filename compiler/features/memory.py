@@ -1,0 +1,63 @@
+"""In: loops, and what their buffers touch. Out: columns for traffic, intensity, allocation. Always: arrays (B,)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.features.buffers import Columns, pick
+from compiler.features.nest import Floats, Nest, column
+from compiler.features.table import CACHES, GROUPS, INTENSITY_POINTS
+from compiler.features.touch import Touch
+
+
+def memory_columns(nest: Nest, touched: Sequence[Touch], operations: Floats, line_bytes: int) -> Columns:
+    """Columns of the group "memory"; `operations` (B,) is what one iteration computes."""
+    lines = np.zeros((nest.depth + 1, nest.count))
+    for touch in touched:
+        for level, count in enumerate(touch.lines):
+            lines[level] += count
+    region = lines * line_bytes
+    for group in range(GROUPS):
+        outermost = [index for index, number in enumerate(nest.groups) if number <= group]
+        yield f"working_set_{group}", region[outermost[0] if outermost else nest.depth]
+    traffic = nest.outer * region
+    total = nest.inner[0] * operations
+    for name, capacity in CACHES.items():
+        # Regions shrink inwards: the first level that fits is kept, and the loop around it renews what it needs.
+        overflowing = (region > capacity).sum(axis=0)
+        moved = pick(traffic, np.clip(overflowing - 1, 0, nest.depth))
+        yield f"traffic_{name}", moved
+        yield f"intensity_{name}", total / moved
+
+
+def intensity_columns(nest: Nest, all_bytes: Floats, operations: Floats) -> Columns:
+    """Operations per touched byte, sampled where 10 %, 20 % ... of the statement's operations lie inside."""
+    if nest.depth == 0:
+        return
+    done = (nest.inner * operations)[:-1][::-1]
+    ratio = done / all_bytes[:-1][::-1]
+    last = nest.depth - 1
+    for point in range(INTENSITY_POINTS):
+        target = done[last] * ((point + 1) / INTENSITY_POINTS)
+        upper = np.minimum((done < target * (1 - 1e-12)).sum(axis=0), last)
+        lower = np.maximum(upper - 1, 0)
+        start, end = pick(done, lower), pick(done, upper)
+        width = np.where(end > start, end - start, 1.0)
+        share = np.where(end > start, np.clip((target - start) / width, 0.0, 1.0), 1.0)
+        yield f"arith_intensity_curve_{point}", pick(ratio, lower) * (1 - share) + pick(ratio, upper) * share
+
+
+def allocation_columns(nest: Nest, written: Touch) -> Columns:
+    """Columns of the group "allocation", 0 for a statement that is not attached to another one's loops."""
+    if not nest.source.attached:
+        return
+    elements = np.ones(nest.count)
+    for extent in nest.source.write.shape:
+        elements = elements * column(extent, nest.count)
+    times = nest.outer[nest.depth - nest.source.own]
+    whole = float(np.prod(np.array(written.tensor.shape, dtype=np.float64)))
+    yield "alloc_size", elements * written.element_bytes
+    yield "alloc_prod", elements * times
+    yield "alloc_outer_prod", times
+    yield "alloc_inner_prod", nest.inner[0] / times
+    yield "alloc_recompute", written.elements[nest.depth - nest.source.own] * times / whole

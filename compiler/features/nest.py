@@ -1,0 +1,173 @@
+"""In: one statement's loops and their choices, for B programs. Out: float64 arrays. Always: no loop over programs.
+
+A *level* i of a nest of L loops stands for "loops i .. L-1 run, those outside are fixed": level 0 is the whole
+statement, level L one iteration. Arrays over loops have the shape (L, B), arrays over levels (L + 1, B). Numbers are
+whole.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.schedule.bounds import StageNest
+from compiler.schedule.choices import LoopChoices
+from compiler.schedule.state import Annotation, IterKind, Number
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+def column(number: Number, count: int) -> Floats:
+    """`number`, a whole number or an array (B,), as float64 (count,)."""
+    return np.broadcast_to(np.asarray(number, dtype=np.float64), (count,))
+
+
+def inner_products(extents: Floats) -> Floats:
+    """(L, B) → (L + 1, B): how many iterations lie at each level."""
+    products = np.ones((len(extents) + 1, extents.shape[1]))
+    for loop in reversed(range(len(extents))):
+        np.multiply(products[loop + 1], extents[loop], out=products[loop])
+    return products
+
+
+def product_where(flags: Flags, extents: Floats) -> Floats:
+    """(B,): product of the extents that are flagged, 1 where none is."""
+    result: Floats = np.where(flags, extents, 1.0).prod(axis=0)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A statement's loops in arrays.
+
+    `reduce` says which loops are reductions of the statement's own. `groups` numbers, from the innermost outwards,
+    the runs of loops of one kind. `real` loops have more than one iteration. `tile` flags the loops whose iterations
+    are registers: the spatial loops inside every reduction, and the vector loop.
+    """
+
+    source: StageNest
+    count: int
+    extents: Floats
+    inner: Floats
+    outer: Floats
+    real: Flags
+    reduce: tuple[bool, ...]
+    groups: tuple[int, ...]
+    vector: Flags
+    parallel: Flags
+    tile: Flags
+    vector_loop: int
+    unroll_limit: Floats
+
+    @property
+    def depth(self) -> int:
+        """L, the number of loops."""
+        return len(self.groups)
+
+    def is_reduction(self, index: int) -> bool:
+        """Whether a loop is a reduction, be it of this statement or of the one it is attached to."""
+        return self.source.loops[index].kind is IterKind.REDUCTION
+
+
+def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
+    """The arrays of one statement of `count` programs."""
+    loops = nest.loops
+    depth = len(loops)
+    extents = np.empty((depth, count))
+    for index, loop in enumerate(loops):
+        extents[index] = loop.extent
+    inner = inner_products(extents)
+    kinds = [loop.kind is IterKind.REDUCTION for loop in loops]
+    reduce = [kind and index >= depth - nest.own for index, kind in enumerate(kinds)]
+    real = extents > 1
+    vector, vector_loop = _vector_flags(nest, choices, real)
+    unroll_limit = choices.unroll.get(nest.stage, 0)
+    return Nest(
+        source=nest,
+        count=count,
+        extents=extents,
+        inner=inner,
+        outer=inner[0] / inner,
+        real=real,
+        reduce=tuple(reduce),
+        groups=_groups(kinds),
+        vector=vector,
+        parallel=_parallel_flags(nest, choices, real),
+        tile=_tile_flags(real, reduce) | vector,
+        vector_loop=vector_loop,
+        unroll_limit=column(unroll_limit, count),
+    )
+
+
+def _groups(reduce: Sequence[bool]) -> tuple[int, ...]:
+    runs = [len(list(run)) for _, run in groupby(reduce)]
+    return tuple(len(runs) - 1 - run for run, length in enumerate(runs) for _ in range(length))
+
+
+def _vector_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> tuple[Flags, int]:
+    """Vector flags (L, B), and the loop that is or could be the vector loop, -1 if there is none."""
+    flags = np.zeros_like(real)
+    depth = len(nest.loops)
+    own = [index for index in range(depth - nest.own, depth) if nest.loops[index].kind is not IterKind.REDUCTION]
+    marked = [index for index, loop in enumerate(nest.loops) if loop.annotation is Annotation.VECTORIZE]
+    for index in marked:
+        flags[index] = real[index]
+    last = marked[-1] if marked else own[-1] if own else -1
+    if last >= 0:
+        flags[last] |= real[last] & (np.asarray(choices.vector.get(nest.stage, 0)) > 0)
+    return flags, last
+
+
+def _parallel_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> Flags:
+    flags = np.zeros_like(real)
+    chosen = np.asarray(choices.parallel.get(nest.loops[0].key[0], 0)) if nest.loops else np.asarray(0)
+    root = nest.loops[0].key[0] if nest.loops else -1
+    for index, loop in enumerate(nest.loops):
+        if loop.annotation is Annotation.PARALLEL:
+            flags[index] = real[index]
+        elif loop.key[0] == root:
+            flags[index] = real[index] & (chosen > index)
+    return flags
+
+
+def _tile_flags(real: Flags, reduce: Sequence[bool]) -> Flags:
+    """Spatial loops that have a reduction outside and none inside; (L, B)."""
+    flags = np.zeros_like(real)
+    closed = np.zeros(real.shape[1], dtype=bool)
+    for index in reversed(range(len(reduce))):
+        if reduce[index]:
+            closed = closed | real[index]
+        else:
+            flags[index] = real[index] & ~closed
+    flags &= closed
+    return flags
+
+
+def unrolled_flags(nest: Nest, tile_operations: Floats) -> tuple[Flags, Floats]:
+    """Which reduction loops are unrolled (L, B), and how many straight-line vector operations that makes (B,).
+
+    Reductions are unrolled from the innermost outwards, as long as the operations stay within the limit and no loop
+    but those of the tile lies in between.
+    """
+    flags = np.zeros_like(nest.real)
+    operations = tile_operations
+    open_ = np.ones(nest.count, dtype=bool)
+    for index in reversed(range(nest.depth)):
+        if nest.reduce[index]:
+            grown = operations * nest.extents[index]
+            open_ = open_ & (grown <= nest.unroll_limit)
+            flags[index] = open_ & nest.real[index]
+            operations = np.where(open_, grown, operations)
+        else:
+            open_ = open_ & (nest.tile[index] | ~nest.real[index])
+        if nest.source.loops[index].annotation is Annotation.UNROLL:
+            flags[index] = nest.real[index]
+    return flags, operations
+
+
+def size_of(dtype: str) -> int:
+    """Bytes of an element."""
+    return int(np.dtype(dtype).itemsize)

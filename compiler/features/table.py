@@ -1,0 +1,146 @@
+"""In: nothing. Out: name, order and scaling of the features. Always: `FEATURE_VERSION` rises when a meaning changes.
+
+A program has one row per statement. Every value but the flags in `FLAG_NAMES` is scaled by log2(x + 1).
+
+group       | what it tells
+------------|---------------------------------------------------------------------------------------------- operations
+| how often each kind of operation runs in all annotations | number, product and innermost length of vector, unrolled
+and parallel loops, and where in the nest they lie buffers     | the written buffer, then the buffers read in reading
+order: volume, cache lines, reuse, stride intensity   | operations per touched byte at ten points on the way from the
+innermost loop to the whole statement allocation  | size and number of the buffers that live inside other statements'
+loops, and how much is computed twice nest        | trip count, number of loops, unroll limit tile        | the
+register tile: rows, vectors, accumulators, idle lanes, loads per multiply-add, innermost reduction parallel    |
+chunks, balance and grain of the parallel loop memory      | bytes touched inside each group of loops; bytes moved
+with a cache of 16 KiB ... 8 MiB
+
+Where the well-known Ansor table has columns that are dead or wrong, these differ on purpose:
+
+* `float_mad` counts real multiply-adds; there the column is always 0.
+* Positions are six flags (inner, middle, outer of the spatial and of the reduction loops) that may hold together; there
+  only "none" and "mixed" occur.
+* Loops of extent 1 are no loops: they count nowhere, carry no reuse and hide no stride.
+* `lines` skips each loop that leaves the address alone by its own extent, not by the extent of the innermost loop.
+* `unique_lines` looks at the region of its own buffer and multiplies full dimensions into one run of memory.
+* A region counts the elements that are touched: a stride of 2 does not count the gaps, a hull never exceeds the buffer.
+* Strides come from the whole linear form, with true coefficients. A buffer read at one fixed address has stride 0.
+* Buffers keep their place, the written one first, so a column means the same buffer in all programs of a task.
+* Packed weights have the addresses that the packed array has.
+* No columns for devices that this code generator has no program for.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+FEATURE_VERSION = 1
+"""Version of the table; a cost model that was trained on another one cannot be used."""
+
+BUFFERS = 5
+"""How many buffers of a statement have columns."""
+
+INTENSITY_POINTS = 10
+"""How many samples of the arithmetic intensity curve are taken."""
+
+GROUPS = 5
+"""How many groups of loops of one kind, counted from the innermost, have a working set column."""
+
+CACHES = {"16k": 2**14, "64k": 2**16, "256k": 2**18, "1m": 2**20, "8m": 2**23}
+"""Capacities in bytes at which memory traffic is estimated: sample points of a curve, not the machine's caches."""
+
+OPERATION_KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
+POSITIONS = ("inner_spatial", "middle_spatial", "outer_spatial", "inner_reduce", "middle_reduce", "outer_reduce")
+
+OPERATION_NAMES = (
+    *(f"float_{kind}" for kind in OPERATION_KINDS),
+    *(f"int_{kind}" for kind in OPERATION_KINDS),
+    "bool_op",
+    "select_op",
+)
+ANNOTATION_NAMES = tuple(
+    f"{annotation}_{what}"
+    for annotation in ("vec", "unroll", "parallel")
+    for what in ("num", "prod", "len", *POSITIONS)
+)
+BUFFER_FIELDS = (
+    "read",
+    "write",
+    "read_write",
+    "bytes",
+    "unique_bytes",
+    "lines",
+    "unique_lines",
+    "loop_multiple_read",
+    "serial_multiple_read_write",
+    "no_reuse",
+    "reuse_dis_iter",
+    "reuse_dis_bytes",
+    "reuse_ct",
+    "bytes_d_reuse_ct",
+    "unique_bytes_d_reuse_ct",
+    "lines_d_reuse_ct",
+    "unique_lines_d_reuse_ct",
+    "stride",
+    "packed",
+    "local",
+)
+BUFFER_NAMES = tuple(f"B{index}.{field}" for index in range(BUFFERS) for field in BUFFER_FIELDS)
+INTENSITY_NAMES = tuple(f"arith_intensity_curve_{point}" for point in range(INTENSITY_POINTS))
+ALLOCATION_NAMES = ("alloc_size", "alloc_prod", "alloc_outer_prod", "alloc_inner_prod", "alloc_recompute")
+NEST_NAMES = ("outer_prod", "num_loops", "auto_unroll_max_step", "inexact")
+TILE_NAMES = (
+    "tile_rows",
+    "tile_vectors",
+    "tile_accumulators",
+    "tile_remainder_lanes",
+    "tile_idle_lanes",
+    "tile_fits",
+    "tile_spilled",
+    "tile_reduction",
+    "tile_accumulator_moves",
+    "tile_straight_line",
+    "tile_vector_loads",
+    "tile_broadcasts",
+    "tile_gathers",
+    "tile_loads_per_fma",
+    "tile_vector_operations",
+)
+PARALLEL_NAMES = ("parallel_chunks", "parallel_imbalance", "parallel_threads", "parallel_grain", "parallel_time")
+MEMORY_NAMES = (
+    *(f"working_set_{group}" for group in range(GROUPS)),
+    *(f"traffic_{size}" for size in CACHES),
+    *(f"intensity_{size}" for size in CACHES),
+)
+
+FEATURE_NAMES = (
+    *OPERATION_NAMES,
+    *ANNOTATION_NAMES,
+    *BUFFER_NAMES,
+    *INTENSITY_NAMES,
+    *ALLOCATION_NAMES,
+    *NEST_NAMES,
+    *TILE_NAMES,
+    *PARALLEL_NAMES,
+    *MEMORY_NAMES,
+)
+"""Names of the columns, in order."""
+
+_FLAG_ENDINGS = (*BUFFER_FIELDS[:3], *BUFFER_FIELDS[7:10], *BUFFER_FIELDS[18:])
+
+
+def _flags() -> Iterator[str]:
+    for name in FEATURE_NAMES:
+        head, _, tail = name.partition("_")
+        is_position = head in ("vec", "unroll", "parallel") and tail in POSITIONS
+        is_buffer_flag = name[:1] == "B" and name.partition(".")[2] in _FLAG_ENDINGS
+        if is_position or is_buffer_flag or name in ("inexact", "tile_fits"):
+            yield name
+
+
+FLAG_NAMES = frozenset(_flags())
+"""Columns that hold 0 or 1 and are not scaled."""
+
+INDEX = {name: column for column, name in enumerate(FEATURE_NAMES)}
+"""Column of each name."""
+
+SCALED = np.array([name not in FLAG_NAMES for name in FEATURE_NAMES])
+"""Per column: whether log2(x + 1) is applied."""
