@@ -1,6 +1,8 @@
-"""In: spaces, a first population and a scoring function. Out: every distinct valid program met, best first. Always: an empty or hopeless population ends quietly, and equal seeds give equal results."""
+"""In: spaces, a first population and a scoring function. Out: every distinct valid program met, best first. Always: an
+empty or hopeless population ends quietly, and equal seeds give equal results.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +12,22 @@ from compiler.search import mutation
 from compiler.search.genome import Keys, Layout, Mask, Rows, Scores, keys_of
 from compiler.search.options import SearchOptions
 
-Scorer = Callable[[int, Rows], tuple[Rows, Scores]]
-"""From a space's number and genome rows (B, G) to the same rows in normal form and their scores (B,): higher is better, -inf for a
-program that must not be proposed."""
+Scorer = Callable[[int, Rows], tuple[Rows, Scores, Scores]]
+"""From a space's number and genome rows (B, G) to the same rows in normal form, their scores (B,) and what first
+principles say (B,).
 
-_MIXED = (*mutation.MOVES, mutation.CROSSOVER, mutation.KEEP, mutation.SAMPLE, mutation.MEASURED)
-_CODE = {name: code for code, name in enumerate(_MIXED)}
+Higher is better; a score of -inf means that the program must not be proposed.
+"""
+
+_NAMES = (*mutation.MOVES, mutation.CROSSOVER, mutation.SAMPLE, mutation.MEASURED)
+_CODE = {name: code for code, name in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True, slots=True)
 class Breed:
-    """What evolution needs to know of one space: its columns, how many placements it has and how deep its parallel loops go."""
+    """What evolution needs to know of one space: its columns, how many placements it has and how deep its parallel
+    loops go.
+    """
 
     layout: Layout
     placements: int
@@ -29,7 +36,9 @@ class Breed:
 
 @dataclass(frozen=True, slots=True)
 class Brood:
-    """Individuals of one space: rows (B, G), the rows they were made from (B, G; equal to `rows` when there is no parent) and how (B,)."""
+    """Individuals of one space: rows (B, G), the rows they were made from (B, G; equal to `rows` when there is no
+    parent) and how (B,).
+    """
 
     rows: Rows
     parents: Rows
@@ -74,63 +83,68 @@ class Generation:
     brood: Brood
     keys: Keys
     scores: Scores
+    prior: Scores
 
 
 def evolve(
     breeds: Sequence[Breed],
-    initial: Sequence[Brood],
+    first: Sequence[Generation],
     score: Scorer,
     options: SearchOptions,
     rng: np.random.Generator,
 ) -> tuple[Generation, ...]:
-    """Run the generations and return all of them, scored; `initial` holds one brood a space."""
-    met: list[Generation] = []
-    broods = list(initial)
-    for number in range(options.generations + 1):
-        scored = tuple(evaluate(space, brood, score) for space, brood in enumerate(broods))
-        met.extend(scored)
-        if number < options.generations:
-            broods = _next_broods(breeds, scored, options, rng)
+    """Run the generations and return all of them; `first` holds one scored brood a space, in the order of `breeds`."""
+    met = list(first)
+    current = tuple(first)
+    for number in range(options.generations):
+        prior_share = 0.0 if number else options.prior_ratio
+        broods = _next_broods(breeds, current, options, rng, prior_share)
+        current = tuple(evaluate(space, brood, score) for space, brood in enumerate(broods))
+        met.extend(current)
     return tuple(met)
 
 
 def evaluate(space: int, brood: Brood, score: Scorer) -> Generation:
-    """Bring one brood into normal form, score it and keep what is valid."""
+    """Bring one brood into normal form, score it (equal rows once) and keep what is valid."""
     if not len(brood.rows):
-        return Generation(space, brood, np.zeros(0, dtype=np.uint64), np.zeros(0))
-    rows, scores = score(space, brood.rows)
-    valid = np.isfinite(scores)
-    kept = Brood(rows, brood.parents, brood.moves).take(valid)
-    return Generation(space, kept, keys_of(space, kept.rows), scores[valid])
+        return Generation(space, brood, np.zeros(0, dtype=np.uint64), np.zeros(0), np.zeros(0))
+    _, once, back = np.unique(keys_of(space, brood.rows), return_index=True, return_inverse=True)
+    rows, scores, prior = score(space, brood.rows[once])
+    valid = np.isfinite(scores[back])
+    kept = Brood(rows[back], brood.parents, brood.moves).take(valid)
+    return Generation(space, kept, keys_of(space, kept.rows), scores[back][valid], prior[back][valid])
 
 
-def ranking(generations: Sequence[Generation], seen: set[int], limit: int) -> list[Individual]:
-    """The `limit` best distinct individuals whose keys are not in `seen`; equal scores keep the order in which they were met."""
-    spaces = np.concatenate([np.full(len(one.scores), one.space) for one in generations])
+def ranking(generations: Sequence[Generation], seen: set[int]) -> Iterator[Individual]:
+    """Distinct individuals whose keys are not in `seen`, best first; equal scores keep the order in which they were
+    met.
+    """
+    if not generations:
+        return
     places = np.concatenate([np.arange(len(one.scores)) for one in generations])
     owners = np.concatenate([np.full(len(one.scores), number) for number, one in enumerate(generations)])
     keys = np.concatenate([one.keys for one in generations])
     scores = np.concatenate([one.scores for one in generations])
     first = np.sort(np.unique(keys, return_index=True)[1])
-    best: list[Individual] = []
     for entry in first[np.argsort(-scores[first], kind="stable")]:
-        key = int(keys[entry])
-        if key in seen:
-            continue
-        brood, place = generations[owners[entry]].brood, int(places[entry])
-        code = int(brood.moves[place])
-        parent = None if code >= _CODE[mutation.SAMPLE] else brood.parents[place]
-        best.append(Individual(int(spaces[entry]), brood.rows[place], key, float(scores[entry]), parent, _MIXED[code]))
-        if len(best) == limit:
-            break
-    return best
+        if int(keys[entry]) not in seen:
+            yield individual(generations[owners[entry]], int(places[entry]))
+
+
+def individual(generation: Generation, place: int) -> Individual:
+    """One member of a generation."""
+    brood = generation.brood
+    move = _NAMES[int(brood.moves[place])]
+    parent = None if move in (mutation.SAMPLE, mutation.MEASURED) else brood.parents[place]
+    key, score = int(generation.keys[place]), float(generation.scores[place])
+    return Individual(generation.space, brood.rows[place], key, score, parent, move)
 
 
 def selection_weights(scores: Scores) -> Scores:
     """Probabilities of becoming a parent: proportional to the positive part of the score.
 
-    When no score is positive the individuals are weighted by rank instead (the best twice the average), so that selection stays
-    fair to ties and still prefers the better half.
+    When no score is positive the individuals are weighted by rank instead (the best twice the average), so that
+    selection stays fair to ties and still prefers the better half.
     """
     positive = np.maximum(scores, 0.0)
     total = positive.sum()
@@ -142,13 +156,21 @@ def selection_weights(scores: Scores) -> Scores:
 
 
 def _next_broods(
-    breeds: Sequence[Breed], scored: Sequence[Generation], options: SearchOptions, rng: np.random.Generator
+    breeds: Sequence[Breed],
+    scored: Sequence[Generation],
+    options: SearchOptions,
+    rng: np.random.Generator,
+    prior_share: float,
 ) -> list[Brood]:
-    """Select parents over all spaces together and breed within each."""
+    """Select parents over all spaces together and breed within each; `prior_share` of them by what first principles
+    say.
+    """
     scores = np.concatenate([one.scores for one in scored])
     if not len(scores):
         return [one.brood for one in scored]
-    picks = np.sort(rng.choice(len(scores), size=options.population, p=selection_weights(scores)))
+    weights = (1.0 - prior_share) * selection_weights(scores)
+    weights += prior_share * selection_weights(np.concatenate([one.prior for one in scored]))
+    picks = np.sort(rng.choice(len(scores), size=options.population, p=weights / weights.sum()))
     broods: list[Brood] = []
     start = 0
     for breed, one in zip(breeds, scored, strict=True):
@@ -164,7 +186,8 @@ def _breed(breed: Breed, parents: Brood, options: SearchOptions, rng: np.random.
     count = len(parents.rows)
     draw = rng.random(count)
     mutated = draw < options.mutation_probability
-    crossed = ~mutated & (draw < options.mutation_probability + (1 - options.mutation_probability) * options.crossover_probability)
+    rest = 1.0 - options.mutation_probability
+    crossed = ~mutated & (draw < options.mutation_probability + rest * options.crossover_probability)
     rows, origins, moves = parents.rows.copy(), parents.parents.copy(), parents.moves.copy()
     kinds = rng.choice(len(mutation.MOVES), size=count, p=_move_weights(breed, options))
     for code, move in enumerate(mutation.MOVES):
@@ -205,4 +228,4 @@ def _move_weights(breed: Breed, options: SearchOptions) -> Scores:
         ]
     )
     total = weights.sum()
-    return weights / total if total > 0.0 else np.eye(len(weights))[-1]
+    return np.asarray(weights / total) if total > 0.0 else np.eye(len(weights))[-1]

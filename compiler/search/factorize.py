@@ -1,4 +1,6 @@
-"""In: a loop extent and the number of inner tile levels. Out: its ordered factorisations, listed or drawn uniformly in arrays. Always: every product is the extent exactly."""
+"""In: a loop extent and the number of inner tile levels. Out: its ordered factorisations, listed or drawn uniformly in
+arrays. Always: every product is the extent exactly.
+"""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -63,8 +65,8 @@ def factorizations(extent: int, levels: int, max_last: int) -> Iterator[tuple[in
 def sample_factorizations(rng: np.random.Generator, count: int, extent: int, levels: int, max_last: int) -> Ints:
     """Draw `count` factorisations uniformly, without listing them.
 
-    Returns an int64 array (count, levels + 1): column 0 is the outermost part, the others are the tile lengths; each row's product
-    is `extent` and the last column is at most `max_last`.
+    Returns an int64 array (count, levels + 1): column 0 is the outermost part, the others are the tile lengths; each
+    row's product is `extent` and the last column is at most `max_last`.
     """
     choices = [last for last in divisors(extent) if last <= max_last]
     weights = np.array([_ways(extent // last, levels) for last in choices], dtype=np.float64)
@@ -82,11 +84,13 @@ def sample_factorizations(rng: np.random.Generator, count: int, extent: int, lev
 def _exponents(values: Ints, prime: int, most: int) -> Ints:
     """How often `prime` divides each value, at most `most` times."""
     powers = np.array([prime**power for power in range(1, most + 1)], dtype=np.int64)
-    return np.count_nonzero(values[:, None] % powers == 0, axis=1).astype(np.int64)
+    return np.asarray(np.count_nonzero(values[:, None] % powers == 0, axis=1), dtype=np.int64)
 
 
 def _compositions(rng: np.random.Generator, count: int, total: int, parts: int) -> Ints:
-    """`count` uniform ordered sums of `total` with `parts` terms of at least 0: bars drawn among stars. Shape (count, parts)."""
+    """`count` uniform ordered sums of `total` with `parts` terms of at least 0: bars drawn among stars. Shape (count,
+    parts).
+    """
     if parts == 1:
         return np.full((count, 1), total, dtype=np.int64)
     places = total + parts - 1

@@ -1,7 +1,8 @@
-"""In: the tunable integers of one sketch. Out: a `Layout` that names the columns of an int64 matrix, one row a program. Always: a row says everything that distinguishes a program from its siblings.
+"""In: the tunable integers of one sketch. Out: a `Layout` that names the columns of an int64 matrix, one row a program.
+Always: a row says everything that distinguishes a program from its siblings.
 
-Column groups: the parts of every split (outermost first; their product is the extent), which placement of the small producers is
-used, and for each stage the parallel depth, the vector flag and the unroll limit.
+Column groups: the parts of every split (outermost first; their product is the extent), which placement of the small
+producers is used, and for each stage the parallel depth, the vector flag and the unroll limit.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ _MIX = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class SplitColumns:
-    """The columns `start` … `start + parts - 1` hold the parts of the split made by step number `step` of the sketch."""
+    """The columns `start` … `start + parts - 1` hold the parts of the split made by step number `step` of the sketch.
+    """
 
     step: int
     extent: int
@@ -54,7 +56,8 @@ class Layout:
     ) -> "Layout":
         """Lay out the columns.
 
-        `splits` holds (step number, extent, parts), `stages` every stage that has loops, `unrolled` those with a reduction.
+        `splits` holds (step number, extent, parts), `stages` every stage that has loops, `unrolled` those with a
+        reduction.
         """
         columns: list[SplitColumns] = []
         start = 0
@@ -68,7 +71,8 @@ class Layout:
 
     def groups(self) -> tuple[slice, ...]:
         """The column ranges that crossover exchanges as one: a split, or a single other column."""
-        return (*(split.columns for split in self.splits), *(slice(c, c + 1) for c in range(self.placement, self.width)))
+        single = (slice(column, column + 1) for column in range(self.placement, self.width))
+        return (*(split.columns for split in self.splits), *single)
 
     def tiling(self, rows: Rows) -> Rows:
         """The columns of the tile sizes alone."""

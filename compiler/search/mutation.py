@@ -1,4 +1,6 @@
-"""In: genome rows of one sketch and a generator. Out: children that differ by one small move. Always: the parts of every split keep their product, and the input is not changed."""
+"""In: genome rows of one sketch and a generator. Out: children that differ by one small move. Always: the parts of
+every split keep their product, and the input is not changed.
+"""
 
 import numpy as np
 
@@ -6,7 +8,7 @@ from compiler.search.factorize import divisors
 from compiler.search.genome import Layout, Rows, SplitColumns
 
 TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR = "tile", "unroll", "placement", "parallel", "vector"
-CROSSOVER, KEEP, SAMPLE, MEASURED = "crossover", "keep", "sample", "measured"
+CROSSOVER, SAMPLE, MEASURED = "crossover", "sample", "measured"
 MOVES = (TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR)
 
 
@@ -28,7 +30,9 @@ def move_tile_factors(rng: np.random.Generator, rows: Rows, layout: Layout, max_
 
 
 def _move_within(rng: np.random.Generator, parts: Rows, split: SplitColumns, max_innermost: int) -> Rows:
-    """Move one divisor in each row of one split's parts: source and destination uniform among the possible, then the divisor."""
+    """Move one divisor in each row of one split's parts: source and destination uniform among the possible, then the
+    divisor.
+    """
     count, levels = parts.shape
     factors = np.array(divisors(split.extent)[1:], dtype=np.int64)
     leaves = parts[:, :, None] % factors == 0
@@ -65,7 +69,9 @@ def redraw_placement(rng: np.random.Generator, rows: Rows, layout: Layout, place
 
 
 def redraw_parallel(rng: np.random.Generator, rows: Rows, layout: Layout, deepest: int) -> Rows:
-    """Give one stage of every row another parallel depth, at most `deepest`; normalisation lowers what a stage cannot have."""
+    """Give one stage of every row another parallel depth, at most `deepest`; normalisation lowers what a stage cannot
+    have.
+    """
     children = rows.copy()
     if layout.parallel:
         drawn = rng.integers(len(layout.parallel), size=len(rows))
@@ -85,7 +91,9 @@ def flip_vector(rng: np.random.Generator, rows: Rows, layout: Layout) -> Rows:
 
 
 def exchange_columns(rng: np.random.Generator, rows: Rows, mates: Rows, layout: Layout) -> Rows:
-    """Crossover: every column group of a child comes from its first parent or, with probability one half, from its mate."""
+    """Crossover: every column group of a child comes from its first parent or, with probability one half, from its
+    mate.
+    """
     children = rows.copy()
     for group in layout.groups():
         taken = rng.random(len(rows)) < 0.5
@@ -94,7 +102,8 @@ def exchange_columns(rng: np.random.Generator, rows: Rows, mates: Rows, layout: 
 
 
 def _redraw(rng: np.random.Generator, rows: Rows, columns: Rows, values: Rows) -> None:
-    """Overwrite rows[i, columns[i]] by another of `values`, uniformly; a value that is not among them may become any."""
+    """Overwrite rows[i, columns[i]] by another of `values`, uniformly; a value that is not among them may become any.
+    """
     if len(values) < 2 or not len(rows):
         return
     row = np.arange(len(rows))

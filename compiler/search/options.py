@@ -1,4 +1,6 @@
-"""In: the numbers that steer the search. Out: one frozen, validated `SearchOptions`. Always: an object that exists makes sense."""
+"""In: the numbers that steer the search. Out: one frozen, validated `SearchOptions`. Always: an object that exists
+makes sense.
+"""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -10,14 +12,17 @@ from compiler.errors import OptionError
 class SearchOptions:
     """Every hyper-parameter of the program search.
 
-    `population` programs live through `generations` rounds of selection; a child is mutated with probability
-    `mutation_probability`, otherwise it exchanges columns with another parent (`crossover_probability` of the rest) or is kept.
-    `eps_greedy` of each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
-    `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction). `register_vectors` is the
-    size of a register tile that is preferred, `max_register_vectors` the size above which a program is never proposed;
-    `max_straight_line` bounds the vector operations that may be written out without a loop. `max_parallel_ratio` bounds the
-    parallel pieces per core. At most `max_location_variants` placements of the small producers are considered per sketch, and at
-    most `max_per_tiling` candidates of a batch share all their tile sizes.
+    `population` programs live through `generations` rounds of selection. A child is mutated with probability
+    `mutation_probability`; of the others, `crossover_probability` exchange columns with another parent. `eps_greedy` of
+    each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
+    `prior_ratio` is the share of selection and of the very first batch that follows first principles.
+
+    `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction); the innermost part
+    of a loop is at most `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel
+    loop has at most about `max_parallel_ratio` pieces a core. At most `max_location_variants` placements of the small
+    producers are considered a sketch, at most `max_per_tiling` candidates of a batch share all their tile sizes, and
+    sampling is repeated at most `sample_attempts` times where few programs are valid. The `…_weight` fields say how
+    often each kind of mutation is drawn.
     """
 
     population: int = 2048
@@ -31,9 +36,7 @@ class SearchOptions:
     max_innermost: int = 64
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
     max_parallel_ratio: int = 16
-    register_vectors: int = 32
     max_register_vectors: int = 64
-    max_straight_line: int = 4096
     max_location_variants: int = 8
     max_per_tiling: int = 2
     sample_attempts: int = 8
@@ -50,9 +53,7 @@ class SearchOptions:
             ("generations", 0),
             ("max_innermost", 1),
             ("max_parallel_ratio", 1),
-            ("register_vectors", 1),
             ("max_register_vectors", 1),
-            ("max_straight_line", 1),
             ("max_location_variants", 1),
             ("max_per_tiling", 1),
             ("sample_attempts", 1),

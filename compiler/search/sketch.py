@@ -1,4 +1,6 @@
-"""In: a compute graph and derivation rules. Out: its sketches: program structures with unknown tile lengths. Always: the same order, wave by wave."""
+"""In: a compute graph and derivation rules. Out: its sketches: program structures with unknown tile lengths. Always:
+the same order, wave by wave.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +9,9 @@ from compiler.schedule.state import State
 from compiler.search.sketch_rules import CPU_RULES, SketchContext, SketchRule, Verdict
 
 
-def derive_sketches(dag: ComputeDAG, context: SketchContext, rules: Sequence[SketchRule] = CPU_RULES) -> tuple[State, ...]:
+def derive_sketches(
+    dag: ComputeDAG, context: SketchContext, rules: Sequence[SketchRule] = CPU_RULES
+) -> tuple[State, ...]:
     """Visit the stages from the last to the first, letting every rule that applies branch the derivation."""
     finished: list[State] = []
     initial = State.initial(dag)

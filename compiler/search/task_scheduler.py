@@ -1,9 +1,11 @@
-"""In: what is known of every task's progress. Out: which task gets the next round of trials, and whether to stop. Always: pure functions.
+"""In: what is known of every task's progress. Out: which task gets the next round of trials, and whether to stop.
+Always: pure functions.
 
-The gradient strategy estimates how fast the weighted latency of the whole network falls per round given to a task:
-20% recent progress, 80% optimism that time falls like 1/rounds. Two choices differ from the original on purpose: the derivative of
-the objective is the task's weight exactly (the objective is a weighted sum), and a task without a valid program yet is
-assumed as slow, per operation, as the slowest measured task, instead of being given up or drawing every round.
+The gradient strategy estimates how fast the weighted latency of the whole network falls per round given to a task: 20%
+recent progress, 80% optimism that time falls like 1/rounds. Two choices differ from the original on purpose: the
+derivative of the objective is the task's weight exactly (the objective is a weighted sum), and a task without a valid
+program yet is assumed as slow, per operation, as the slowest measured task, instead of being given up or drawing every
+round.
 """
 
 from collections.abc import Sequence
@@ -21,8 +23,8 @@ STRATEGIES = ("gradient", "round-robin")
 class SchedulerOptions:
     """How rounds are dealt out.
 
-    `alpha` is the share of recent progress in the gradient, `backward_window` the number of rounds it looks back, `explore` the
-    probability of a round for a task drawn at random.
+    `alpha` is the share of recent progress in the gradient, `backward_window` the number of rounds it looks back,
+    `explore` the probability of a round for a task drawn at random.
     """
 
     strategy: str = "gradient"
@@ -44,7 +46,9 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """Progress of one task: `history` holds the best seconds after each round, `best_seconds` is inf before the first valid program."""
+    """Progress of one task: `history` holds the best seconds after each round, `best_seconds` is inf before the first
+    valid program.
+    """
 
     rounds: int = 0
     best_seconds: float = inf
@@ -64,8 +68,8 @@ def choose_task(
 ) -> int | None:
     """The index of the task that gets the next round; None when every task is exhausted.
 
-    Every live task gets one warm-up round first, in descending order of weight x operations. Ties go to the task with fewer rounds,
-    then to the earlier one. `rng` is only drawn from when `options.explore` is positive.
+    Every live task gets one warm-up round first, in descending order of weight x operations. Ties go to the task with
+    fewer rounds, then to the earlier one. `rng` is only drawn from when `options.explore` is positive.
     """
     live = [index for index, state in enumerate(states) if not state.exhausted]
     if not live:
@@ -82,7 +86,9 @@ def choose_task(
 
 
 def gradients(states: Sequence[TaskState], options: SchedulerOptions) -> tuple[float, ...]:
-    """Expected change of the network's latency per further round of each task, in seconds; never positive, 0 for exhausted tasks."""
+    """Expected change of the network's latency per further round of each task, in seconds; never positive, 0 for
+    exhausted tasks.
+    """
     rates = [state.best_seconds / max(state.flops, 1.0) for state in states if isfinite(state.best_seconds)]
     slowest = max(rates, default=1.0)
     return tuple(_gradient(state, options, slowest) for state in states)
@@ -111,8 +117,8 @@ def network_latency(states: Sequence[TaskState]) -> float:
 def is_stalled(progress: Sequence[tuple[int, float]], patience: int) -> bool:
     """Whether the estimated latency has not improved within the last `patience` trials.
 
-    `progress` holds (trials so far, estimated latency in seconds) after each round, in order. Never true before a finite estimate
-    exists, nor for `patience` 0, which means "never stop early".
+    `progress` holds (trials so far, estimated latency in seconds) after each round, in order. Never true before a
+    finite estimate exists, nor for `patience` 0, which means "never stop early".
     """
     if patience <= 0 or not progress:
         return False

@@ -1,4 +1,6 @@
-"""In: a state and a stage to visit. Out: `CPU_RULES`, the derivation rules in the order in which they are asked. Always: order is data."""
+"""In: a state and a stage to visit. Out: `CPU_RULES`, the derivation rules in the order in which they are asked.
+Always: order is data.
+"""
 
 from compiler.search.sketch_rules.base import SketchContext, SketchRule, Verdict
 from compiler.search.sketch_rules.cache_write import AddCacheWrite

@@ -1,4 +1,6 @@
-"""In: a state and the stage that the derivation visits. Out: what a sketch rule is. Always: the engine that runs rules knows none of them by name."""
+"""In: a state and the stage that the derivation visits. Out: what a sketch rule is. Always: the engine that runs rules
+knows none of them by name.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""In: a stage worth tiling that no elementwise stage follows. Out: the state with a local cache in front of its result. Always: the same stage is visited again, for the fusion rule to take."""
+"""In: a stage worth tiling that no elementwise stage follows. Out: the state with a local cache in front of its result.
+Always: the same stage is visited again, for the fusion rule to take.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +8,6 @@ from compiler.schedule.access import needs_multi_level_tiling, single_elementwis
 from compiler.schedule.state import State
 from compiler.schedule.steps import CacheWrite
 from compiler.search.sketch_rules.base import SketchContext, Verdict
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""In: a stage that only rearranges or maps its inputs. Out: the state with it inlined into its readers. Always: no other rule sees such a stage."""
+"""In: a stage that only rearranges or maps its inputs. Out: the state with it inlined into its readers. Always: no
+other rule sees such a stage.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""In: any stage. Out: the state unchanged, on to the next stage. Always: applies, so that a derivation never gets stuck."""
+"""In: any stage. Out: the state unchanged, on to the next stage. Always: applies, so that a derivation never gets
+stuck.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""In: a stage whose inputs are read many times. Out: the state with it tiled over all levels. Always: ends the rules for this stage."""
+"""In: a stage whose inputs are read many times. Out: the state with it tiled over all levels. Always: ends the rules
+for this stage.
+"""
 
 from dataclasses import dataclass
 

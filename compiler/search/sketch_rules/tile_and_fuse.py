@@ -1,4 +1,6 @@
-"""In: a stage worth tiling and the one elementwise stage that reads it. Out: states in which the stage is computed inside tiles of its reader. Always: both are tiled alike."""
+"""In: a stage worth tiling and the one elementwise stage that reads it. Out: states in which the stage is computed
+inside tiles of its reader. Always: both are tiled alike.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""In: a state, a stage and a level structure such as SSRSRS. Out: the state with the stage tiled, and a consumer split alike. Always: tile lengths are left unknown, for the search to fill."""
+"""In: a state, a stage and a level structure such as SSRSRS. Out: the state with the stage tiled, and a consumer split
+alike. Always: tile lengths are left unknown, for the search to fill.
+"""
 
 from compiler.errors import ScheduleError
 from compiler.schedule.state import Iterator, IterKind, State
@@ -21,7 +23,7 @@ def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[i
     position = 0
     for iterator in state.stages[stage].iters:
         if iterator.kind not in levels:
-            raise ScheduleError(f"stage {stage}: cannot tile loop {iterator.name}: it is neither spatial nor a reduction")
+            raise ScheduleError(f"stage {stage}: cannot tile loop {iterator.name}, neither spatial nor a reduction")
         parts = levels[iterator.kind]
         if len(parts) > 1:
             if iterator.kind is IterKind.SPATIAL:
@@ -41,7 +43,8 @@ def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[i
 
 
 def follow_tiling(state: State, stage: int, splits: tuple[int, ...], levels: int) -> State:
-    """Split the axes of an elementwise consumer like the spatial axes of its tiled producer, into `levels` + 1 parts, level by level.
+    """Split the axes of an elementwise consumer like the spatial axes of its tiled producer, into `levels` + 1 parts,
+    level by level.
 
     Raises: ScheduleError when the numbers of axes differ.
     """

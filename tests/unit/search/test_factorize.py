@@ -41,7 +41,7 @@ def test_samples_keep_the_product_and_the_limit(extent: int, levels: int, max_la
 def test_samples_are_uniform() -> None:
     listed = list(factorizations(24, 2, 6))
     rows = sample_factorizations(np.random.default_rng(7), 40_000, 24, 2, 6)
-    counts = {lengths: 0 for lengths in listed}
+    counts = dict.fromkeys(listed, 0)
     for row in rows[:, 1:]:
         counts[(int(row[0]), int(row[1]))] += 1
     expected = 40_000 / len(listed)

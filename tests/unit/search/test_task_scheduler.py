@@ -19,7 +19,8 @@ GRADIENT = SchedulerOptions()
 
 
 def test_preset_costs_send_every_round_but_the_warm_up_to_the_costly_task() -> None:
-    states = [TaskState(best_seconds=100.0, weight=1e5, flops=16.0), TaskState(best_seconds=1e-8, weight=0.0, flops=128.0)]
+    costly = TaskState(best_seconds=100.0, weight=1e5, flops=16.0)
+    states = [costly, TaskState(best_seconds=1e-8, weight=0.0, flops=128.0)]
     rounds = [0, 0]
     for _ in range(5):
         index = choose_task(states, GRADIENT)

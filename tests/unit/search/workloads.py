@@ -31,7 +31,9 @@ def double_matmul(n: int) -> ComputeDAG:
     return ComputeDAG([a, b, c, e])
 
 
-def conv_bn_relu(n: int, size: int, channels_in: int, channels_out: int, kernel: int, stride: int, pad: int) -> ComputeDAG:
+def conv_bn_relu(
+    n: int, size: int, channels_in: int, channels_out: int, kernel: int, stride: int, pad: int
+) -> ComputeDAG:
     """NCHW convolution, + bias, * scale, + offset, relu."""
     data = te.placeholder((n, channels_in, size, size), name="Data")
     weight = te.placeholder((channels_out, channels_in, kernel, kernel), name="Kernel")
@@ -47,7 +49,9 @@ def conv_bn_relu(n: int, size: int, channels_in: int, channels_out: int, kernel:
     rc, ry, rx = te.reduce_axis(channels_in, "rc"), te.reduce_axis(kernel, "ry"), te.reduce_axis(kernel, "rx")
     conv = te.compute(
         (n, channels_out, out, out),
-        lambda b, f, y, x: te.sum(source[b, rc, y * stride + ry, x * stride + rx] * weight[f, rc, ry, rx], axis=(rc, ry, rx)),
+        lambda b, f, y, x: te.sum(
+            source[b, rc, y * stride + ry, x * stride + rx] * weight[f, rc, ry, rx], axis=(rc, ry, rx)
+        ),
         "conv",
         {"layout_free_placeholders": (weight,)},
     )

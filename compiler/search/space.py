@@ -1,0 +1,299 @@
+"""In: a search task. Out: one `SketchSpace` a sketch: every program of that structure as a row of integers. Always: a
+row in normal form, its steps and the replayed state agree.
+
+A group of rows that share a placement is replayed once, with arrays for tile sizes; fuse and annotation steps are
+written only when one row is made concrete.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+
+from compiler.errors import ScheduleError
+from compiler.schedule.bounds import StageNest, statement_nests
+from compiler.schedule.choices import LoopChoices
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
+from compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
+from compiler.schedule.task import SearchTask
+from compiler.search.factorize import sample_factorizations
+from compiler.search.genome import Layout, Mask, Rows, SplitColumns
+from compiler.search.options import SearchOptions
+from compiler.search.placement import placements_of
+from compiler.search.sketch import derive_sketches
+from compiler.search.sketch_rules import SketchContext
+from compiler.target import HardwareParams
+
+UNROLL_PRAGMA = "auto_unroll_max_step$"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFacts:
+    """What the structure of one stage allows: `depth` outermost loops may run in parallel, loop `vector` may be a
+    vector loop (-1: none).
+    """
+
+    stage: int
+    depth: int
+    vector: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Rows of one placement in normal form, with the bounds and loop choices that they mean."""
+
+    rows: Rows
+    nests: tuple[StageNest, ...]
+    choices: LoopChoices
+
+
+@dataclass(frozen=True, eq=False)
+class SketchSpace:
+    """All programs of one sketch. `placements` are the step lists that may follow the sketch's own."""
+
+    dag: ComputeDAG
+    hardware: HardwareParams
+    options: SearchOptions
+    sketch: tuple[Step, ...]
+    placements: tuple[tuple[Step, ...], ...]
+    layout: Layout
+
+    @classmethod
+    def of(cls, dag: ComputeDAG, hardware: HardwareParams, options: SearchOptions, sketch: State) -> "SketchSpace":
+        """The space of a sketch; placements whose bounds cannot be inferred are left out."""
+        steps = steps_of(sketch)
+        splits = tuple(
+            (number, step.extent, len(step.lengths) + 1)
+            for number, step in enumerate(steps)
+            if isinstance(step, Split) and None in step.lengths
+        )
+        stages = tuple(
+            number
+            for number, stage in enumerate(sketch.stages)
+            if stage.is_compute and not isinstance(stage.location, Inlined) and stage.iters
+        )
+        unrolled = tuple(stage for stage in stages if sketch.stages[stage].has_reduce_iter)
+        layout = Layout.of(splits, stages, unrolled)
+        placements = placements_of(dag, sketch, options.max_location_variants)
+        space = cls(dag, hardware, options, steps, placements, layout)
+        return replace(space, placements=tuple(space._sound_placements()))
+
+    def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
+        smallest = np.ones((1, self.layout.width), dtype=np.int64)
+        for split in self.layout.splits:
+            smallest[0, split.start] = split.extent
+        for number, placement in enumerate(self.placements):
+            try:
+                statement_nests(self._replay(smallest, number))
+            except ScheduleError:
+                continue
+            yield placement
+
+    @cached_property
+    def facts(self) -> tuple[tuple[LoopFacts, ...], ...]:
+        """For every placement, what each stage allows."""
+        return tuple(self._facts(number) for number in range(len(self.placements)))
+
+    @property
+    def deepest(self) -> int:
+        """The most loops that any stage may run in parallel."""
+        return max((fact.depth for facts in self.facts for fact in facts), default=0)
+
+    def _facts(self, placement: int) -> tuple[LoopFacts, ...]:
+        state = replay(self.dag, (*self.sketch, *self.placements[placement]))
+        return tuple(_loop_facts(state, stage) for stage, _ in self.layout.parallel)
+
+    def sample(self, rng: np.random.Generator, count: int) -> Rows:
+        """Draw rows: tile sizes uniform over their factorisations, placements evenly, parallel depths among the
+        sensible ones.
+        """
+        rows = np.ones((count, self.layout.width), dtype=np.int64)
+        if not self.placements:
+            return rows[:0]
+        for split in self.layout.splits:
+            drawn = sample_factorizations(rng, count, split.extent, split.parts - 1, self.options.max_innermost)
+            rows[:, split.columns] = drawn
+        rows[:, self.layout.placement] = rng.permutation(count) % len(self.placements)
+        limits = np.array(self.options.unroll_limits, dtype=np.int64)
+        for _, column in self.layout.unroll:
+            rows[:, column] = rng.choice(limits, size=count)
+        for placement in range(len(self.placements)):
+            which = np.flatnonzero(rows[:, self.layout.placement] == placement)
+            if len(which):
+                rows[which] = self._with_parallel(rng, rows[which], placement)
+        return rows
+
+    def _with_parallel(self, rng: np.random.Generator, rows: Rows, placement: int) -> Rows:
+        """Draw a parallel depth for every root stage: enough pieces for every core, not many more."""
+        state = self._replay(rows, placement)
+        least, most = self.hardware.num_cores, self.hardware.num_cores * self.options.max_parallel_ratio
+        for fact, (stage, column) in zip(self.facts[placement], self.layout.parallel, strict=True):
+            extents = [iterator.extent for iterator in state.stages[stage].iters[: fact.depth]]
+            pieces = _cumulative(extents, len(rows))
+            sensible = (pieces[:, 1:] >= least) & (pieces[:, :-1] < most)
+            drawn = _random_true(rng, sensible) + 1
+            rows[:, column] = np.where(drawn > 0, drawn, fact.depth)
+        return rows
+
+    def groups(self, rows: Rows) -> Iterator[tuple[Rows, Group]]:
+        """Replay rows by placement; yields the positions (N,) and the group in normal form."""
+        for placement in np.unique(rows[:, self.layout.placement]):
+            which = np.flatnonzero(rows[:, self.layout.placement] == placement)
+            yield which, self._group(rows[which], int(placement))
+
+    def _group(self, rows: Rows, placement: int) -> Group:
+        nests = statement_nests(self._replay(rows, placement))
+        rows = rows.copy()
+        by_stage = {nest.stage: nest for nest in nests}
+        vector_columns = dict(self.layout.vector)
+        for fact, (stage, column) in zip(self.facts[placement], self.layout.parallel, strict=True):
+            nest = by_stage[stage]
+            own = [loop.extent for loop in nest.loops[len(nest.loops) - nest.own :]]
+            vector = vector_columns[stage]
+            wide = np.asarray(own[fact.vector] if fact.vector >= 0 else 1) > 1
+            rows[:, vector] *= wide
+            # A loop is either the vector loop or in parallel; the vector loop comes first.
+            allowed = np.where(rows[:, vector] > 0, min(fact.depth, max(fact.vector, 0)), fact.depth)
+            rows[:, column] = _settled_depth(own, np.minimum(rows[:, column], allowed))
+        if self.hardware.num_cores == 1:
+            for _, column in self.layout.parallel:
+                rows[:, column] = 0
+        return Group(rows, nests, self._choices(rows))
+
+    def _choices(self, rows: Rows) -> LoopChoices:
+        layout = self.layout
+        parallel: dict[int, Number] = {stage: rows[:, column] for stage, column in layout.parallel}
+        vector: dict[int, Number] = {stage: rows[:, column] for stage, column in layout.vector}
+        unroll: dict[int, Number] = {stage: rows[:, column] for stage, column in layout.unroll}
+        return LoopChoices(parallel, vector, unroll)
+
+    def _replay(self, rows: Rows, placement: int) -> State:
+        steps = list(self.sketch)
+        for split in self.layout.splits:
+            lengths = tuple(np.ascontiguousarray(column) for column in rows[:, split.lengths].T)
+            steps[split.step] = replace(cast(Split, steps[split.step]), lengths=lengths)
+        return replay(self.dag, (*steps, *self.placements[placement]))
+
+    def steps(self, row: Rows) -> tuple[Step, ...]:
+        """The concrete program of one row (G,) in normal form."""
+        placement = int(row[self.layout.placement])
+        steps = list(self.sketch)
+        for split in self.layout.splits:
+            lengths = tuple(int(length) for length in row[split.lengths])
+            steps[split.step] = replace(cast(Split, steps[split.step]), lengths=lengths)
+        steps.extend(self.placements[placement])
+        shift: dict[int, int] = {}
+        for stage, column in self.layout.parallel:
+            depth = int(row[column])
+            if depth > 1:
+                steps.append(Fuse(stage, tuple(range(depth))))
+                shift[stage] = depth - 1
+            if depth:
+                steps.append(Annotate(stage, 0, int(Annotation.PARALLEL)))
+        steps.extend(Pragma(stage, 0, f"{UNROLL_PRAGMA}{int(row[column])}") for stage, column in self.layout.unroll)
+        loops = {fact.stage: fact.vector for fact in self.facts[placement]}
+        for stage, column in self.layout.vector:
+            if row[column]:
+                steps.append(Annotate(stage, loops[stage] - shift.get(stage, 0), int(Annotation.VECTORIZE)))
+        return tuple(steps)
+
+    def row_of(self, steps: Sequence[Step]) -> Rows | None:
+        """The row (G,) whose program is exactly `steps`; None when they are not of this sketch."""
+        row = np.zeros(self.layout.width, dtype=np.int64)
+        if len(steps) < len(self.sketch) or not self.placements:
+            return None
+        splits = {split.step: split for split in self.layout.splits}
+        for number, (mine, given) in enumerate(zip(self.sketch, steps, strict=False)):
+            if number in splits:
+                if not _read_lengths(row, splits[number], mine, given):
+                    return None
+            elif mine != given:
+                return None
+        rest = tuple(steps[len(self.sketch) :])
+        fitting = [number for number, moves in enumerate(self.placements) if rest[: len(moves)] == moves]
+        if not fitting:
+            return None
+        row[self.layout.placement] = max(fitting, key=lambda number: len(self.placements[number]))
+        self._read_choices(row, rest)
+        return row if self.steps(row) == tuple(steps) else None
+
+    def _read_choices(self, row: Rows, steps: Sequence[Step]) -> None:
+        """Write what the fuse and annotation steps say into `row`; what cannot be said is left out."""
+        parallel, vector, unroll = dict(self.layout.parallel), dict(self.layout.vector), dict(self.layout.unroll)
+        fused: dict[int, int] = {}
+        for step in steps:
+            if isinstance(step, Fuse):
+                fused[step.stage] = len(step.iters)
+            elif isinstance(step, Annotate) and step.annotation == Annotation.PARALLEL and step.stage in parallel:
+                row[parallel[step.stage]] = fused.get(step.stage, 1)
+            elif isinstance(step, Annotate) and step.annotation == Annotation.VECTORIZE and step.stage in vector:
+                row[vector[step.stage]] = 1
+            elif isinstance(step, Pragma) and step.stage in unroll and step.text.startswith(UNROLL_PRAGMA):
+                row[unroll[step.stage]] = int(step.text.removeprefix(UNROLL_PRAGMA))
+
+
+def build_spaces(task: SearchTask, options: SearchOptions) -> tuple[SketchSpace, ...]:
+    """One space for every sketch of the task that has a sound placement."""
+    sketches = derive_sketches(task.dag, SketchContext(task.hardware, options))
+    spaces = (SketchSpace.of(task.dag, task.hardware, options, sketch) for sketch in sketches)
+    return tuple(space for space in spaces if space.placements)
+
+
+def steps_of(state: State) -> tuple[Step, ...]:
+    """The history of a state, as the concrete step classes."""
+    return cast(tuple[Step, ...], state.steps)
+
+
+def _loop_facts(state: State, stage: int) -> LoopFacts:
+    described = state.stages[stage]
+    kinds = [iterator.kind for iterator in described.iters]
+    taken = [number for number in range(len(kinds)) if state.attached_at(stage, number)]
+    depth = 0
+    if isinstance(described.location, Root):
+        while depth < len(kinds) and kinds[depth] is IterKind.SPATIAL and depth - 1 not in taken:
+            depth += 1
+    spatial = [number for number, kind in enumerate(kinds) if kind is IterKind.SPATIAL]
+    vector = spatial[-1] if spatial and all(number < spatial[-1] for number in taken) else -1
+    return LoopFacts(stage, depth, vector)
+
+
+def _read_lengths(row: Rows, split: SplitColumns, mine: Step, given: Step) -> bool:
+    """Write the parts of a concrete split into `row`; False when it is not the split that the sketch has there."""
+    if not isinstance(mine, Split) or not isinstance(given, Split) or None in given.lengths:
+        return False
+    if replace(mine, lengths=given.lengths) != given or len(mine.lengths) != len(given.lengths):
+        return False
+    lengths = [int(length) for length in given.lengths if length is not None]
+    inner = int(np.prod(lengths, dtype=np.int64))
+    if split.extent % inner:
+        return False
+    row[split.columns] = [split.extent // inner, *lengths]
+    return True
+
+
+def _cumulative(extents: Sequence[Number | None], count: int) -> Rows:
+    """Products of the first 0 … D extents, shape (count, D + 1)."""
+    pieces = np.ones((count, len(extents) + 1), dtype=np.int64)
+    for number, extent in enumerate(extents):
+        pieces[:, number + 1] = 1 if extent is None else extent
+    return np.cumprod(pieces, axis=1)
+
+
+def _random_true(rng: np.random.Generator, flags: Mask) -> Rows:
+    """A random true column of every row, -1 where there is none; (B, D) → (B,)."""
+    if not flags.shape[1]:
+        return np.full(len(flags), -1, dtype=np.int64)
+    drawn = np.argmax(flags * (1.0 - rng.random(flags.shape)), axis=1)
+    return np.where(flags.any(axis=1), drawn, -1).astype(np.int64)
+
+
+def _settled_depth(extents: Sequence[Number], depths: Rows) -> Rows:
+    """Leave loops of extent 1 at the end of the parallel ones out: they change nothing."""
+    settled = np.zeros_like(depths)
+    for number, extent in enumerate(extents):
+        real = (np.asarray(extent) > 1) & (depths > number)
+        settled = np.where(real, number + 1, settled)
+    return settled

@@ -1,0 +1,85 @@
+"""Evolution with a planted score: it finds what the score rewards, survives scores that say nothing, and is seeded."""
+
+import numpy as np
+
+from compiler.search import mutation
+from compiler.search.evolution import Breed, Brood, Generation, evaluate, evolve, ranking, selection_weights
+from compiler.search.genome import Rows, Scores
+from compiler.search.options import SearchOptions
+from compiler.search.space import SketchSpace, build_spaces
+from tests.unit.search.workloads import matmul, task_of
+
+OPTIONS = SearchOptions(population=200, generations=6)
+
+
+def tiled_matmul() -> SketchSpace:
+    """The plain tiled sketch of a tiny matmul."""
+    return build_spaces(task_of("t", matmul(10, 10, 4)), OPTIONS)[0]
+
+
+def run(space: SketchSpace, rows: Rows, seed: int) -> tuple[Generation, ...]:
+    """Evolve under a score of 1 for an inner reduction of exactly 2 turns, else 0."""
+    column = space.layout.splits[2].start + 1
+
+    def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:
+        good = (given[:, column] == 2).astype(np.float64)
+        return given, good, np.zeros(len(given))
+
+    breeds = (Breed(space.layout, len(space.placements), space.deepest),)
+    first = (evaluate(0, Brood.founders(rows, mutation.SAMPLE), score),)
+    return evolve(breeds, first, score, OPTIONS, np.random.default_rng(seed))
+
+
+def bad_rows(space: SketchSpace, seed: int) -> Rows:
+    """Fifty samples of which none is good."""
+    rows = space.sample(np.random.default_rng(seed), 50)
+    rows[:, space.layout.splits[2].columns] = [4, 1]
+    return rows
+
+
+def test_a_good_program_is_found_from_bad_ones_only() -> None:
+    space = tiled_matmul()
+    for seed in range(20):
+        best = next(iter(ranking(run(space, bad_rows(space, seed), seed), set())))
+        assert best.score == 1.0
+        assert best.parent is not None
+
+
+def test_equal_seeds_give_equal_rankings() -> None:
+    space = tiled_matmul()
+    rows = bad_rows(space, 0)
+    first, second = ([one.key for one in ranking(run(space, rows, 5), set())] for _ in range(2))
+    other = [one.key for one in ranking(run(space, rows, 6), set())]
+    assert first == second
+    assert first != other
+
+
+def test_ranking_is_distinct_sorted_and_leaves_out_what_was_seen() -> None:
+    space = tiled_matmul()
+    met = run(space, bad_rows(space, 1), 1)
+    everything = list(ranking(met, set()))
+    keys = [one.key for one in everything]
+    assert len(keys) == len(set(keys))
+    assert all(a.score >= b.score for a, b in zip(everything, everything[1:], strict=False))
+    seen = set(keys[:10])
+    assert [one.key for one in ranking(met, seen)] == keys[10:]
+
+
+def test_no_valid_program_ends_quietly() -> None:
+    space = tiled_matmul()
+
+    def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:
+        return given, np.full(len(given), -np.inf), np.zeros(len(given))
+
+    breeds = (Breed(space.layout, len(space.placements), space.deepest),)
+    first = (evaluate(0, Brood.founders(space.sample(np.random.default_rng(0), 20), mutation.SAMPLE), score),)
+    met = evolve(breeds, first, score, OPTIONS, np.random.default_rng(0))
+    assert list(ranking(met, set())) == []
+
+
+def test_selection_follows_positive_scores_and_falls_back_to_ranks() -> None:
+    assert np.allclose(selection_weights(np.array([1.0, 3.0, -5.0])), [0.25, 0.75, 0.0])
+    assert np.allclose(selection_weights(np.zeros(4)), 0.25)
+    negative = selection_weights(np.array([-3.0, -1.0, -2.0]))
+    assert negative.argmax() == 1
+    assert negative.min() > 0.0

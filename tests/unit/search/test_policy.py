@@ -1,0 +1,170 @@
+"""The policy: distinct legal candidates, determinism, resuming, foreign programs, and an end."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.cost_model import RandomModel, TrainingBatch, XGBModel
+from compiler.errors import OptionError
+from compiler.features import FEATURE_NAMES
+from compiler.schedule.bounds import statement_nests
+from compiler.schedule.choices import choices_of
+from compiler.schedule.state import replay
+from compiler.schedule.steps import Annotate, dump_steps
+from compiler.search.legality import legal
+from compiler.search.options import SearchOptions
+from compiler.search.policy import Candidate, EmptyPolicy, SketchPolicy, Told, program_id
+from tests.unit.search.workloads import CORES, conv_residual_nhwc, matmul, relu_only, task_of
+
+OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)
+CONV = task_of("conv", conv_residual_nhwc(14, 32))
+MATMUL = task_of("matmul", matmul(64, 64, 64))
+
+
+class Spy(RandomModel):
+    """A random model that remembers what it was taught."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.batches: list[TrainingBatch] = []
+
+    def update(self, batch: TrainingBatch) -> None:
+        self.batches.append(batch)
+
+
+class Hopeless(RandomModel):
+    """A model that holds every program for invalid."""
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        return np.full(len(features), -np.inf)
+
+
+def timed(candidates: tuple[Candidate, ...]) -> list[Told]:
+    """Made-up but reproducible times; every seventh program fails."""
+    return [
+        Told(one.steps_text, None if int(program_id(one.steps_text), 16) % 7 == 0 else 1e-6 * len(one.steps_text) ** 2)
+        for one in candidates
+    ]
+
+
+@pytest.mark.parametrize("task", [CONV, MATMUL])
+def test_candidates_are_distinct_legal_and_of_every_sketch(task: object) -> None:
+    assert task in (CONV, MATMUL)
+    chosen = CONV if task is CONV else MATMUL
+    policy = SketchPolicy(chosen, RandomModel(0), OPTIONS, seed=1)
+    candidates = policy.ask(32, 0)
+    assert len({one.steps_text for one in candidates}) == 32
+    spaces = set()
+    for one in candidates:
+        assert dump_steps(one.steps) == one.steps_text
+        state = replay(chosen.dag, one.steps)
+        assert legal(statement_nests(state), choices_of(state), CORES, OPTIONS, 1).all()
+        spaces.add(next(n for n, space in enumerate(policy.spaces) if space.row_of(one.steps) is not None))
+    assert spaces == set(range(3))
+
+
+def test_equal_seeds_ask_alike_and_other_seeds_or_rounds_do_not() -> None:
+    def asked(seed: int, round_index: int) -> list[str]:
+        return [one.steps_text for one in SketchPolicy(CONV, RandomModel(0), OPTIONS, seed).ask(16, round_index)]
+
+    assert asked(0, 0) == asked(0, 0)
+    assert asked(0, 0) != asked(1, 0)
+    assert asked(0, 0) != asked(0, 1)
+
+
+def test_nothing_told_is_asked_again() -> None:
+    policy = SketchPolicy(CONV, RandomModel(0), OPTIONS)
+    told: set[str] = set()
+    for round_index in range(3):
+        candidates = policy.ask(24, round_index)
+        assert len(candidates) == 24
+        assert not told & {one.steps_text for one in candidates}
+        told |= {one.steps_text for one in candidates}
+        policy.tell(timed(candidates))
+
+
+def test_a_resumed_policy_goes_on_as_the_uninterrupted_one() -> None:
+    whole = SketchPolicy(CONV, XGBModel(0, threads=1), OPTIONS, seed=4)
+    batches = []
+    for round_index in range(3):
+        batches.append(timed(whole.ask(16, round_index)))
+        whole.tell(batches[-1])
+    resumed = SketchPolicy(CONV, XGBModel(0, threads=1), OPTIONS, seed=4)
+    for batch in batches:
+        resumed.tell(batch)
+    assert resumed.ask(16, 3) == whole.ask(16, 3)
+
+
+def test_every_tell_is_one_update_in_the_order_told() -> None:
+    model = Spy()
+    policy = SketchPolicy(MATMUL, model, OPTIONS)
+    results = timed(policy.ask(20, 0))
+    policy.tell(results)
+    (batch,) = model.batches
+    assert batch.task_key == MATMUL.workload_key
+    assert batch.features.shape == (20, 2, len(FEATURE_NAMES))
+    assert batch.seconds.tolist() == [np.inf if told.seconds is None else told.seconds for told in results]
+
+
+def test_features_of_told_programs_do_not_depend_on_their_company() -> None:
+    model = Spy()
+    policy = SketchPolicy(CONV, model, OPTIONS)
+    results = timed(policy.ask(12, 0))
+    policy.tell(results)
+    for told in results:
+        policy.tell([told])
+    together, *alone = model.batches
+    assert np.array_equal(together.features, np.concatenate([batch.features for batch in alone]))
+
+
+def test_the_best_measured_programs_have_children() -> None:
+    policy = SketchPolicy(CONV, XGBModel(0, threads=1), OPTIONS)
+    for round_index in range(3):
+        results = timed(policy.ask(32, round_index))
+        policy.tell(results)
+    told = {program_id(text) for text in policy._told}
+    assert any(one.parent in told for one in policy.ask(32, 3))
+
+
+def test_foreign_programs_teach_the_model() -> None:
+    model = Spy()
+    policy = SketchPolicy(MATMUL, model, OPTIONS)
+    foreign = dump_steps((Annotate(2, 0, 3),))
+    policy.tell([Told(foreign, 1e-3), Told(dump_steps((Annotate(9, 0, 3),)), 1e-3)])
+    (batch,) = model.batches
+    assert len(batch.features) == 1
+    assert policy.best_seconds == 1e-3
+    assert len(policy.ask(8, 1)) == 8
+
+
+def test_a_small_space_is_exhausted() -> None:
+    policy = SketchPolicy(task_of("relu", relu_only(64)), RandomModel(0), OPTIONS)
+    asked: list[str] = []
+    for round_index in range(10):
+        candidates = policy.ask(16, round_index)
+        asked += [one.steps_text for one in candidates]
+        policy.tell(timed(candidates))
+        if not candidates:
+            break
+    assert policy.ask(16, 11) == ()
+    assert 0 < len(asked) == len(set(asked)) < 10
+
+
+def test_a_task_without_any_valid_program_is_exhausted_at_once() -> None:
+    policy = SketchPolicy(MATMUL, Hopeless(), OPTIONS)
+    policy.tell([Told(dump_steps((Annotate(2, 0, 3),)), 1e-3)])
+    assert policy.ask(8, 1) == ()
+
+
+def test_the_empty_policy_measures_the_naive_program_once() -> None:
+    policy = EmptyPolicy(MATMUL)
+    (only,) = policy.ask(8, 0)
+    assert only.steps == ()
+    policy.tell([Told(only.steps_text, 1.0)])
+    assert policy.ask(8, 1) == ()
+
+
+@pytest.mark.parametrize("bad", [{"population": 0}, {"eps_greedy": 2.0}, {"tiling": "SXR"}, {"unroll_limits": ()}])
+def test_nonsense_options_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        SearchOptions(**bad)  # type: ignore[arg-type]

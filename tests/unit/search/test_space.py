@@ -1,0 +1,155 @@
+"""Spaces: every row is a program, every program of the structure is a row, and normal form means what the state says."""
+
+import numpy as np
+import pytest
+
+from compiler.schedule.bounds import statement_nests
+from compiler.schedule.choices import choices_of
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Attached, Root, replay
+from compiler.schedule.steps import Split, dump_steps, load_steps
+from compiler.search.legality import legal, register_tile
+from compiler.search.options import SearchOptions
+from compiler.search.space import SketchSpace, build_spaces
+from compiler.target import HardwareParams
+from tests.unit.search.workloads import conv_bn_relu, conv_residual_nhwc, matmul, max_pool, relu_only, task_of
+
+DAGS = {
+    "matmul": matmul(24, 36, 40),
+    "conv": conv_residual_nhwc(14, 32),
+    "conv_bn_relu": conv_bn_relu(1, 12, 8, 16, 3, 2, 1),
+    "pool": max_pool(9, 32),
+    "relu": relu_only(1000),
+}
+
+
+def spaces_of(dag: ComputeDAG, cores: int = 4) -> tuple[SketchSpace, ...]:
+    """The spaces of a graph."""
+    return build_spaces(task_of("t", dag, HardwareParams(num_cores=cores)), SearchOptions())
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_rows_replay_and_read_back(name: str) -> None:
+    dag = DAGS[name]
+    rng = np.random.default_rng(11)
+    for space in spaces_of(dag):
+        for _, group in space.groups(space.sample(rng, 40)):
+            for row in group.rows[:6]:
+                steps = space.steps(row)
+                state = replay(dag, steps)
+                found = choices_of(state)
+                for mine, theirs in (
+                    (space.layout.parallel, found.parallel),
+                    (space.layout.vector, found.vector),
+                    (space.layout.unroll, found.unroll),
+                ):
+                    assert {stage: int(row[column]) for stage, column in mine if row[column]} == {
+                        stage: value for stage, value in theirs.items() if value
+                    }
+                for split in space.layout.splits:
+                    step = state.steps[split.step]
+                    assert isinstance(step, Split)
+                    assert step.lengths == tuple(row[split.lengths].tolist())
+                again = space.row_of(load_steps(dump_steps(steps)))
+                assert again is not None
+                assert (again == row).all()
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_bounds_in_arrays_are_the_bounds_of_each_program(name: str) -> None:
+    dag = DAGS[name]
+    rng = np.random.default_rng(2)
+    for space in spaces_of(dag):
+        for _, group in space.groups(space.sample(rng, 24)):
+            for index in range(min(3, len(group.rows))):
+                alone = statement_nests(replay(dag, space.steps(group.rows[index])))
+                for one, many in zip(alone, group.nests, strict=True):
+                    mine = [int(np.broadcast_to(loop.extent, len(group.rows))[index]) for loop in many.loops]
+                    assert [int(loop.extent) for loop in one.loops] == mine
+                    shape = [int(np.broadcast_to(size, len(group.rows))[index]) for size in many.write.shape]
+                    assert [int(size) for size in one.write.shape] == shape
+
+
+def test_normal_form_is_stable() -> None:
+    space = spaces_of(DAGS["conv"])[0]
+    rows = space.sample(np.random.default_rng(4), 60)
+    settled = rows.copy()
+    for which, group in space.groups(rows):
+        settled[which] = group.rows
+    for which, group in space.groups(settled):
+        assert (group.rows == settled[which]).all()
+
+
+def test_padding_may_stand_at_its_own_nest_or_in_the_tiles() -> None:
+    for space in spaces_of(DAGS["conv"]):
+        assert 1 < len(space.placements) <= SearchOptions().max_location_variants
+        assert space.placements[0] == ()
+        kinds = {type(replay(space.dag, (*space.sketch, *moves)).stages[1].location) for moves in space.placements}
+        assert kinds == {Root, Attached}
+
+
+def test_outer_loops_run_in_parallel_up_to_an_attachment() -> None:
+    fused = spaces_of(DAGS["conv"])[0]
+    depths = {fact.stage: fact.depth for fact in fused.facts[0]}
+    assert depths[8] == 4, "four outer tile loops stand around the convolution"
+    assert depths[3] == 0, "an attached stage has no parallel loop of its own"
+    assert depths[1] == 4, "the padding has a nest of its own"
+
+
+def test_sampled_parallel_depths_feed_every_core() -> None:
+    space = spaces_of(DAGS["conv"])[0]
+    rows = space.sample(np.random.default_rng(0), 300)
+    column = dict(space.layout.parallel)[8]
+    starts = [split.start for split in space.layout.splits[:4]]
+    rows = rows[rows[:, space.layout.placement] == 0]
+    outer = np.cumprod(rows[:, starts], axis=1)
+    pieces = outer[np.arange(len(rows)), rows[:, column] - 1]
+    assert (rows[:, column] > 0).all()
+    assert (pieces >= np.minimum(outer[:, -1], 4)).all()
+    assert len(set(rows[:, column].tolist())) > 1
+
+
+def test_one_core_has_no_parallel_loops() -> None:
+    for space in spaces_of(DAGS["conv"], cores=1):
+        for _, group in space.groups(space.sample(np.random.default_rng(0), 20)):
+            assert all((group.rows[:, column] == 0).all() for _, column in space.layout.parallel)
+
+
+def test_a_single_loop_is_either_parallel_or_a_vector() -> None:
+    (space,) = spaces_of(DAGS["relu"])
+    row = np.ones((1, space.layout.width), dtype=np.int64)
+    row[:, space.layout.placement] = 0
+    _, group = next(iter(space.groups(row)))
+    choices = choices_of(replay(space.dag, space.steps(group.rows[0])))
+    assert (choices.vector, choices.parallel) == ({1: 1}, {})
+
+
+def test_foreign_steps_are_not_mistaken_for_rows() -> None:
+    spaces = spaces_of(DAGS["matmul"])
+    row = spaces[0].sample(np.random.default_rng(0), 1)
+    _, group = next(iter(spaces[0].groups(row)))
+    steps = spaces[0].steps(group.rows[0])
+    assert spaces[0].row_of(steps[:2]) is None
+    assert spaces[0].row_of((*steps, steps[-1])) is None
+    assert all(space.row_of(steps) is None for space in spaces[1:])
+    uneven = (Split(2, 0, 24, (5, 1, 1)), *steps[1:])
+    assert spaces[0].row_of(uneven) is None
+
+
+def test_register_tiles_and_stack_buffers_are_limited() -> None:
+    (tiled, *_) = spaces_of(matmul(512, 512, 512))
+    hardware = HardwareParams(num_cores=4)
+    row = np.zeros((2, tiled.layout.width), dtype=np.int64)
+    row[:, :10] = [[64, 1, 1, 8, 16, 1, 1, 32, 512, 1], [8, 1, 1, 64, 8, 1, 1, 64, 128, 4]]
+    row[:, dict(tiled.layout.vector)[2]] = 1
+    _, group = next(iter(tiled.groups(row)))
+    tile = register_tile(group.nests[0], group.choices, hardware, 2)
+    assert tile.tolist() == [16.0, 256.0]
+    assert legal(group.nests, group.choices, hardware, SearchOptions(), 2).tolist() == [True, False]
+
+    fused = spaces_of(matmul(512, 512, 512))[1]
+    row = np.zeros((2, fused.layout.width), dtype=np.int64)
+    row[:, :10] = [[2, 32, 1, 8, 1, 16, 1, 32, 512, 1], [64, 1, 1, 8, 1, 16, 1, 32, 512, 1]]
+    row[:, dict(fused.layout.vector)[2]] = 1
+    _, group = next(iter(fused.groups(row)))
+    assert legal(group.nests, group.choices, hardware, SearchOptions(), 2).tolist() == [False, True]
