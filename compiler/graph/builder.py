@@ -1,6 +1,6 @@
 """In: operators in order. Out: a `Graph`. Always: shape rules describe every result, and dead nodes are left out."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._constants: dict[str, Array] = {}
         self._values: dict[str, Value] = {}
+        self._wishes: dict[str, str] = {}
         self._producers: dict[str, Node] = {}
         for value in inputs:
             self.input(value)
@@ -57,11 +58,12 @@ class GraphBuilder:
         `name` is the node's name for messages, `output` the wished name of the result. Raises: DefinitionError when
         operands or attributes do not fit the operator.
         """
-        output = self._fresh(output or name or op)
+        wish = output or name or op
+        output = self._fresh(wish)
         node = Node(op, tuple(inputs), (output,), dict(attrs or {}), name)
         value = infer_value(node, tuple(self._values[operand] for operand in inputs))
         if op != "identity" and all(operand in self._constants for operand in inputs):
-            return self.constant(evaluate_node(node, [self._constants[operand] for operand in inputs]), output)
+            return self.constant(evaluate_node(node, [self._constants[operand] for operand in inputs]), wish)
         self._nodes.append(node)
         self._values[output] = value
         self._producers[output] = node
@@ -80,59 +82,67 @@ class GraphBuilder:
         return self._producers.get(name)
 
     def finish(self, outputs: Mapping[str, str]) -> Graph:
-        """The graph whose outputs have the names of the keys and are the values that they map to."""
-        taken: dict[str, str] = {}
-        for wanted, source in outputs.items():
-            if source in self._producers and source not in taken and (source == wanted or source not in outputs):
-                taken[source] = wanted
-        rename = dict(taken)
-        for wanted in outputs:
-            if wanted in self._values and wanted not in taken:
-                rename[wanted] = self._fresh(f"{wanted}_inner")
-        copies = {wanted: source for wanted, source in outputs.items() if taken.get(source) != wanted}
-        return self._renamed(rename, copies, tuple(outputs))
+        """The graph whose outputs have the names of the keys and are the values that they map to.
 
-    def _renamed(self, rename: Mapping[str, str], copies: Mapping[str, str], outputs: tuple[str, ...]) -> Graph:
-        """The finished graph after `rename`; `copies` are outputs that need an `identity` of a value (old name)."""
-        for value in self._inputs:
-            if value.name in rename:
-                raise DefinitionError(f"graph {self.name}: an output has the name of the input {value.name}")
-        nodes = [
-            replace(
-                node,
-                inputs=tuple(rename.get(name, name) for name in node.inputs),
-                outputs=tuple(rename.get(name, name) for name in node.outputs),
-            )
-            for node in self._nodes
-        ]
-        nodes += [Node("identity", (rename.get(old, old),), (new,)) for new, old in copies.items()]
-        values = {rename.get(name, name): replace(v, name=rename.get(name, name)) for name, v in self._values.items()}
-        for new, old in copies.items():
-            values[new] = replace(self._values[old], name=new)
-        alive = set(outputs)
+        What no output needs is left out; the others get the names they were emitted with, numbered where these clash.
+        """
+        alive = set(outputs.values())
         kept: list[Node] = []
-        for node in reversed(nodes):
+        for node in reversed(self._nodes):
             if alive.intersection(node.outputs):
                 kept.append(node)
                 alive.update(node.inputs)
-        constants = {rename.get(name, name): array for name, array in self._constants.items()}
         alive.update(value.name for value in self._inputs)
+        final, copies = self._final_names(outputs, alive)
+        nodes = [replace(n, inputs=_named(final, n.inputs), outputs=_named(final, n.outputs)) for n in reversed(kept)]
+        nodes += [Node("identity", (final[source],), (wanted,)) for wanted, source in copies.items()]
+        described = {final[name]: value for name, value in self._values.items() if name in alive}
+        described.update({wanted: self._values[source] for wanted, source in copies.items()})
         return Graph(
             name=self.name,
             inputs=tuple(self._inputs),
-            outputs=outputs,
-            nodes=tuple(reversed(kept)),
-            constants={name: array for name, array in constants.items() if name in alive},
-            values={name: value for name, value in values.items() if name in alive},
+            outputs=tuple(outputs),
+            nodes=tuple(nodes),
+            constants={final[name]: array for name, array in self._constants.items() if name in alive},
+            values={name: replace(value, name=name) for name, value in described.items()},
         )
 
+    def _final_names(self, outputs: Mapping[str, str], alive: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """The final name of every value, and the outputs (final name: value) that need a copy."""
+        final = {value.name: value.name for value in self._inputs}
+        clash = sorted(set(final).intersection(outputs))
+        if clash:
+            raise DefinitionError(f"graph {self.name}: an output has the name of the input {clash[0]}")
+        copies: dict[str, str] = {}
+        for wanted, source in outputs.items():
+            if source in final or source in self._constants:
+                copies[wanted] = source
+            else:
+                final[source] = wanted
+        taken = {*final.values(), *outputs}
+        for name, wish in self._wishes.items():
+            if name in alive and name not in final:
+                final[name] = _unused(wish, taken)
+                taken.add(final[name])
+        return final, copies
+
     def _fresh(self, wish: str) -> str:
-        if wish not in self._values:
-            return wish
-        count = 1
-        while f"{wish}_{count}" in self._values:
-            count += 1
-        return f"{wish}_{count}"
+        name = _unused(wish, self._values)
+        self._wishes[name] = wish
+        return name
+
+
+def _unused(wish: str, taken: Container[str]) -> str:
+    if wish not in taken:
+        return wish
+    count = 1
+    while f"{wish}_{count}" in taken:
+        count += 1
+    return f"{wish}_{count}"
+
+
+def _named(final: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(final[name] for name in names)
 
 
 Convert = Callable[[GraphBuilder, Node], str | None]

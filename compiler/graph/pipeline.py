@@ -11,7 +11,7 @@ from compiler.graph.passes.channels_last import ChannelsLast
 from compiler.graph.passes.dead_code import DeadCode
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
-from compiler.graph.passes.simplify import Simplify
+from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ PIPELINE: tuple[GraphPass, ...] = (
     Simplify(),
     ChannelsLast(),
     Simplify(),
+    Simplify(name="settle", rules=SETTLING_RULES),
     DeadCode(),
 )
 

@@ -136,6 +136,12 @@ def _slice(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     first, last = (node.int_list(builder, i, what) for i, what in ((1, "the starts"), (2, "the ends")))
     axes = node.int_list(builder, 3, "the axes") if node.has_input(3) else tuple(range(len(first)))
     jumps = node.int_list(builder, 4, "the steps") if node.has_input(4) else (1,) * len(first)
+    data = builder.array(x)
+    if data is not None:
+        cuts = [slice(None)] * len(shape)
+        for axis, *bound in zip(axes, first, last, jumps, strict=True):
+            cuts[node.axis(axis, len(shape))] = slice(*bound)
+        return [builder.constant(data[tuple(cuts)], node.outputs[0])]
     starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
     for axis, start, stop, step in zip(axes, first, last, jumps, strict=True):
         if step < 1:

@@ -30,7 +30,7 @@ def _moves_units_only(shape: tuple[int, ...], perm: tuple[int, ...]) -> bool:
 
 
 def merge_transposes(builder: GraphBuilder, node: Node) -> str | None:
-    """transpose(transpose(x)) -> one or none; a transpose of extents of 1 -> reshape."""
+    """transpose(transpose(x)) -> one or none; a transpose that moves nothing -> x."""
     if node.op != "transpose":
         return None
     x, perm = node.inputs[0], node.ints("perm")
@@ -40,10 +40,17 @@ def merge_transposes(builder: GraphBuilder, node: Node) -> str | None:
     if source is not None and source.op == "transpose":
         inner = source.ints("perm")
         return _transpose(builder, source.inputs[0], tuple(inner[axis] for axis in perm), node.output)
-    shape = builder.value(x).shape
-    if _moves_units_only(shape, perm):
-        return builder.emit("reshape", [x], {"shape": tuple(shape[axis] for axis in perm)}, output=node.output)
     return None
+
+
+def transpose_to_reshape(builder: GraphBuilder, node: Node) -> str | None:
+    """A transpose that moves axes of extent 1 alone -> reshape. Not among the rules that let transposes sink."""
+    if node.op != "transpose":
+        return None
+    shape, perm = builder.value(node.inputs[0]).shape, node.ints("perm")
+    if not _moves_units_only(shape, perm):
+        return None
+    return builder.emit("reshape", node.inputs, {"shape": tuple(shape[axis] for axis in perm)}, output=node.output)
 
 
 def merge_reshapes(builder: GraphBuilder, node: Node) -> str | None:

@@ -10,19 +10,25 @@ from dataclasses import dataclass, field
 from compiler.graph.builder import GraphBuilder, rewrite
 from compiler.graph.ir import Graph, Node
 from compiler.graph.passes.arithmetic_rules import ARITHMETIC_RULES
-from compiler.graph.passes.layout_rules import LAYOUT_RULES
+from compiler.graph.passes.layout_rules import LAYOUT_RULES, transpose_to_reshape
 
 _log = logging.getLogger(__name__)
 
 Rule = Callable[[GraphBuilder, Node], str | None]
 
+SINKING_RULES: tuple[Rule, ...] = (*ARITHMETIC_RULES, *LAYOUT_RULES)
+SETTLING_RULES: tuple[Rule, ...] = (transpose_to_reshape, *SINKING_RULES)
+
 
 @dataclass(frozen=True, slots=True)
 class Simplify:
-    """Apply `rules` to every node, at most `rounds` times over."""
+    """Apply `rules` to every node, at most `rounds` times over.
+
+    `SINKING_RULES` move transposes towards each other; `SETTLING_RULES`, for afterwards, turn those left into reshapes.
+    """
 
     name: str = "simplify"
-    rules: tuple[Rule, ...] = field(default=(*ARITHMETIC_RULES, *LAYOUT_RULES), repr=False)
+    rules: tuple[Rule, ...] = field(default=SINKING_RULES, repr=False)
     rounds: int = 20
 
     def apply(self, graph: Graph) -> Graph:
