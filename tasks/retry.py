@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State, TaskRun
 def after(*kinds: type[BaseException]) -> Callable[[Any, TaskRun, State[Any]], bool]:
     """A condition that holds when a task failed with one of `kinds`."""
 
-    def condition(task: Any, task_run: TaskRun, state: State[Any]) -> bool:  # noqa: ARG001 - Prefect's signature
+    def condition(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
         return isinstance(state.data, kinds)
 
     return condition

@@ -1,0 +1,62 @@
+"""What `TuneJob` accepts, and what makes two requests the same run."""
+
+from typing import Any
+
+import pytest
+
+from compiler import config
+from compiler.errors import OptionError, TargetError
+from flows.parameters import DEFAULT_TRIALS, TuneJob
+
+
+def job(**options: Any) -> TuneJob:
+    return TuneJob.checked("mlp", **options)
+
+
+def test_defaults_are_filled_in() -> None:
+    made = job()
+    assert made.trials == DEFAULT_TRIALS
+    assert made.threads == config.usable_cores()
+    assert job(minutes=2.0).trials is None
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"trials": 0}, "at least 1 trial"),
+        ({"trials": -3}, "at least 1 trial"),
+        ({"minutes": 0.0}, "more than 0 minutes"),
+        ({"minutes": float("nan")}, "more than 0 minutes"),
+        ({"minutes": float("inf")}, "more than 0 minutes"),
+        ({"threads": 0}, "threads must lie between 1 and"),
+        ({"threads": 100_000}, "threads must lie between 1 and"),
+        ({"seed": -1}, "seed"),
+        ({"batch": 0}, "batch"),
+    ],
+)
+def test_senseless_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        job(**options)
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(TargetError, match="abacus"):
+        job(target="abacus")
+
+
+def test_the_budget_and_the_folder_are_no_part_of_a_runs_identity() -> None:
+    keys = ("a", "b")
+    first = job(trials=10, home="/somewhere").fingerprint(keys)
+    assert job(minutes=3.0, home="/elsewhere").fingerprint(keys) == first
+    assert job(trials=10).fingerprint(("b", "a")) == first
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {"threads": 1, "seed": 0}, {"batch": 32}, {"target": "llvm -mcpu=znver4"}])
+def test_everything_else_is(options: dict[str, Any]) -> None:
+    if options.get("threads") == config.usable_cores():
+        pytest.skip("one core only")
+    assert job(**options).fingerprint(("a",)) != job().fingerprint(("a",))
+
+
+def test_other_tasks_are_another_run() -> None:
+    assert job().fingerprint(("a",)) != job().fingerprint(("a", "b"))
