@@ -59,7 +59,7 @@ class Expected:
         finite = np.abs(values[np.isfinite(values)])
         scale = float(finite.max()) if finite.size else 0.0
         relative = factor * float(np.finfo(values.dtype).eps) * (32.0 + 4.0 * math.sqrt(max(operations, 1.0)))
-        allowed = relative * (np.abs(values, dtype=np.float64) + scale)
+        allowed = np.where(np.isfinite(values), relative * (np.abs(values, dtype=np.float64) + scale), 0.0)
         return cls(name, values, allowed.astype(np.promote_types(values.dtype, np.float32)))
 
     def mismatch(self, actual: Array) -> str:

@@ -1,0 +1,95 @@
+"""Building and running together, options as text, and answers from records."""
+
+import math
+
+import pytest
+
+from compiler.errors import MeasureError, OptionError
+from compiler.measure.builder import LocalBuilder
+from compiler.measure.measurer import LocalMeasurer, Measurer
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.replay import ReplayMeasurer
+from compiler.measure.runner import LocalRunner
+from compiler.schedule.steps import dump_steps
+from tests.ir_kernels import steps, task
+
+
+def _record(behaviour: str, costs: tuple[float, ...], status: MeasureStatus, error: str) -> MeasureRecord:
+    return MeasureRecord(
+        record_id="r",
+        run_id="run",
+        network="net",
+        task_key=task().workload_key,
+        task_name="double",
+        target="llvm",
+        device="cpu",
+        threads=1,
+        steps=dump_steps(steps(behaviour)),
+        parent_id="",
+        mutation="",
+        predicted=None,
+        costs=costs,
+        status=status,
+        error=error,
+        build_seconds=0.25,
+        run_seconds=0.5,
+        options="{}",
+        seed=0,
+        round=0,
+        elapsed=0.0,
+        engine_version="0",
+        llvm_version="0",
+        timestamp=0.0,
+    )
+
+
+def test_measuring_joins_what_building_and_running_found() -> None:
+    options = MeasureOptions(repeat=2, min_repeat_ms=0.2)
+    build_func = "tests.ir_kernels:build"
+    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.ir_kernels:reference")
+    with LocalMeasurer(LocalBuilder(2, build_func=build_func), runner) as measurer:
+        candidates = [steps(text) for text in ("good", "lowering-error", "wrong", "crash", "good")]
+        results = measurer.measure(task(), candidates, best_seconds=math.inf)
+    assert [result.status for result in results] == [
+        MeasureStatus.OK,
+        MeasureStatus.COMPILE_HOST,
+        MeasureStatus.WRONG_ANSWER,
+        MeasureStatus.RUNTIME_DEVICE,
+        MeasureStatus.OK,
+    ]
+    assert [bool(result.costs) for result in results] == [True, False, False, False, True]
+    assert [bool(result.error) for result in results] == [False, True, True, True, False]
+    assert all(result.build_seconds > 0 for result in results)
+    assert results[0].run_seconds > 0
+
+
+def test_replay_answers_what_was_recorded_and_nothing_else() -> None:
+    records = [
+        _record("good", (1e-3, 2e-3), MeasureStatus.OK, ""),
+        _record("crash", (), MeasureStatus.RUNTIME_DEVICE, "SIGSEGV"),
+        _record("good", (5e-3,), MeasureStatus.OK, ""),
+    ]
+    measurer: Measurer = ReplayMeasurer(records)
+    crash, good = measurer.measure(task(), [steps("crash"), steps("good")])
+    assert (good.costs, good.build_seconds, good.run_seconds) == ((1e-3, 2e-3), 0.25, 0.5)
+    assert (crash.costs, crash.status, crash.error) == ((), MeasureStatus.RUNTIME_DEVICE, "SIGSEGV")
+    with pytest.raises(MeasureError, match="no record of task double"):
+        measurer.measure(task(), [steps("wrong")])
+    with pytest.raises(MeasureError, match="no record"):
+        measurer.measure(task(elements=64), [steps("good")])
+
+
+def test_options_survive_their_text() -> None:
+    options = MeasureOptions(threads=2, min_repeat_ms=1.5, check=False)
+    assert MeasureOptions.from_json(options.to_json()) == options
+    assert options.to_json() == MeasureOptions(2, min_repeat_ms=1.5, check=False).to_json()
+    for text in ("no json", '{"unknown": 1}', "[]"):
+        with pytest.raises(OptionError):
+            MeasureOptions.from_json(text)
+
+
+@pytest.mark.parametrize("change", [{"threads": 0}, {"run_timeout_s": 0}, {"give_up_factor": 0.5}, {"seed": -1}])
+def test_senseless_options_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match=next(iter(change))):
+        MeasureOptions(**change)  # type: ignore[arg-type]

@@ -1,0 +1,196 @@
+"""Running kernels of known behaviour: right ones are timed, bad ones cost one result."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.errors import MeasureError
+from compiler.measure import run_worker
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureStatus
+from compiler.measure.results import BuildResult, MeasureResult
+from compiler.measure.runner import LocalRunner
+from tests.ir_kernels import artifact, task
+
+OK = MeasureStatus.OK
+OPTIONS = MeasureOptions(repeat=2, min_repeat_ms=0.2, run_timeout_s=2.0, give_up_factor=50.0)
+
+
+def _runner(options: MeasureOptions = OPTIONS, reference: str = "reference") -> LocalRunner:
+    return LocalRunner(
+        options=options, build_func="tests.ir_kernels:build", reference_steps=f"tests.ir_kernels:{reference}"
+    )
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with _runner() as shared:
+        yield shared
+
+
+def _built(behaviour: str, elements: int = 1024) -> BuildResult:
+    return BuildResult(artifact(behaviour, elements=elements), OK, "", 0.01)
+
+
+def _run(runner: LocalRunner, *behaviours: str, elements: int = 1024) -> list[MeasureResult]:
+    return runner.run(task(elements), [_built(behaviour, elements) for behaviour in behaviours])
+
+
+def _one_bad(runner: LocalRunner, behaviour: str, elements: int = 1024) -> MeasureResult:
+    """The result of a bad kernel between two good ones, which must not suffer."""
+    before, bad, after = _run(runner, "good", behaviour, "good", elements=elements)
+    assert (before.status, after.status) == (OK, OK), (before.error, after.error)
+    assert bad.costs == ()
+    return bad
+
+
+def test_right_kernels_are_timed(runner: LocalRunner) -> None:
+    results = [*_run(runner, "good", "good"), *_run(runner, "parallel")]
+    assert [result.status for result in results] == [OK] * 3, results
+    for result in results:
+        assert len(result.costs) == OPTIONS.repeat
+        assert all(1e-8 < cost < 1e-2 for cost in result.costs)
+        assert result.error == ""
+        assert result.run_seconds > 0.0
+
+
+def test_failed_builds_pass_through_in_their_place(runner: LocalRunner) -> None:
+    broken = BuildResult(None, MeasureStatus.BUILD_TIMEOUT, "too slow", 15.0)
+    results = runner.run(task(), [broken, _built("good"), broken])
+    assert [result.status for result in results] == [broken.status, OK, broken.status]
+    assert results[0].error == "too slow"
+    assert runner.run(task(), [broken])[0].status is broken.status
+
+
+def test_a_crash_costs_one_candidate(runner: LocalRunner) -> None:
+    bad = _one_bad(runner, "crash")
+    assert bad.status is MeasureStatus.RUNTIME_DEVICE
+    assert bad.error.startswith("the kernel crashed: the worker process was ended by SIGSEGV")
+    assert "Fatal Python error" in bad.error
+
+
+def test_a_hang_costs_one_candidate(runner: LocalRunner) -> None:
+    bad = _one_bad(runner, "hang")
+    assert bad.status is MeasureStatus.RUN_TIMEOUT
+    assert bad.error == "the kernel took more than 2 s"
+    assert 2.0 <= bad.run_seconds < 6.0
+
+
+@pytest.mark.parametrize("behaviour", ["past the end", "before the start", "writes its input"])
+def test_a_forbidden_write_into_a_page_crashes(runner: LocalRunner, behaviour: str) -> None:
+    bad = _one_bad(runner, behaviour)
+    assert bad.status is MeasureStatus.RUNTIME_DEVICE
+    assert "SIGSEGV" in bad.error
+
+
+@pytest.mark.parametrize(("behaviour", "side"), [("past the end", "past the end"), ("before the start", "before the")])
+def test_a_forbidden_write_into_a_gap_is_found(runner: LocalRunner, behaviour: str, side: str) -> None:
+    bad = _one_bad(runner, behaviour, elements=100)
+    assert bad.status is MeasureStatus.RUNTIME_DEVICE
+    assert bad.error.startswith("out of bounds: b: 4 bytes written")
+    assert side in bad.error
+
+
+def test_the_workspace_is_fenced_too(runner: LocalRunner) -> None:
+    bad = _one_bad(runner, "workspace", elements=100)
+    assert bad.error.startswith("out of bounds: workspace: 4 bytes written past the end")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "text"),
+    [
+        ("wrong", "wrong answer in b: 1 of 1024 elements differ; worst at (3,): expected"),
+        ("unfinished", "1 of 1024 elements differ; worst at (0,)"),
+        ("nothing", "1024 of 1024 elements differ"),
+    ],
+)
+def test_another_answer_is_wrong(runner: LocalRunner, behaviour: str, text: str) -> None:
+    bad = _one_bad(runner, behaviour)
+    assert bad.status is MeasureStatus.WRONG_ANSWER
+    assert text in bad.error
+    assert "max abs error" in bad.error
+
+
+def test_a_return_code_is_a_failed_run(runner: LocalRunner) -> None:
+    bad = _one_bad(runner, "code 7")
+    assert bad.status is MeasureStatus.RUNTIME_DEVICE
+    assert bad.error.startswith("ArtifactError: kernel kernel failed with code 7")
+
+
+def test_code_that_cannot_be_loaded_is_told_apart(runner: LocalRunner) -> None:
+    damaged = BuildResult(replace(artifact("good"), object_code=b"no code"), OK, "", 0.0)
+    missing, bad = _built("unknown symbol"), runner.run(task(), [damaged, _built("good")])
+    assert [result.status for result in bad] == [MeasureStatus.COMPILE_DEVICE, OK]
+    assert "cannot be loaded" in bad[0].error
+    assert runner.run(task(), [missing])[0].status is MeasureStatus.COMPILE_DEVICE
+    other = runner.run(task(), [_built("good", 100)])
+    assert other[0].status is MeasureStatus.COMPILE_DEVICE
+
+
+def test_many_losses_in_one_batch_are_each_attributed(runner: LocalRunner) -> None:
+    results = _run(runner, "crash", "good", "wrong", "crash", "crash", "good")
+    crashed, wrong = MeasureStatus.RUNTIME_DEVICE, MeasureStatus.WRONG_ANSWER
+    assert [result.status for result in results] == [crashed, OK, wrong, crashed, crashed, OK]
+
+
+def test_a_clearly_slower_candidate_is_not_repeated(runner: LocalRunner) -> None:
+    fast, slow, again = _run(runner, "good", "slow", "good")
+    assert len(fast.costs) == len(again.costs) == OPTIONS.repeat
+    assert len(slow.costs) == 1
+    assert slow.costs[0] > 50 * fast.costs[0]
+    assert slow.status is OK
+
+
+def test_the_best_of_earlier_rounds_counts_as_well(runner: LocalRunner) -> None:
+    (alone,) = runner.run(task(), [_built("slow")])
+    assert len(alone.costs) == OPTIONS.repeat
+    (raced,) = runner.run(task(), [_built("slow")], best_seconds=1e-7)
+    assert len(raced.costs) == 1
+    (first,) = runner.run(task(), [_built("slow")], best_seconds=math.inf)
+    assert len(first.costs) == OPTIONS.repeat
+
+
+def test_without_checking_any_answer_is_timed() -> None:
+    with _runner(replace(OPTIONS, check=False)) as runner:
+        assert [result.status for result in _run(runner, "wrong", "nothing")] == [OK, OK]
+
+
+def test_a_reference_that_fails_fails_all_candidates_with_the_reason() -> None:
+    with _runner(reference="crashing_reference") as runner:
+        results = _run(runner, "good", "good")
+    assert [result.status for result in results] == [MeasureStatus.RUNTIME_DEVICE] * 2
+    assert results[0].error.startswith("double: its untuned kernel, the reference, fails: WorkerLostError")
+    assert "SIGSEGV" in results[0].error
+
+
+def test_a_worker_that_cannot_start_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with _runner() as runner, pytest.raises(MeasureError, match="cannot start"):
+        _run(runner, "good")
+
+
+def test_constants_are_packed_the_way_the_kernel_wants() -> None:
+    run_worker.prepare("packing", artifact("good"), 1.0, OPTIONS)
+    buffers = run_worker._tasks.pop("packing")
+    kernel = artifact("packed")
+    for wanted in (kernel, kernel, artifact("good")):
+        buffers.poison_outputs()
+        buffers.bind(wanted, threads=1)()
+        a = buffers.arrays[0].array
+        packing = wanted.args[0].packing
+        assert np.array_equal(buffers.outputs[0], 2 * (packing.pack(a) if packing else a))
+
+
+def test_inputs_depend_on_seed_and_task_only() -> None:
+    specs = artifact("good").args
+
+    def inputs(seed: int, key: str) -> np.ndarray:
+        return run_worker.TaskBuffers.random(specs, seed, key).arrays[0].array
+
+    assert np.array_equal(inputs(1, "conv"), inputs(1, "conv"))
+    assert not np.array_equal(inputs(1, "conv"), inputs(2, "conv"))
+    assert not np.array_equal(inputs(1, "conv"), inputs(1, "dense"))
+    assert np.abs(inputs(1, "conv")).max() <= 1.0
