@@ -15,6 +15,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ class CompiledNetwork:
         except OSError as error:
             raise ArtifactError(f"cannot write {path}: {error}") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
         return path
 
     def _write(self, file: io.BufferedWriter) -> None:

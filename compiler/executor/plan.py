@@ -118,7 +118,7 @@ class Plan:
                     f"argument {spec.name} is {spec.dtype}{list(spec.shape)}"
                 )
             if spec.is_output and buffer.kind in (BufferKind.INPUT, BufferKind.CONSTANT):
-                raise ArtifactError(f"{where}: writes to {buffer.name}, which is an {buffer.kind}")
+                raise ArtifactError(f"{where}: writes to {buffer.name}, which is read only: {buffer.kind}")
 
     def dumps(self) -> str:
         """JSON text of the plan."""

@@ -78,8 +78,8 @@ def is_alias(graph: Graph, node: Node) -> bool:
 def _starts(graph: Graph) -> list[int]:
     """Nodes in the order in which they may claim others.
 
-    Of two convolutions that are added, the one with more work takes the addition (the later one when they are alike): in
-    a residual block that is the same kind of kernel whether or not the shortcut has a convolution, so there are fewer tasks.
+    Of two convolutions that are added, the one with more work takes the addition (the later one when they are alike).
+    In a residual block that makes the same kernel whether or not the shortcut has a convolution: fewer tasks to tune.
     """
     order = range(len(graph.nodes))
     kinds = [OPS[node.op].kind for node in graph.nodes]

@@ -1,7 +1,11 @@
 """Partition: what the kernels compute, when two of them are the same task, and the counts of known networks."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from compiler.frontend.onnx.importer import load_model
 from compiler.frontend.zoo import build
@@ -26,11 +30,11 @@ def cut(graph: Graph) -> Partition:
     return partition(graph, Target.host(), HardwareParams(num_cores=2))
 
 
-def run(graph: Graph, parts: Partition, inputs: dict[str, Array]) -> list[Array]:
+def run(graph: Graph, parts: Partition, inputs: Mapping[str, Array]) -> list[NDArray[Any]]:
     """The network as its kernels compute it, in NumPy."""
-    values: dict[str, Array] = {**graph.constants, **inputs}
+    values: dict[str, NDArray[Any]] = {**graph.constants, **inputs}
 
-    def value(name: str) -> Array:
+    def value(name: str) -> NDArray[Any]:
         if name not in values:
             values[name] = value(parts.aliases[name]).reshape(graph.values[name].shape)
         return values[name]
@@ -64,8 +68,9 @@ def small_network() -> Graph:
 def test_kernels_compute_the_network() -> None:
     graph = small_network()
     inputs = {"x": np.random.default_rng(1).standard_normal((1, 6, 6, 8)).astype(np.float32)}
+    wanted: Any
     for found, wanted in zip(run(graph, cut(graph), inputs), evaluate_graph(graph, inputs), strict=True):
-        np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_equal_kernels_are_one_task() -> None:

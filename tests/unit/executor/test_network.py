@@ -1,0 +1,148 @@
+"""Compiled networks on disk: what comes back, and what is refused."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.errors import ArtifactError
+from compiler.executor.network import CompiledNetwork
+from tests.doubling_network import doubling_network
+from tests.ir_kernels import ELEMENTS
+
+Edit = Callable[[dict[str, bytes]], None]
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    network = doubling_network()
+    path = network.save(tmp_path / "deep" / "net.retune")
+    found = CompiledNetwork.load(path)
+    assert found.plan == network.plan
+    assert found.kernels == network.kernels
+    assert found.coverage == network.coverage
+    assert found.metadata == network.metadata
+    assert list(found.constants) == [4]
+    np.testing.assert_array_equal(found.constants[4], network.constants[4])
+    assert [entry.name for entry in path.parent.iterdir()] == ["net.retune"]
+
+
+def test_saving_again_replaces_the_file(tmp_path: Path) -> None:
+    path = doubling_network().save(tmp_path / "net.retune")
+    doubling_network(np.full(ELEMENTS, 3, np.float32)).save(path)
+    assert CompiledNetwork.load(path).constants[4][0] == 3
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+    path = doubling_network().save(tmp_path / "net.retune")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="pickle"):
+        doubling_network(np.array([object()])).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match="cannot write"):
+        doubling_network().save(tmp_path / "file" / "net.retune")
+
+
+def _edited(path: Path, edit: Edit) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    edit(members)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def _drop(name: str) -> Edit:
+    def edit(members: dict[str, bytes]) -> None:
+        del members[name]
+
+    return edit
+
+
+def _put(name: str, content: bytes) -> Edit:
+    return lambda members: members.update({name: content})
+
+
+def _replace(name: str, old: bytes, new: bytes) -> Edit:
+    def edit(members: dict[str, bytes]) -> None:
+        assert old in members[name]
+        members[name] = members[name].replace(old, new)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_drop("plan.json"), "damaged: KeyError"),
+        (_drop("kernels/twofold.o"), "damaged: KeyError"),
+        (_drop("constants/4.npy"), "the constant c is missing"),
+        (_put("plan.json", b"\xff\xfe"), "damaged: Unicode"),
+        (_put("kernels.json", b"{"), "damaged: JSONDecodeError"),
+        (_put("kernels.json", b"[]"), "no kernel 'twofold'"),
+        (_put("constants/4.npy", b"numbers"), "damaged: ValueError"),
+        (_put("constants/four.npy", b""), "damaged: ValueError"),
+        (_replace("metadata.json", b'"format": 1', b'"format": 9'), "format 9; this Retune reads format 1"),
+        (_replace("metadata.json", b'"record_id"', b'"id"'), "damaged: TypeError"),
+        (_replace("plan.json", b'"arena_bytes": ', b'"arena_bytes": -'), "is not a place"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path: Path, edit: Edit, message: str) -> None:
+    path = doubling_network().save(tmp_path / "net.retune")
+    _edited(path, edit)
+    with pytest.raises(ArtifactError, match=message) as caught:
+        CompiledNetwork.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_pickled_constants_are_refused(tmp_path: Path) -> None:
+    path = doubling_network().save(tmp_path / "net.retune")
+    bad = tmp_path / "bad.npy"
+    np.save(bad, np.array([object()], dtype=object), allow_pickle=True)
+    _edited(path, _put("constants/4.npy", bad.read_bytes()))
+    with pytest.raises(ArtifactError, match="allow_pickle"):
+        CompiledNetwork.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"an ONNX file perhaps", b"PK\x05\x06" + bytes(18)])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "net.retune"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match="no compiled network"):
+        CompiledNetwork.load(path)
+
+
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no such file"):
+        CompiledNetwork.load(tmp_path / "absent.retune")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return doubling_network().save(tmp_path_factory.mktemp("saved") / "net.retune").read_bytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_loads_as_it_was_or_not_at_all(
+    saved: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, len(saved) - 1))
+    cut = data.draw(st.booleans())
+    path = tmp_path_factory.mktemp("damaged") / "net.retune"
+    path.write_bytes(saved[:place] if cut else saved[:place] + bytes([saved[place] ^ 0x55]) + saved[place + 1 :])
+    try:
+        found = CompiledNetwork.load(path)
+    except ArtifactError:
+        return
+    assert json.dumps(dict(found.metadata)) == json.dumps(dict(doubling_network().metadata))
+    assert found.plan == doubling_network().plan
