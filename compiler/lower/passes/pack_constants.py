@@ -4,11 +4,12 @@ A weight is read through loop variables that are the digits of its indices: `co 
 innermost loops read it from one end to the other, which is what the prefetcher and the TLB like best.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
-from compiler.ir.stmt import For, Let, LoopFunction, Packing, Stmt, exprs_of, map_exprs, walk_stmt
+from compiler.ir.stmt import Block, For, Let, LoopFunction, Packing, Stmt, Store, exprs_of, map_exprs
 from compiler.ir.visit import transform, walk
 
 
@@ -27,17 +28,10 @@ class PackConstants:
 
 
 def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
-    loads = {
-        node
-        for stmt in walk_stmt(function.body)
-        for expr in exprs_of(stmt)
-        for node in walk(expr)
-        if isinstance(node, Load) and node.buffer == param
-    }
-    if len(loads) != 1:
+    reads = list(_reads(function.body, param, {}))
+    if len({load for load, _ in reads}) != 1:
         return function
-    load = loads.pop()
-    extents = _loop_extents(function.body)
+    load, extents = reads[0]
     order_of = {var: position for position, var in enumerate(extents)}
     digits: list[tuple[Var | None, int]] = []
     for extent, index in zip(param.shape, load.indices, strict=True):
@@ -62,9 +56,18 @@ def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
     )
 
 
-def _loop_extents(body: Stmt) -> dict[Var, int]:
-    """Every loop variable with its extent, outermost first."""
-    return {stmt.var: stmt.extent for stmt in walk_stmt(body) if isinstance(stmt, (For, Let))}
+def _reads(stmt: Stmt, param: Buffer, around: dict[Var, int]) -> Iterator[tuple[Load, dict[Var, int]]]:
+    """Every load of `param` with the loops around it and their extents, outermost first."""
+    for expr in exprs_of(stmt):
+        for node in walk(expr):
+            if isinstance(node, Load) and node.buffer == param:
+                yield node, around
+    if isinstance(stmt, Block):
+        for inner in stmt.statements:
+            yield from _reads(inner, param, around)
+    elif not isinstance(stmt, Store):
+        binds = isinstance(stmt, (For, Let))
+        yield from _reads(stmt.body, param, {**around, stmt.var: stmt.extent} if binds else around)
 
 
 def _digits(index: Affine, size: int, extents: dict[Var, int]) -> list[tuple[Var | None, int]] | None:

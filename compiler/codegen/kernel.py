@@ -1,0 +1,153 @@
+"""In: the loop IR of a kernel. Out: one LLVM module as text. Always: one function a top-level statement, called by the kernel's entry; parallel ones through the OpenMP runtime.
+
+    int32_t NAME(void** buffers, int32_t num_threads)
+The buffers of a kernel must not overlap: the generated functions tell LLVM so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.codegen.body import BodyEmitter
+from compiler.errors import LoweringError
+from compiler.ir.expr import Buffer
+from compiler.ir.stmt import Block, For, LoopFunction, LoopKind, Stmt
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """LLVM text of a kernel and the size of the workspace it needs."""
+
+    llvm: str
+    workspace_bytes: int
+
+
+def write_kernel(function: LoopFunction, vector_bytes: int, stack_bytes: int, attributes: str = "") -> KernelText:
+    """The module of one kernel.
+
+    `vector_bytes` is the width of a register, `stack_bytes` how much stack a thread may use, `attributes` are function attributes in LLVM's syntax.
+    Raises: LoweringError when local buffers exceed the stack.
+    """
+    body = function.body
+    statements = body.statements if isinstance(body, Block) else (body,)
+    buffers = (*function.params, *function.workspace)
+    parts = []
+    calls = []
+    for index, statement in enumerate(statements):
+        text, call = _part(function.name, index, statement, buffers, vector_bytes, stack_bytes)
+        parts.append(text)
+        calls.append(call)
+    entry, workspace_bytes = _entry(function, buffers, calls)
+    declarations = "\n".join(
+        (
+            "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
+            "declare i32 @omp_get_thread_num()",
+            "declare i32 @omp_get_num_threads()",
+            "declare float @erff(float)",
+            "declare double @erf(double)",
+        )
+    )
+    module = "\n\n".join([declarations, *parts, entry, f"attributes #0 = {{ nounwind {attributes} }}"])
+    return KernelText(module, workspace_bytes)
+
+
+def _part(
+    name: str, index: int, statement: Stmt, buffers: Sequence[Buffer], vector_bytes: int, stack_bytes: int
+) -> tuple[str, str]:
+    """The functions of one statement, and the lines that run it from the entry."""
+    emitter = BodyEmitter({buffer: f"%b{number}" for number, buffer in enumerate(buffers)}, vector_bytes)
+    parallel = isinstance(statement, For) and statement.kind is LoopKind.PARALLEL
+    if isinstance(statement, For) and parallel:
+        inner = statement.body
+        emitter.counted(statement.var, "%low", "%high", lambda: emitter.statement(inner))
+    else:
+        emitter.statement(statement)
+    if emitter.stack_bytes > stack_bytes:
+        raise LoweringError(
+            f"{name}: its local buffers take {emitter.stack_bytes} bytes of stack, more than the {stack_bytes} allowed; "
+            "use smaller tiles or compute the stage further out"
+        )
+    emitter.writer.put("ret void")
+    params = ", ".join(f"ptr noalias nocapture align {ALIGNMENT} %b{number}" for number in range(len(buffers)))
+    body = (
+        f"define internal void @{name}.body{index}({params}, i64 %low, i64 %high) #0 {{\n"
+        f"entry:\n{emitter.writer.text()}\n}}"
+    )
+    arguments = ", ".join(f"ptr %b{number}" for number in range(len(buffers)))
+    if not isinstance(statement, For) or not parallel:
+        return body, f"  call void @{name}.body{index}({arguments}, i64 0, i64 1)"
+    outlined = _outlined(name, index, statement.extent, len(buffers))
+    call = "\n".join(
+        (
+            f"  br i1 %single, label %serial{index}, label %fork{index}",
+            f"serial{index}:",
+            f"  call void @{name}.body{index}({arguments}, i64 0, i64 {statement.extent})",
+            f"  br label %joined{index}",
+            f"fork{index}:",
+            f"  call void @GOMP_parallel(ptr @{name}.team{index}, ptr %context, i32 %threads, i32 0)",
+            f"  br label %joined{index}",
+            f"joined{index}:",
+        )
+    )
+    return f"{body}\n\n{outlined}", call
+
+
+def _outlined(name: str, index: int, extent: int, count: int) -> str:
+    """What each thread of a team runs: its share of the iterations, in one piece."""
+    loads = []
+    for number in range(count):
+        loads.append(f"  %p{number} = getelementptr ptr, ptr %context, i64 {number}")
+        loads.append(f"  %b{number} = load ptr, ptr %p{number}, align 8")
+    arguments = ", ".join(f"ptr %b{number}" for number in range(count))
+    return "\n".join(
+        (
+            f"define internal void @{name}.team{index}(ptr %context) #0 {{",
+            "entry:",
+            "  %me32 = call i32 @omp_get_thread_num()",
+            "  %all32 = call i32 @omp_get_num_threads()",
+            "  %me = zext i32 %me32 to i64",
+            "  %all = zext i32 %all32 to i64",
+            "  %next = add i64 %me, 1",
+            f"  %low.all = mul i64 %me, {extent}",
+            f"  %high.all = mul i64 %next, {extent}",
+            "  %low = udiv i64 %low.all, %all",
+            "  %high = udiv i64 %high.all, %all",
+            "  %some = icmp ult i64 %low, %high",
+            "  br i1 %some, label %work, label %done",
+            "work:",
+            *loads,
+            f"  call void @{name}.body{index}({arguments}, i64 %low, i64 %high)",
+            "  br label %done",
+            "done:",
+            "  ret void",
+            "}",
+        )
+    )
+
+
+def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[str]) -> tuple[str, int]:
+    """The exported function, which finds the buffers and runs the statements in order."""
+    lines = [
+        f"define i32 @{function.name}(ptr %buffers, i32 %threads) #0 {{",
+        "entry:",
+        "  %single = icmp sle i32 %threads, 1",
+        f"  %context = alloca [{len(buffers)} x ptr], align 8",
+    ]
+    inner = len(function.params)
+    if function.workspace:
+        lines.append(f"  %w.slot = getelementptr ptr, ptr %buffers, i64 {inner}")
+        lines.append("  %workspace = load ptr, ptr %w.slot, align 8")
+    offset = 0
+    for number, buffer in enumerate(buffers):
+        if number < inner:
+            lines.append(f"  %s{number} = getelementptr ptr, ptr %buffers, i64 {number}")
+            lines.append(f"  %b{number} = load ptr, ptr %s{number}, align 8")
+        else:
+            lines.append(f"  %b{number} = getelementptr i8, ptr %workspace, i64 {offset}")
+            offset += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+        lines.append(f"  %c{number} = getelementptr ptr, ptr %context, i64 {number}")
+        lines.append(f"  store ptr %b{number}, ptr %c{number}, align 8")
+    return "\n".join([*lines, *calls, "  ret i32 0", "}"]), offset
+
+

@@ -1,0 +1,91 @@
+"""In: LLVM instructions. Out: the text of one function. Always: values that depend only on outer loops are written where those loops start.
+
+A *scope* is the body of a loop (or the function itself). It has a list of lines that run once a turn before anything else; an address whose loop variables
+are all known there is computed there and remembered, so the inner loops only add constants.
+"""
+
+from dataclasses import dataclass, field
+
+Lines = list["str | Lines"]
+
+
+@dataclass(slots=True)
+class Scope:
+    """The start of a loop body: where hoisted lines go and what they computed."""
+
+    lines: "Lines" = field(default_factory=list)
+    known: dict[object, str] = field(default_factory=dict)
+
+
+class FunctionWriter:
+    """Collects the lines of one function; names of values and labels are made unique here."""
+
+    def __init__(self) -> None:
+        self.entry: Lines = []
+        self.root: Lines = [self.entry]
+        self.out: Lines = self.root
+        self.scopes: list[Scope] = []
+        self.label = "entry"
+        self.in_block: dict[object, str] = {}
+        self._count = 0
+        self.push_scope()
+
+    def fresh(self, prefix: str = "v") -> str:
+        """A new value name."""
+        self._count += 1
+        return f"%{prefix}{self._count}"
+
+    def put(self, line: str) -> None:
+        """Append an instruction without a result."""
+        self.out.append(f"  {line}")
+
+    def value(self, instruction: str, prefix: str = "v") -> str:
+        """Append an instruction; its result's name."""
+        name = self.fresh(prefix)
+        self.out.append(f"  {name} = {instruction}")
+        return name
+
+    def start_block(self, label: str) -> None:
+        """Begin a basic block; what the last one computed is forgotten."""
+        self.out.append(f"{label}:")
+        self.label = label
+        self.in_block.clear()
+
+    def push_scope(self) -> None:
+        """Begin a scope at the current point."""
+        scope = Scope()
+        self.out.append(scope.lines)
+        self.scopes.append(scope)
+
+    def pop_scope(self) -> None:
+        """End the innermost scope."""
+        self.scopes.pop()
+
+    def hoisted(self, depth: int, key: object, instruction: str) -> str:
+        """The result of `instruction`, written once at the start of scope `depth`."""
+        scope = self.scopes[depth]
+        if key not in scope.known:
+            name = self.fresh("h")
+            scope.lines.append(f"  {name} = {instruction}")
+            scope.known[key] = name
+        return scope.known[key]
+
+    def once(self, key: object, instruction: str) -> str:
+        """The result of `instruction`, written once in the current basic block."""
+        if key not in self.in_block:
+            self.in_block[key] = self.value(instruction)
+        return self.in_block[key]
+
+    def text(self) -> str:
+        """All lines, hoisted ones in place."""
+        flat: list[str] = []
+        _flatten(self.root, flat)
+        return "\n".join(flat)
+
+
+def _flatten(lines: Lines, into: list[str]) -> None:
+    for line in lines:
+        if isinstance(line, str):
+            into.append(line)
+        else:
+            _flatten(line, into)
