@@ -41,7 +41,7 @@ class LocalRunner:
         *,
         options: MeasureOptions | None = None,
         build_func: str = "compiler.driver.build:build_kernel",
-        reference_steps: str = "compiler.driver.defaults:default_steps",
+        reference_steps: str = "compiler.schedule.default:default_steps",
     ) -> None:
         self.options = options or MeasureOptions(
             threads=threads,

@@ -40,13 +40,17 @@ class Packing:
         """Number of elements, packed or not."""
         return math.prod(self.dims)
 
-    def pack(self, array: Array) -> Array:
-        """The packed copy, shape (size,), contiguous, same dtype.
+    def pack(self, array: Array, out: Array | None = None) -> Array:
+        """The packed copy, shape (size,), contiguous, same dtype; written to `out` (of that shape) when it is given.
 
         Raises: ArtifactError when the number of elements differs.
         """
         self._check(array)
-        return np.ascontiguousarray(array.reshape(self.dims).transpose(self.order)).reshape(-1)
+        packed = np.empty(self.size, array.dtype) if out is None else out
+        self._check(packed)
+        digits = packed.reshape([self.dims[place] for place in self.order])
+        np.copyto(digits, array.reshape(self.dims).transpose(self.order), casting="no")
+        return packed
 
     def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
         """The inverse of `pack`: an array of `shape`.
