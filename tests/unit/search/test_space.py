@@ -1,4 +1,4 @@
-"""Spaces: every row is a program, every program of the structure is a row, and normal form means what the state says."""
+"""Spaces: every row is a program, every program of the structure is a row, normal form means what the state says."""
 
 import numpy as np
 import pytest

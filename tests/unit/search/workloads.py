@@ -18,7 +18,7 @@ def matmul(n: int, m: int, k: int) -> ComputeDAG:
     a = te.placeholder((n, k), name="A")
     b = te.placeholder((k, m), name="B")
     r = te.reduce_axis(k, "k")
-    c = te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), "C", {"layout_free_placeholders": (b,)})
+    c = te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", {"layout_free_placeholders": (b,)})
     return ComputeDAG([a, b, c])
 
 
@@ -26,8 +26,8 @@ def double_matmul(n: int) -> ComputeDAG:
     """E = (A B) C, all square."""
     a, b, c = (te.placeholder((n, n), name=name) for name in "ABC")
     k, r = te.reduce_axis(n, "k"), te.reduce_axis(n, "k")
-    d = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "D")
-    e = te.compute((n, n), lambda i, j: te.sum(d[i, r] * c[r, j], axis=r), "E")
+    d = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], k), "D")
+    e = te.compute((n, n), lambda i, j: te.sum(d[i, r] * c[r, j], r), "E")
     return ComputeDAG([a, b, c, e])
 
 
@@ -50,7 +50,7 @@ def conv_bn_relu(
     conv = te.compute(
         (n, channels_out, out, out),
         lambda b, f, y, x: te.sum(
-            source[b, rc, y * stride + ry, x * stride + rx] * weight[f, rc, ry, rx], axis=(rc, ry, rx)
+            source[b, rc, y * stride + ry, x * stride + rx] * weight[f, rc, ry, rx], (rc, ry, rx)
         ),
         "conv",
         {"layout_free_placeholders": (weight,)},
@@ -80,7 +80,7 @@ def conv_residual_nhwc(size: int, channels: int, kernel: int = 3) -> ComputeDAG:
     ry, rx, rc = te.reduce_axis(kernel, "ry"), te.reduce_axis(kernel, "rx"), te.reduce_axis(channels, "rc")
     conv = te.compute(
         (1, size, size, channels),
-        lambda n, y, x, f: te.sum(source[n, y + ry, x + rx, rc] * weight[ry, rx, rc, f], axis=(ry, rx, rc)),
+        lambda n, y, x, f: te.sum(source[n, y + ry, x + rx, rc] * weight[ry, rx, rc, f], (ry, rx, rc)),
         "conv",
         {"layout_free_placeholders": (weight,)},
     )
@@ -95,7 +95,7 @@ def max_pool(size: int, channels: int) -> ComputeDAG:
     data = te.placeholder((1, size, size, channels), name="data")
     ry, rx = te.reduce_axis(2, "ry"), te.reduce_axis(2, "rx")
     out = te.compute(
-        (1, size - 1, size - 1, channels), lambda n, y, x, c: te.max(data[n, y + ry, x + rx, c], axis=(ry, rx)), "pool"
+        (1, size - 1, size - 1, channels), lambda n, y, x, c: te.max(data[n, y + ry, x + rx, c], (ry, rx)), "pool"
     )
     return ComputeDAG([data, out])
 
