@@ -11,13 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from compiler.driver.build import build_kernel
-from compiler.driver.defaults import default_steps
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
 from compiler.executor.network import CompiledNetwork, Coverage
 from compiler.graph.ir import Graph
 from compiler.graph.partition import Partition, partition
 from compiler.graph.to_plan import to_plan
 from compiler.runtime.artifact import KernelArtifact
+from compiler.schedule.default import default_steps
 from compiler.schedule.steps import Step, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
