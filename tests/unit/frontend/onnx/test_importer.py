@@ -1,0 +1,174 @@
+"""What cannot be imported is refused with one sentence that names all of it; what can be keeps its names."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from compiler.errors import DynamicShapeError, ModelFormatError, UnsupportedOperatorError
+from compiler.frontend import zoo
+from compiler.frontend.onnx.importer import load_model
+from compiler.graph.evaluate import evaluate
+
+ModelOf = Callable[..., onnx.ModelProto]
+
+
+def relu(source: str = "x", result: str = "y") -> onnx.NodeProto:
+    return helper.make_node("Relu", [source], [result], name=f"make_{result}")
+
+
+def test_every_unknown_operator_is_named(model_of: ModelOf) -> None:
+    nodes = [
+        helper.make_node("Det", ["x"], ["a"], name="first"),
+        helper.make_node("NonZero", ["x"], ["b"], name="second"),
+        relu("a"),
+    ]
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        load_model(model_of(nodes, {"x": (3, 3)}))
+    text = str(caught.value)
+    assert "cannot convert 2 nodes: 'first' (Det), 'second' (NonZero); supported operators: Abs, Add" in text
+    assert "\n" not in text
+
+
+def test_a_node_without_a_name_is_named_after_its_result(model_of: ModelOf) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"1 node: 'y' \(Det\)"):
+        load_model(model_of([helper.make_node("Det", ["x"], ["y"])], {"x": (3, 3)}))
+
+
+def test_other_domains_are_refused(model_of: ModelOf) -> None:
+    model = model_of([relu("x", "a")], {"x": (3, 3)}, ["a"])
+    model.graph.node.append(helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="com.example"))
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    with pytest.raises(UnsupportedOperatorError, match=r"'theirs' \(com.example.Relu\)"):
+        load_model(model)
+
+
+def test_an_operator_for_constants_alone_is_refused_on_data(model_of: ModelOf) -> None:
+    node = helper.make_node("Tile", ["x", "n"], ["y"], name="copies")
+    with pytest.raises(UnsupportedOperatorError, match=r"'copies' \(Tile\)"):
+        load_model(model_of([node], {"x": (3,)}, weights={"n": np.asarray([2])}))
+
+
+def test_attributes_that_do_not_convert_come_together(model_of: ModelOf) -> None:
+    nodes = [
+        helper.make_node("Pad", ["x", "p"], ["a"], name="mirror", mode="reflect"),
+        helper.make_node("MaxPool", ["x"], ["b"], name="solid", kernel_shape=[2, 2, 2]),
+        relu("a", "y"),
+        relu("b", "z"),
+    ]
+    model = model_of(nodes, {"x": (1, 1, 4, 4, 4)}, ["y", "z"], {"p": np.ones(10, np.int64)})
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        load_model(model)
+    assert "cannot convert 2 nodes: 'mirror' (Pad): mode 'reflect'" in str(caught.value)
+    assert "'solid' (MaxPool): only 1-D and 2-D" in str(caught.value)
+
+
+def test_training_mode_is_refused(model_of: ModelOf) -> None:
+    weights = {"r": np.float32(0.5), "t": np.asarray(True)}
+    node = helper.make_node("Dropout", ["x", "r", "t"], ["y"])
+    with pytest.raises(UnsupportedOperatorError, match="training mode"):
+        load_model(model_of([node], {"x": (3,)}, weights=weights))
+
+
+def test_every_dynamic_dimension_is_named(model_of: ModelOf) -> None:
+    model = model_of([helper.make_node("Add", ["x", "z"], ["y"])], {"x": ("batch", 3), "z": (1, "width")})
+    with pytest.raises(DynamicShapeError) as caught:
+        load_model(model)
+    text = str(caught.value)
+    assert "dimension 0 (batch) of input 'x', dimension 1 (width) of input 'z'" in text
+    assert "fixed shapes" in text
+
+
+def test_dynamic_dimensions_can_be_given(model_of: ModelOf) -> None:
+    graph = load_model(model_of([relu()], {"x": ("batch", 3)}), shapes={"x": (4, 3)})
+    assert graph.values["y"].shape == (4, 3)
+
+
+def test_a_shape_for_an_unknown_input_is_refused(model_of: ModelOf) -> None:
+    with pytest.raises(ModelFormatError, match="for z, but the inputs are x"):
+        load_model(model_of([relu()], {"x": (1, 3)}), shapes={"z": (4, 3)})
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match=r"there is no file .*nothing\.onnx"):
+        load_model(tmp_path / "nothing.onnx")
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\x00" * 100, b"PK\x03\x04 a zip file"])
+def test_a_file_that_is_not_onnx(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "other.onnx"
+    path.write_bytes(content)
+    for source in (path, content):
+        with pytest.raises(ModelFormatError, match="is not an ONNX model") as caught:
+            load_model(source)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match="cannot be read"):
+        load_model(tmp_path)
+
+
+def test_an_invalid_model(model_of: ModelOf) -> None:
+    model = model_of([relu()], {"x": (1, 3)})
+    model.graph.node[0].input[0] = "undefined"
+    with pytest.raises(ModelFormatError, match="is not valid ONNX"):
+        load_model(model)
+
+
+def test_an_old_operator_set(model_of: ModelOf) -> None:
+    with pytest.raises(ModelFormatError, match="operator set 9; the oldest supported is 11"):
+        load_model(model_of([relu()], {"x": (1, 3)}, opset=9))
+
+
+def test_shapes_that_do_not_fit(model_of: ModelOf) -> None:
+    model = model_of([relu()], {"x": (1, 3)})
+    model.graph.node[0].CopyFrom(helper.make_node("MatMul", ["x", "x"], ["y"], name="product"))
+    with pytest.raises(UnsupportedOperatorError, match=r"'product' \(MatMul\): its operands do not fit"):
+        load_model(model)
+
+
+def test_external_weights_are_read_and_missed(tmp_path: Path) -> None:
+    model = zoo.build("mlp", widths=(8, 16, 4))
+    path = tmp_path / "small.onnx"
+    onnx.save_model(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    graph = load_model(path)
+    assert graph.name == "small"
+    assert graph.fingerprint() == load_model(zoo.build("mlp", widths=(8, 16, 4))).fingerprint()
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelFormatError, match="small.onnx"):
+        load_model(path)
+
+
+def test_weights_among_the_inputs_are_not_inputs(model_of: ModelOf) -> None:
+    model = model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"x": (1, 3)}, weights={"w": np.ones(3, np.float32)})
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3]))
+    assert [value.name for value in load_model(model).inputs] == ["x"]
+
+
+def test_local_functions_are_inlined() -> None:
+    body = [helper.make_node("Relu", ["a"], ["r"]), helper.make_node("Neg", ["r"], ["b"])]
+    function = helper.make_function("local", "Twist", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    graph = helper.make_graph(
+        [helper.make_node("Twist", ["x"], ["y"], domain="local")],
+        "case",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    model = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=8)
+    imported = load_model(model)
+    assert [node.op for node in imported.nodes] == ["relu", "neg"]
+    (result,) = evaluate(imported, {"x": np.asarray([-1, 2], np.float32)})
+    assert result.tolist() == [0, -2]
+
+
+def test_names_and_order_of_inputs_and_outputs_stay(model_of: ModelOf) -> None:
+    nodes = [relu("b", "second"), relu("a", "first")]
+    graph = load_model(model_of(nodes, {"b": (2,), "a": (3,)}, ["first", "second"]))
+    shapes: list[Any] = [(value.name, value.shape) for value in (*graph.inputs, *graph.output_values())]
+    assert shapes == [("b", (2,)), ("a", (3,)), ("first", (3,)), ("second", (2,))]

@@ -1,0 +1,39 @@
+"""A network is found by name or path, and its bytes are what other runtimes read."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from compiler.errors import ModelFormatError
+from compiler.frontend import zoo
+from compiler.frontend.network import load_network, network_bytes
+
+
+def test_a_name_of_the_zoo() -> None:
+    graph = load_network("mlp")
+    assert graph.name == "mlp"
+    assert any(node.op == "dense" for node in graph.nodes)
+    assert network_bytes("mlp") == zoo.build("mlp").SerializeToString()
+
+
+def test_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "my_net.onnx"
+    path.write_bytes(zoo.build("mlp", widths=(4, 3)).SerializeToString())
+    graph = load_network(str(path))
+    assert graph.name == "my_net"
+    assert graph.output_values()[0].shape == (1, 3)
+    assert onnx.load_model_from_string(network_bytes(str(path))).graph.name == "mlp"
+
+
+@pytest.mark.parametrize("load", [load_network, network_bytes])
+def test_neither(load: object) -> None:
+    assert callable(load)
+    with pytest.raises(ModelFormatError, match="no network 'resnet': neither a file nor .* mlp, mobilenet_v2, resnet18"):
+        load("resnet")
+
+
+def test_loading_twice_gives_the_same_text_and_fingerprint() -> None:
+    first, second = load_network("mlp"), load_network("mlp")
+    assert str(first) == str(second)
+    assert first.fingerprint() == second.fingerprint()
