@@ -103,6 +103,7 @@ class WorkerProcess:
     environment: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 120.0
     _running: _Running | None = field(default=None, init=False, repr=False)
+    _stopped: bool = field(default=False, init=False, repr=False)
 
     def call(self, function: str, *args: object, timeout_s: float | None = None) -> Any:
         """Run `function` (`package.module:name`) and return its result.
@@ -147,9 +148,17 @@ class WorkerProcess:
         if running is not None:
             running.end()
 
+    def stop(self) -> None:
+        """From another thread: make the call in progress fail, and every later one until `close`."""
+        self._stopped = True
+        running = self._running
+        if running is not None:
+            _signal_group(running.process.pid)
+
     def close(self) -> None:
-        """End the worker."""
+        """End the worker. A later call starts a fresh one."""
         self.kill()
+        self._stopped = False
 
     def __enter__(self) -> Self:
         return self
@@ -158,6 +167,8 @@ class WorkerProcess:
         self.close()
 
     def _ready(self) -> _Running:
+        if self._stopped:
+            raise WorkerStartError("the worker was stopped")
         if self._running and self.maximum_uses and self._running.uses >= self.maximum_uses:
             self.kill()
         if self._running and self._running.process.poll() is not None:  # it died between two calls
@@ -246,18 +257,21 @@ class WorkerPool:
     def map(self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]) -> list[Result]:
         """`function(worker, item)` for every item, on all workers at once; results in the order of the items.
 
-        Raises: the first exception that `function` raised; items not begun by then are left out. An interrupt ends the
-        workers.
+        Raises: the first exception that `function` raised; items not begun by then are left out. An exception, or an
+        interrupt, also ends what the other workers are doing.
         """
-        with ThreadPoolExecutor(max_workers=len(self._workers)) as threads:
-            futures = [threads.submit(self._on_idle, function, item) for item in items]
-            try:
-                return [future.result() for future in futures]
-            except BaseException as error:
-                threads.shutdown(wait=False, cancel_futures=True)
-                if not isinstance(error, Exception):
-                    self.close()
-                raise
+        threads = ThreadPoolExecutor(max_workers=len(self._workers))
+        futures = [threads.submit(self._on_idle, function, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for worker in self._workers:
+                worker.stop()
+            threads.shutdown(cancel_futures=True)
+            self.close()
+            raise
+        finally:
+            threads.shutdown()
 
     def close(self) -> None:
         """End all workers."""
@@ -281,8 +295,12 @@ def _raise_remote(error: Exception | None, text: str) -> None:
 
 def _end(process: subprocess.Popen[bytes], connection: "Connection[Any, Any]", stderr: IO[bytes]) -> None:
     """Kill the worker's process group and give back what belongs to it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal_group(process.pid)
     process.wait()
     connection.close()
     stderr.close()
+
+
+def _signal_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -249,6 +249,32 @@ def test_a_forgotten_worker_ends() -> None:
     assert _gone_within(pid, 5)
 
 
+def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = textwrap.dedent(f"""
+        import os, pathlib, signal, threading
+        from compiler.measure.worker_process import WorkerPool
+
+        def work(worker, item):
+            pathlib.Path({str(pid_file)!r} + str(item)).write_text(str(worker.call("os:getpid")))
+            if item == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            worker.call("time:sleep", 60)
+
+        WorkerPool(2).map(work, range(8))
+    """)
+    began = time.monotonic()
+    parent = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], capture_output=True, timeout=50, check=False
+    )
+    assert time.monotonic() - began < 20
+    assert parent.returncode == -signal.SIGINT
+    assert b"KeyboardInterrupt" in parent.stderr
+    started = [int(path.read_text(encoding="ascii")) for path in tmp_path.iterdir()]
+    assert 1 <= len(started) <= 3
+    assert all(_gone_within(pid, 5) for pid in started)
+
+
 def test_a_pool_works_on_all_workers_and_keeps_the_order() -> None:
     pool = WorkerPool(2)
     try:

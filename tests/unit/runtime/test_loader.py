@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from compiler.errors import ArtifactError
+from compiler.measure.worker_process import WorkerProcess
+from compiler.runtime import openmp
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.loader import Buffer, load_kernels
@@ -113,3 +115,16 @@ def test_the_openmp_runtime_is_loaded_once_and_says_what_is_missing() -> None:
         openmp_runtime("/nowhere/libgomp.so")
     with pytest.raises(ArtifactError, match=r"tried: libm\.so\.6"):
         openmp_runtime("libm.so.6")
+
+
+def only_bundled_runtime() -> str:
+    """Where the OpenMP runtime is found on a machine without libgomp of its own."""
+    openmp._SYSTEM_NAMES = ()
+    return openmp.openmp_runtime().path
+
+
+def test_without_a_system_runtime_the_one_inside_xgboost_is_found() -> None:
+    with WorkerProcess() as worker:
+        path = worker.call(f"{__name__}:only_bundled_runtime", timeout_s=30)
+    assert "xgboost" in path
+    assert "libgomp" in path

@@ -1,0 +1,40 @@
+"""Real programs of the code generator: built, checked against the untuned one, and timed."""
+
+import numpy as np
+
+from compiler import te
+from compiler.cost_model.random import RandomModel
+from compiler.measure.measurer import LocalMeasurer
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureStatus
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.default import default_steps
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from compiler.target import HardwareParams, Target
+
+
+def _dense() -> SearchTask:
+    """relu(a @ w) with w a constant that may be packed; the extents divide nothing evenly."""
+    a = te.placeholder((30, 44), name="a")
+    w = te.placeholder((44, 72), name="w")
+    k = te.reduce_axis(44, "k")
+    product = te.compute(
+        (30, 72),
+        lambda i, j: te.sum(a[i, k] * w[k, j], axis=k),
+        name="product",
+        attrs={"layout_free_placeholders": (w,)},
+    )
+    out = te.compute((30, 72), lambda i, j: te.maximum(product[i, j], 0.0), name="out")
+    return SearchTask("dense", ComputeDAG([a, w, out]), Target.host(), HardwareParams(num_cores=1))
+
+
+def test_programs_of_the_search_compute_what_the_untuned_program_computes() -> None:
+    task = _dense()
+    candidates = SketchPolicy(task, RandomModel(0), SearchOptions(), 0).ask(10, 0)
+    programs = [default_steps(task.dag), *(candidate.steps for candidate in candidates)]
+    with LocalMeasurer.with_options(MeasureOptions(repeat=1, min_repeat_ms=0.5), n_parallel=2) as measurer:
+        results = measurer.measure(task, programs)
+    assert [result.status for result in results] == [MeasureStatus.OK] * len(programs), [r.error for r in results]
+    assert np.median([result.costs[0] for result in results[1:]]) < results[0].costs[0]
