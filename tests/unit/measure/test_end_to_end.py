@@ -22,7 +22,7 @@ def _dense() -> SearchTask:
     k = te.reduce_axis(44, "k")
     product = te.compute(
         (30, 72),
-        lambda i, j: te.sum(a[i, k] * w[k, j], axis=k),
+        lambda i, j: te.sum(a[i, k] * w[k, j], k),
         name="product",
         attrs={"layout_free_placeholders": (w,)},
     )
