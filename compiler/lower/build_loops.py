@@ -91,13 +91,14 @@ class _Builder:
         if not isinstance(op, ComputeOp):
             raise LoweringError(f"{op.name} is an input and has no loops")
         loops = self._loops(stage_id)
-        local = self._local_exprs(stage_id, op)
+        values = self._local_exprs(stage_id)
+        local = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
         absolute = {
             axis: local[axis] + self._start(low) for axis, low in zip(op.axes, bounds.region.mins, strict=True)
         } | {axis: local[axis] for axis in op.reduce_axes}
         attached = isinstance(self.state.stages[stage_id].location, Attached)
         target = tuple((local if attached else absolute)[axis] for axis in op.axes)
-        guards = self._guards(op, bounds, local, absolute, loops)
+        guards = self._guards(stage_id, op, values, absolute)
         buffer = self.buffers[stage_id]
         body = self._value(stage_id, absolute)
         if not isinstance(body, Reduce):
@@ -181,46 +182,45 @@ class _Builder:
             stride *= sizes[leaf]
         return tuple(reversed(parts))
 
-    def _local_exprs(self, stage_id: int, op: ComputeOp) -> dict[Expr, Expr]:
-        """Every axis relative to the region's start, over the loops' variables."""
+    def _local_exprs(self, stage_id: int) -> dict[str, Expr]:
+        """Every axis relative to the region's start, and everything it was split or fused into, over the loops' variables."""
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
-        sizes: dict[str, int] = {loop.key[1]: _fixed(loop.extent) for loop in bounds.own}
         values: dict[str, Expr] = {
             loop.key[1]: const(0) if _fixed(loop.extent) == 1 else _loop_var(loop.key) for loop in bounds.own
         }
         for relation in reversed(stage.relations):
             if isinstance(relation, SplitRelation):
-                values[relation.parent], sizes[relation.parent] = _joined(relation, values, sizes)
+                total: Expr = const(0)
+                for part, stride in zip(relation.parts, _strides(relation, bounds.sizes), strict=True):
+                    total = total + values[part] * stride
+                values[relation.parent] = total
             elif relation.fused in values:
                 stride = 1
                 for part in reversed(relation.parts):
                     quotient = values[relation.fused] // stride
-                    values[part] = quotient if part == relation.parts[0] else quotient % sizes[part]
-                    stride *= sizes[part]
-        return {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
+                    values[part] = quotient if part == relation.parts[0] else quotient % _fixed(bounds.sizes[part])
+                    stride *= _fixed(bounds.sizes[part])
+        return values
 
-    def _guards(
-        self,
-        op: ComputeOp,
-        bounds: StageBounds,
-        local: Mapping[Expr, Expr],
-        absolute: Mapping[Expr, Expr],
-        loops: list[_Loop],
-    ) -> list[Expr]:
-        """Conditions that keep an over-long loop, or a region at the edge, inside the tensor."""
-        sizes: dict[LoopKey, Number] = {loop.key: loop.extent for loop in (*bounds.outer, *bounds.own)}
+    def _guards(self, stage_id: int, op: ComputeOp, values: Mapping[str, Expr], absolute: Mapping[Expr, Expr]) -> list[Expr]:
+        """Conditions that keep an over-long loop inside what it was split from, and a region at the edge inside the tensor."""
+        stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
+        around: dict[LoopKey, Number] = {loop.key: loop.extent for loop in (*bounds.outer, *bounds.own)}
         guards = []
-        wanted = [*zip(op.axes, bounds.region.extents, strict=True), *((axis, axis.extent) for axis in op.reduce_axes)]
-        for axis, extent in wanted:
-            if _fixed(bounds.local[axis].limits(sizes)[1]) >= _fixed(extent) or not bounds.local[axis].exact:
-                guards.append(local[axis] < _fixed(extent))
-        for axis, low in zip(op.axes, bounds.region.mins, strict=True):
-            start, end = (bounds.local[axis] + low).limits(sizes)
-            if _fixed(end) >= axis.extent and low.terms:
+        for relation in stage.relations:
+            if isinstance(relation, SplitRelation):
+                strides = _strides(relation, bounds.sizes)
+                parts = zip(relation.parts, strides, strict=True)
+                last = sum((_fixed(bounds.sizes[part]) - 1) * stride for part, stride in parts)
+                if last >= _fixed(bounds.sizes[relation.parent]):
+                    guards.append(values[relation.parent] < _fixed(bounds.sizes[relation.parent]))
+        for axis, low, extent in zip(op.axes, bounds.region.mins, bounds.region.extents, strict=True):
+            start, end = low.limits(around)
+            if _fixed(end) + _fixed(extent) > axis.extent:
                 guards.append(absolute[axis] < axis.extent)
             if _fixed(start) < 0:
                 guards.append(as_expr(0) <= absolute[axis])
-        return [guard for guard in guards if not (isinstance(guard, Binary) and not _vars(guard))]
+        return [guard for guard in guards if _vars(guard)]
 
     def _start(self, form: Linear) -> Expr:
         """A region's first point; loops of one turn stand at 0 and are left out."""
@@ -250,16 +250,12 @@ class _Builder:
         return transform(substitute(body, axes), load)
 
 
-def _joined(relation: SplitRelation, values: Mapping[str, Expr], sizes: Mapping[str, int]) -> tuple[Expr, int]:
-    total: Expr = const(0)
-    stride = 1
-    size = 1
-    for level in range(len(relation.parts) - 1, -1, -1):
-        total = values[relation.parts[level]] * stride + total
-        size *= sizes[relation.parts[level]]
-        if level:
-            stride *= _fixed(part_stride(relation, level, sizes))
-    return total, size
+def _strides(relation: SplitRelation, sizes: Mapping[str, Number]) -> list[int]:
+    """How many points one turn of each part moves on, outermost first."""
+    strides = [1]
+    for level in range(len(relation.parts) - 1, 0, -1):
+        strides.append(strides[-1] * _fixed(part_stride(relation, level, sizes)))
+    return strides[::-1]
 
 
 def _loop_var(key: LoopKey) -> Var:

@@ -74,13 +74,17 @@ class Region:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageBounds:
-    """A stage's region, own loops and axes. `local` are the axis values relative to the region's first point."""
+    """A stage's region, own loops and axes.
+
+    `local` are the axis values relative to the region's first point, `sizes` the extents of every axis and of everything it was split or fused into.
+    """
 
     region: Region
     outer: tuple[Loop, ...]
     own: tuple[Loop, ...]
     local: Mapping[Expr, Linear]
     iter_extents: tuple[Number, ...]
+    sizes: Mapping[str, Number]
 
 
 def inline_body(state: State, stage_id: int) -> Expr:
@@ -320,7 +324,7 @@ def _stage_bounds(
         for name in _components(iterator.name, fused):
             own.append(Loop((stage_id, name), sizes.get(name, 1), _component_kind(iterator, name, op), iterator.annotation))
     local = _local_values(stage_id, stage, op, sizes)
-    return StageBounds(region, outer, tuple(own), local, tuple(sizes.get(iterator.name, 1) for iterator in stage.iters))
+    return StageBounds(region, outer, tuple(own), local, tuple(sizes.get(iterator.name, 1) for iterator in stage.iters), sizes)
 
 
 def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:

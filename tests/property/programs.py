@@ -1,0 +1,182 @@
+"""In: a random generator. Out: small computations and legal random schedules of them. Always: reproducible from the seed."""
+
+import numpy as np
+
+from compiler import te
+from compiler.errors import ScheduleError
+from compiler.schedule.access import consumers, is_strictly_inlineable
+from compiler.schedule.bounds import infer_stage_bounds
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, Inlined, IterKind, Root, State
+from compiler.schedule.steps import (
+    Annotate,
+    CacheWrite,
+    ComputeAt,
+    ComputeInline,
+    Fuse,
+    Pragma,
+    Reorder,
+    Split,
+    Step,
+)
+from compiler.te.tensor import Tensor
+
+
+def matmul_bias_relu(n: int, m: int, k: int) -> ComputeDAG:
+    a = te.placeholder((n, k), name="A")
+    b = te.placeholder((k, m), name="B")
+    bias = te.placeholder((m,), name="bias")
+    r = te.reduce_axis(k, "k")
+    c = te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", {"layout_free_placeholders": (b,)})
+    d = te.compute((n, m), lambda i, j: c[i, j] + bias[j], "D")
+    return ComputeDAG([a, b, bias, te.compute((n, m), lambda i, j: te.maximum(d[i, j], 0.0), "E")])
+
+
+def conv(height: int, channels: int, filters: int, kernel: int, stride: int, pad: int) -> ComputeDAG:
+    x = te.placeholder((1, height, height, channels), name="x")
+    w = te.placeholder((kernel, kernel, channels, filters), name="w")
+    size = height + 2 * pad
+    padded = te.compute(
+        (1, size, size, channels),
+        lambda n, h, v, c: te.if_then_else(
+            te.logical_and(h >= pad, h < height + pad, v >= pad, v < height + pad), x[n, h - pad, v - pad, c], 0.0
+        ),
+        "pad",
+    )
+    out = (size - kernel) // stride + 1
+    kh, kw, ci = te.reduce_axis(kernel, "kh"), te.reduce_axis(kernel, "kw"), te.reduce_axis(channels, "ci")
+    y = te.compute(
+        (1, out, out, filters),
+        lambda n, h, v, f: te.sum(padded[n, h * stride + kh, v * stride + kw, ci] * w[kh, kw, ci, f], [kh, kw, ci]),
+        "conv",
+        {"layout_free_placeholders": (w,)},
+    )
+    return ComputeDAG([x, w, te.compute(y.shape, lambda n, h, v, f: te.maximum(y[n, h, v, f], 0.0), "relu")])
+
+
+def depthwise(height: int, channels: int) -> ComputeDAG:
+    x = te.placeholder((1, height, height, channels), name="x")
+    w = te.placeholder((3, 3, channels), name="w")
+    kh, kw = te.reduce_axis(3, "kh"), te.reduce_axis(3, "kw")
+    out = height - 2
+    y = te.compute(
+        (1, out, out, channels), lambda n, h, v, c: te.sum(x[n, h + kh, v + kw, c] * w[kh, kw, c], [kh, kw]), "dw"
+    )
+    return ComputeDAG([x, w, te.compute(y.shape, lambda n, h, v, c: te.minimum(te.maximum(y[n, h, v, c], 0.0), 6.0), "relu6")])
+
+
+def max_pool(height: int, channels: int) -> ComputeDAG:
+    x = te.placeholder((1, height, height, channels), name="x")
+    kh, kw = te.reduce_axis(2, "kh"), te.reduce_axis(3, "kw")
+    shape = (1, height - 1, height - 2, channels)
+    return ComputeDAG([x, te.compute(shape, lambda n, h, v, c: te.max(x[n, h + kh, v + kw, c], [kh, kw]), "pool")])
+
+
+def softmax(rows: int, columns: int) -> ComputeDAG:
+    x = te.placeholder((rows, columns), name="x")
+    k, q = te.reduce_axis(columns, "k"), te.reduce_axis(columns, "q")
+    top = te.compute((rows,), lambda i: te.max(x[i, k], k), "top")
+    grown = te.compute((rows, columns), lambda i, j: te.exp(x[i, j] - top[i]), "grown")
+    total = te.compute((rows,), lambda i: te.sum(grown[i, q], q), "total")
+    return ComputeDAG([x, te.compute((rows, columns), lambda i, j: grown[i, j] / total[i], "softmax")])
+
+
+def reshape_transpose(n: int, m: int) -> ComputeDAG:
+    x = te.placeholder((n, m), name="x")
+    flat = te.compute((n * m,), lambda i: x[i // m, i % m] * 2.0, "flat")
+    return ComputeDAG([x, te.compute((m, n), lambda j, i: flat[i * m + j] + 1.0, "turned")])
+
+
+def random_program(rng: np.random.Generator) -> ComputeDAG:
+    """One of the computations above with small random, often awkward, extents."""
+
+    def size(high: int) -> int:
+        return int(rng.integers(1, high + 1))
+
+    match rng.integers(6):
+        case 0:
+            return matmul_bias_relu(size(20), size(70), size(20))
+        case 1:
+            kernel = int(rng.integers(1, 4))
+            return conv(kernel + size(8), size(6), size(40), kernel, int(rng.integers(1, 3)), int(rng.integers(0, 2)))
+        case 2:
+            return depthwise(2 + size(8), size(40))
+        case 3:
+            return max_pool(2 + size(8), size(80))
+        case 4:
+            return softmax(size(9), size(40))
+    return reshape_transpose(size(12), size(20))
+
+
+def random_steps(dag: ComputeDAG, rng: np.random.Generator) -> tuple[Step, ...]:
+    """A random legal schedule: splits with and without remainder, any order, caches, attachments, annotations."""
+    state = State.initial(dag)
+    for stage_id in reversed(range(len(state.stages))):
+        if is_strictly_inlineable(dag, stage_id) and stage_id not in dag.output_ids and rng.random() < 0.5:
+            state = state.apply(ComputeInline(stage_id))
+    if rng.random() < 0.4:
+        reducing = [i for i, stage in enumerate(state.stages) if stage.is_compute and stage.has_reduce_iter]
+        if reducing:
+            state = state.apply(CacheWrite(int(rng.choice(reducing)), "local"))
+    for stage_id in reversed(range(len(state.stages))):
+        if state.stages[stage_id].is_compute and isinstance(state.stages[stage_id].location, Root):
+            state = _tile(state, stage_id, rng)
+            state = _attach(state, stage_id, rng)
+    for stage_id, stage in enumerate(state.stages):
+        if stage.is_compute and not isinstance(stage.location, Inlined):
+            state = _annotate(state, stage_id, rng)
+    return tuple(step for step in state.steps if isinstance(step, Step))
+
+
+def _tile(state: State, stage_id: int, rng: np.random.Generator) -> State:
+    for _ in range(int(rng.integers(0, 4))):
+        iters = state.stages[stage_id].iters
+        index = int(rng.integers(len(iters)))
+        extent = iters[index].extent
+        if isinstance(extent, int) and extent > 1:
+            lengths = tuple(int(rng.integers(1, min(extent, 34) + 1)) for _ in range(int(rng.integers(1, 3))))
+            state = state.apply(Split(stage_id, index, extent, lengths, bool(rng.random() < 0.8)))
+    iters = state.stages[stage_id].iters
+    if rng.random() < 0.6:
+        state = state.apply(Reorder(stage_id, tuple(int(i) for i in rng.permutation(len(iters)))))
+    return state
+
+
+def _attach(state: State, stage_id: int, rng: np.random.Generator) -> State:
+    readers = consumers(state, stage_id)
+    if stage_id in state.dag.output_ids or len(readers) != 1 or rng.random() < 0.3:
+        return state
+    place = ComputeAt(stage_id, readers[0], int(rng.integers(len(state.stages[readers[0]].iters))))
+    after = state.apply(place)
+    try:
+        infer_stage_bounds(after)
+    except ScheduleError:
+        return state
+    return after
+
+
+def _annotate(state: State, stage_id: int, rng: np.random.Generator) -> State:
+    stage = state.stages[stage_id]
+    spatial = [i for i, it in enumerate(stage.iters) if it.kind is IterKind.SPATIAL]
+    if spatial and rng.random() < 0.7:
+        state = state.apply(Annotate(stage_id, spatial[-1], Annotation.VECTORIZE))
+    stage = state.stages[stage_id]
+    if isinstance(stage.location, Root) and rng.random() < 0.5 and stage.iters:
+        depth = 0
+        while depth < len(stage.iters) and stage.iters[depth].kind is IterKind.SPATIAL and depth < 3:
+            if stage.iters[depth].annotation is not Annotation.NONE:
+                break
+            depth += 1
+            if state.attached_at(stage_id, depth - 1):
+                break
+        if depth > 1:
+            state = state.apply(Fuse(stage_id, tuple(range(depth))))
+        if depth > 0:
+            state = state.apply(Annotate(stage_id, 0, Annotation.PARALLEL))
+    return state.apply(Pragma(stage_id, 0, f"auto_unroll_max_step${rng.choice([0, 16, 64])}"))
+
+
+def inputs_of(dag: ComputeDAG, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
+    """Random inputs of a graph."""
+    return {tensor: rng.uniform(-1, 1, tensor.shape).astype(tensor.dtype) for tensor in dag.inputs}
+
