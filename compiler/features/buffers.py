@@ -40,14 +40,13 @@ def touched_bytes(nest: Nest, touched: Sequence[Touch]) -> Floats:
     """(L + 1, B): bytes of all buffers touched at each level."""
     total = np.zeros((nest.depth + 1, nest.count))
     for touch in touched:
-        for level, elements in enumerate(touch.elements):
-            total[level] += elements * touch.element_bytes
+        total += touch.elements * touch.element_bytes
     return total
 
 
 def pick(values: Floats, levels: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Floats:
     """(N, B), (B,) → (B,): for each program the value at its own level."""
-    picked: Floats = np.take_along_axis(values, levels[None], axis=0)[0]
+    picked: Floats = values[levels, np.arange(values.shape[1])]
     return picked
 
 
@@ -89,16 +88,12 @@ def _columns(nest: Nest, touch: Touch, reuse: Reuse, line_bytes: int) -> Columns
 
 def _line_transfers(nest: Nest, touch: Touch, line_bytes: int) -> tuple[Floats, Floats]:
     """Cache lines that the accesses ask for one after the other, and the stride of the innermost loop, 0 if none."""
-    repeats = np.ones(nest.count)
-    moving = np.zeros(nest.count, dtype=bool)
-    found = np.zeros(nest.count)
-    for index in reversed(range(nest.depth)):
-        stride = touch.strides[index]
-        if stride is not None:
-            starts = nest.real[index] & (stride > 0) & ~moving
-            found = np.where(starts, stride, found)
-            moving = moving | starts
-        repeats = np.where(moving, repeats, repeats * nest.extents[index])
+    # Row 0 says "no loop moves the address": all iterations then ask for the same line.
+    moving = np.vstack([np.ones((1, nest.count), dtype=bool), touch.moving])
+    loop = nest.depth - np.argmax(moving[::-1], axis=0)
+    repeats = pick(nest.inner, loop)
+    strides = np.vstack([np.zeros((1, nest.count)), touch.strides])
+    found = pick(strides, loop)
     share = np.minimum(1.0, found * touch.element_bytes / line_bytes)
     lines = np.maximum(1.0, nest.inner[0] / repeats * share)
     return lines, np.where(repeats == 1, found, 0.0)
@@ -106,12 +101,8 @@ def _line_transfers(nest: Nest, touch: Touch, line_bytes: int) -> tuple[Floats, 
 
 def _reuse(nest: Nest, touch: Touch, producer: Producer | None, all_bytes: Floats) -> Reuse:
     """The innermost loop that leaves the address alone, unless a producer's loop lies further in."""
-    still = np.zeros((nest.depth + 1, nest.count), dtype=bool)
-    for index in range(nest.depth):
-        moves = touch.moves(index)
-        still[index + 1] = nest.real[index] if moves is None else nest.real[index] & ~moves
-    # Row 0 says "nowhere"; searching backwards finds the innermost loop, or row 0.
-    still[0] = True
+    # Row 0 says "nowhere".
+    still = np.vstack([np.ones((1, nest.count), dtype=bool), nest.real & ~touch.moving])
     loop = nest.depth - np.argmax(still[::-1], axis=0)
     by_loop = loop > 0
     serial = np.zeros(nest.count, dtype=bool)

@@ -14,8 +14,7 @@ def memory_columns(nest: Nest, touched: Sequence[Touch], operations: Floats, lin
     """Columns of the group "memory"; `operations` (B,) is what one iteration computes."""
     lines = np.zeros((nest.depth + 1, nest.count))
     for touch in touched:
-        for level, count in enumerate(touch.lines):
-            lines[level] += count
+        lines += touch.lines
     region = lines * line_bytes
     for group in range(GROUPS):
         outermost = [index for index, number in enumerate(nest.groups) if number <= group]
@@ -37,14 +36,17 @@ def intensity_columns(nest: Nest, all_bytes: Floats, operations: Floats) -> Colu
     done = (nest.inner * operations)[:-1][::-1]
     ratio = done / all_bytes[:-1][::-1]
     last = nest.depth - 1
-    for point in range(INTENSITY_POINTS):
-        target = done[last] * ((point + 1) / INTENSITY_POINTS)
-        upper = np.minimum((done < target * (1 - 1e-12)).sum(axis=0), last)
-        lower = np.maximum(upper - 1, 0)
-        start, end = pick(done, lower), pick(done, upper)
-        width = np.where(end > start, end - start, 1.0)
-        share = np.where(end > start, np.clip((target - start) / width, 0.0, 1.0), 1.0)
-        yield f"arith_intensity_curve_{point}", pick(ratio, lower) * (1 - share) + pick(ratio, upper) * share
+    shares = np.arange(1, INTENSITY_POINTS + 1)[:, None] / INTENSITY_POINTS
+    target = done[last] * shares
+    upper = np.minimum((done < target[:, None] * (1 - 1e-12)).sum(axis=1), last)
+    lower = np.maximum(upper - 1, 0)
+    programs = np.arange(nest.count)
+    start, end = done[lower, programs], done[upper, programs]
+    steps = end > start
+    share = np.where(steps, np.clip((target - start) / np.where(steps, end - start, 1.0), 0.0, 1.0), 1.0)
+    curve = ratio[lower, programs] * (1 - share) + ratio[upper, programs] * share
+    for point, value in enumerate(curve):
+        yield f"arith_intensity_curve_{point}", value
 
 
 def allocation_columns(nest: Nest, written: Touch) -> Columns:

@@ -5,7 +5,7 @@ statement, level L one iteration. Arrays over loops have the shape (L, B), array
 whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from compiler.schedule.bounds import StageNest
 from compiler.schedule.choices import LoopChoices
+from compiler.schedule.linear import LoopKey
 from compiler.schedule.state import Annotation, IterKind, Number
 
 Floats = NDArray[np.float64]
@@ -22,7 +23,7 @@ Flags = NDArray[np.bool_]
 
 def column(number: Number, count: int) -> Floats:
     """`number`, a whole number or an array (B,), as float64 (count,)."""
-    return np.broadcast_to(np.asarray(number, dtype=np.float64), (count,))
+    return np.full(count, number, dtype=np.float64)
 
 
 def inner_products(extents: Floats) -> Floats:
@@ -53,9 +54,12 @@ class Nest:
     extents: Floats
     inner: Floats
     outer: Floats
+    last: Floats
     real: Flags
+    place: Mapping[LoopKey, int]
     reduce: tuple[bool, ...]
     groups: tuple[int, ...]
+    positions: Mapping[str, list[int]]
     vector: Flags
     parallel: Flags
     tile: Flags
@@ -66,10 +70,6 @@ class Nest:
     def depth(self) -> int:
         """L, the number of loops."""
         return len(self.groups)
-
-    def is_reduction(self, index: int) -> bool:
-        """Whether a loop is a reduction, be it of this statement or of the one it is attached to."""
-        return self.source.loops[index].kind is IterKind.REDUCTION
 
 
 def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
@@ -85,15 +85,19 @@ def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
     real = extents > 1
     vector, vector_loop = _vector_flags(nest, choices, real)
     unroll_limit = choices.unroll.get(nest.stage, 0)
+    groups = _groups(kinds)
     return Nest(
         source=nest,
         count=count,
         extents=extents,
         inner=inner,
         outer=inner[0] / inner,
+        last=extents - 1,
         real=real,
+        place={loop.key: index for index, loop in enumerate(loops)},
         reduce=tuple(reduce),
-        groups=_groups(kinds),
+        groups=groups,
+        positions=_positions(kinds, groups),
         vector=vector,
         parallel=_parallel_flags(nest, choices, real),
         tile=_tile_flags(real, reduce) | vector,
@@ -105,6 +109,20 @@ def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
 def _groups(reduce: Sequence[bool]) -> tuple[int, ...]:
     runs = [len(list(run)) for _, run in groupby(reduce)]
     return tuple(len(runs) - 1 - run for run, length in enumerate(runs) for _ in range(length))
+
+
+def _positions(kinds: Sequence[bool], groups: Sequence[int]) -> dict[str, list[int]]:
+    """Loops by place among those of their kind: outer for the first group, inner for the last."""
+    result: dict[str, list[int]] = {}
+    for name, reduce in (("spatial", False), ("reduce", True)):
+        members = [index for index, kind in enumerate(kinds) if kind == reduce]
+        ranks = [groups[index] for index in members]
+        if len(set(ranks)) == 1:
+            ranks = members[::-1]
+        for index, rank in zip(members, ranks, strict=True):
+            place = "inner" if rank == min(ranks) else "outer" if rank == max(ranks) else "middle"
+            result.setdefault(f"{place}_{name}", []).append(index)
+    return result
 
 
 def _vector_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> tuple[Flags, int]:

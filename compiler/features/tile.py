@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.features.buffers import Columns
+from compiler.features.buffers import Columns, pick
 from compiler.features.nest import Flags, Floats, Nest, product_where, size_of, unrolled_flags
-from compiler.features.table import POSITIONS
 from compiler.features.touch import Touch
 from compiler.target import HardwareParams
 
@@ -79,15 +78,8 @@ def _loads(nest: Nest, touched: Sequence[Touch], vectors: Floats, vectorised: Fl
     for touch in touched:
         if not touch.is_read or touch.is_write:
             continue
-        rows = np.ones(nest.count)
-        for index in range(nest.depth):
-            moves = touch.moves(index)
-            if moves is not None:
-                rows = np.where(nest.tile[index] & ~nest.vector[index] & moves, rows * nest.extents[index], rows)
-        stride = touch.strides[nest.vector_loop] if nest.vector_loop >= 0 else None
-        if stride is None:
-            found["tile_broadcasts"] += rows
-            continue
+        rows = product_where(nest.tile & ~nest.vector & touch.moving, nest.extents)
+        stride = touch.strides[nest.vector_loop] if nest.vector_loop >= 0 else np.zeros(nest.count)
         straight = vectorised & (stride == 1)
         scattered = vectorised & (stride > 1)
         found["tile_vector_loads"] += np.where(straight, rows * vectors, 0.0)
@@ -101,25 +93,7 @@ def _annotation_columns(prefix: str, flags: Flags, nest: Nest) -> Columns:
     some = number > 0
     yield f"{prefix}_num", number
     yield f"{prefix}_prod", np.where(some, product_where(flags, nest.extents), 0.0)
-    length = np.zeros(nest.count)
-    positions: dict[str, Flags] = {}
-    for index, (name, extent) in enumerate(zip(_positions(nest), nest.extents, strict=True)):
-        length = np.where(flags[index], extent, length)
-        positions[name] = positions[name] | flags[index] if name in positions else flags[index]
-    yield f"{prefix}_len", length
-    for name in POSITIONS:
-        yield f"{prefix}_{name}", positions[name].astype(np.float64) if name in positions else 0.0
-
-
-def _positions(nest: Nest) -> list[str]:
-    """For each loop its place among those of its kind: outer for the first group, inner for the last."""
-    result = [""] * nest.depth
-    for reduce in (False, True):
-        members = [index for index, group in enumerate(nest.groups) if nest.is_reduction(index) == reduce]
-        ranks = [nest.groups[index] for index in members]
-        if len(set(ranks)) == 1:
-            ranks = members[::-1]
-        for index, rank in zip(members, ranks, strict=True):
-            place = "inner" if rank == min(ranks) else "outer" if rank == max(ranks) else "middle"
-            result[index] = f"{place}_{'reduce' if reduce else 'spatial'}"
-    return result
+    innermost = nest.depth - np.argmax(np.vstack([np.ones((1, nest.count), dtype=bool), flags])[::-1], axis=0)
+    yield f"{prefix}_len", pick(np.vstack([np.zeros((1, nest.count)), nest.extents]), innermost)
+    for name, loops in nest.positions.items():
+        yield f"{prefix}_{name}", np.any(flags[loops], axis=0).astype(np.float64)

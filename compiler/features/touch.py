@@ -1,5 +1,5 @@
 """In: a statement's accesses and loops. Out: elements and cache lines that each buffer touches, and its strides.
-Always: arrays over programs; only loops that occur in an index change a region, so levels share arrays.
+Always: arrays over levels and programs.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from compiler.features.nest import Flags, Floats, Nest, column, size_of
 from compiler.schedule.bounds import Access
-from compiler.schedule.linear import Linear, LoopKey
+from compiler.schedule.linear import Linear
 from compiler.te.tensor import Tensor
 
 
@@ -17,27 +17,24 @@ from compiler.te.tensor import Tensor
 class Touch:
     """One buffer of a statement.
 
-    `elements[i]` and `lines[i]` count the distinct elements and cache lines touched at level i, (B,) each.
-    `strides[j]` is the distance in elements between iterations of loop j: None, or 0, when the address does not
-    depend on the loop. `packed` buffers are stored in the order of the loops, `local` ones live inside the loops of
-    another statement. An address that is not `exact` is taken to walk through memory as the loops run.
+    `elements` and `lines` count the distinct elements and cache lines touched at each level, (L + 1, B). `strides`
+    (L, B) is the distance in elements between iterations of a loop, 0 when the address does not depend on it;
+    `moving` flags the loops of more than one iteration that it depends on. `packed` buffers are stored in the order
+    of the loops, `local` ones live inside the loops of another statement. An address that is not `exact` is taken to
+    walk through memory.
     """
 
     tensor: Tensor
     element_bytes: int
     is_read: bool
     is_write: bool
-    elements: tuple[Floats, ...]
-    lines: tuple[Floats, ...]
-    strides: tuple[Floats | None, ...]
+    elements: Floats
+    lines: Floats
+    strides: Floats
+    moving: Flags
     packed: bool
     local: bool
     exact: bool
-
-    def moves(self, loop: int) -> Flags | None:
-        """(B,): whether the address depends on a loop; None when it does for no program."""
-        stride = self.strides[loop]
-        return None if stride is None else stride > 0
 
 
 def touches(nest: Nest, local: frozenset[Tensor], line_bytes: int) -> tuple[Touch, ...]:
@@ -67,104 +64,91 @@ def _touch(
         _dimension_region(nest, [access.index[dim] for access in accesses], extent) for dim, extent in enumerate(shape)
     ]
     element_bytes = size_of(first.tensor.dtype)
-    elements, lines = _elements_and_lines(nest, regions, shape, element_bytes / line_bytes, packed)
+    elements, run = _elements_and_runs(nest, regions, shape)
+    if packed:
+        run = elements
+    strides = _packed_strides(nest, first) if packed else _strides(nest, first, shape)
     return Touch(
         tensor=first.tensor,
         element_bytes=element_bytes,
         is_read=use[0],
         is_write=use[1],
         elements=elements,
-        lines=lines,
-        strides=_packed_strides(nest, first) if packed else _strides(nest, first, shape),
+        lines=elements / run * np.maximum(1.0, run * (element_bytes / line_bytes)),
+        strides=strides,
+        moving=(strides > 0) & nest.real,
         packed=packed,
         local=local,
         exact=all(linear.exact for access in accesses for linear in access.index),
     )
 
 
-def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> list[Floats]:
-    """Per level: how many positions of one dimension are touched; `indices` are those of all reads of the buffer."""
-    count = nest.count
+def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> Floats:
+    """(L + 1, B): how many positions of one dimension are touched; `indices` are those of all reads of the buffer."""
+    region = np.empty((nest.depth + 1, nest.count))
     exact = all(linear.exact for linear in indices)
-    lows = [column(linear.const, count) for linear in indices]
-    highs = [low + column(linear.spread, count) for low, linear in zip(lows, indices, strict=True)]
-    points = column(len(indices), count)
-    region = [_positions(lows, highs, points, extent)]
-    for index in reversed(range(nest.depth)):
+    used = sorted({nest.place[key] for linear in indices for key in linear.terms if key in nest.place})
+    starts = used if exact else list(range(nest.depth))
+    # What lies between the reads of one buffer stays the same as the loops run, if the reads differ by a constant.
+    apart = _distance(indices, nest.count)
+    points = column(len(indices), nest.count)
+    reach = apart
+    end = nest.depth + 1
+    for index in reversed(starts):
+        region[index + 1 : end] = np.minimum(np.minimum(reach + 1, points), extent)
+        end = index + 1
         key = nest.source.loops[index].key
-        if exact and not any(key in linear.terms for linear in indices):
-            region.append(region[-1])
-            continue
-        moved = np.full(count, not exact)
-        for which, linear in enumerate(indices):
-            if key in linear.terms:
-                coefficient = column(linear.terms[key], count)
-                span = coefficient * (nest.extents[index] - 1)
-                lows[which] = lows[which] + np.minimum(span, 0)
-                highs[which] = highs[which] + np.maximum(span, 0)
-                moved = moved | (coefficient != 0)
-        points = np.where(moved, points * nest.extents[index], points)
-        region.append(_positions(lows, highs, points, extent))
-    return region[::-1]
+        steps = [np.abs(linear.terms[key]) for linear in indices if key in linear.terms]
+        if steps:
+            widest = steps[0] if len(steps) == 1 else np.maximum.reduce(np.broadcast_arrays(*steps))
+            reach = reach + widest * nest.last[index]
+        points = points * nest.extents[index]
+    region[:end] = np.minimum(np.minimum(reach + 1, points), extent)
+    return region
 
 
-def _positions(lows: Sequence[Floats], highs: Sequence[Floats], points: Floats, extent: Floats) -> Floats:
-    low, high = lows[0], highs[0]
-    for other in lows[1:]:
-        low = np.minimum(low, other)
-    for other in highs[1:]:
-        high = np.maximum(high, other)
-    return np.minimum(np.minimum(high - low + 1, points), extent)
+def _distance(indices: Sequence[Linear], count: int) -> Floats:
+    """(B,): from the lowest to the highest position that the reads touch when all loops stand still."""
+    low: Floats = column(indices[0].const, count)
+    high = low + indices[0].spread
+    for linear in indices[1:]:
+        low = np.minimum(low, linear.const)
+        high = np.maximum(high, linear.const + linear.spread)
+    return high - low
 
 
-def _elements_and_lines(
-    nest: Nest, regions: Sequence[Sequence[Floats]], shape: Sequence[Floats], lines_an_element: float, packed: bool
-) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
-    """Elements and lines at each level; a run of memory goes on over a dimension while the inner ones are whole."""
-    one = np.ones(nest.count)
-    elements: list[Floats] = []
-    lines: list[Floats] = []
-    for level in range(nest.depth + 1):
-        if level and all(region[level] is region[level - 1] for region in regions):
-            elements.append(elements[-1])
-            lines.append(lines[-1])
-            continue
-        total = one
-        run = one
-        whole = np.ones(nest.count, dtype=bool)
-        for region, extent in zip(reversed(regions), reversed(shape), strict=True):
-            size = region[level]
-            total = total * size
-            run = np.where(whole, run * size, run)
-            whole = whole & (size == extent)
-        if packed:
-            run = total
-        elements.append(total)
-        lines.append(total / run * np.maximum(1.0, run * lines_an_element))
-    return tuple(elements), tuple(lines)
+def _elements_and_runs(nest: Nest, regions: Sequence[Floats], shape: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """(L + 1, B) each: elements, and how many of them lie in a row: a run goes on while inner dimensions are whole."""
+    total = np.ones((nest.depth + 1, nest.count))
+    run = total
+    whole: Flags | None = None
+    for size, extent in zip(reversed(regions), reversed(shape), strict=True):
+        total = total * size
+        run = run * size if whole is None else np.where(whole, run * size, run)
+        filled = size == extent
+        whole = filled if whole is None else whole & filled
+    return total, run
 
 
-def _strides(nest: Nest, access: Access, shape: Sequence[Floats]) -> tuple[Floats | None, ...]:
+def _strides(nest: Nest, access: Access, shape: Sequence[Floats]) -> Floats:
+    exact = all(linear.exact for linear in access.index)
+    strides = np.zeros((nest.depth, nest.count))
     weight = np.ones(nest.count)
-    flat: dict[LoopKey, Floats] = {}
     for linear, extent in zip(reversed(access.index), reversed(shape), strict=True):
         for key, coefficient in linear.terms.items():
-            flat[key] = flat.get(key, 0.0) + column(coefficient, nest.count) * weight
+            if key in nest.place:
+                strides[nest.place[key]] += coefficient * weight
         weight = weight * extent
-    exact = all(linear.exact for linear in access.index)
-    unknown = None if exact else np.ones(nest.count)
-    return tuple(np.abs(flat[loop.key]) if loop.key in flat else unknown for loop in nest.source.loops)
+    strides = np.abs(strides)
+    return strides if exact else np.maximum(strides, 1.0)
 
 
-def _packed_strides(nest: Nest, access: Access) -> tuple[Floats | None, ...]:
+def _packed_strides(nest: Nest, access: Access) -> Floats:
     """A packed buffer is stored in the order of the loops that its address depends on."""
-    used = {key for linear in access.index for key in linear.terms}
-    strides: list[Floats | None] = []
+    strides = np.zeros((nest.depth, nest.count))
     weight = np.ones(nest.count)
-    for index in reversed(range(nest.depth)):
-        if nest.source.loops[index].key in used:
-            strides.append(weight)
-            weight = weight * nest.extents[index]
-        else:
-            strides.append(None)
-    return tuple(reversed(strides))
+    used = {nest.place[key] for linear in access.index for key in linear.terms if key in nest.place}
+    for index in sorted(used, reverse=True):
+        strides[index] = weight
+        weight = weight * nest.extents[index]
+    return strides

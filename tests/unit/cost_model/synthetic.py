@@ -1,5 +1,5 @@
-"""In: a number of programs and a seed. Out: tiled matmuls with features and an invented time. Always: the time is worked
-out from tile sizes, never from features.
+"""In: a number of programs and a seed. Out: tiled matmuls with features and an invented time. Always: the time comes
+from tile sizes, never from features.
 """
 
 import numpy as np

@@ -1,0 +1,151 @@
+"""In: nothing. Out: JSON lines, programs scored a second and core. Always: real search spaces, a trained model.
+
+`python -m benchmarks.score [--only REGEX] [--programs N] [--repeat N] [--out FILE]`. For convolutions of a ResNet-50
+programs are drawn; timed are the replay of their steps with bounds, the features, the prediction, and all of them.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler import te
+from compiler.cost_model import TrainingBatch, XGBModel
+from compiler.features import extract
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.space import SketchSpace, build_spaces
+from compiler.target import HardwareParams, Target
+from compiler.te.tensor import Tensor
+
+CONVOLUTIONS = {
+    "resnet50_conv_56x56_64_64_3x3": (56, 64, 64, 3, 1),
+    "resnet50_conv_28x28_128_128_3x3": (28, 128, 128, 3, 1),
+    "resnet50_conv_14x14_256_1024_1x1": (14, 256, 1024, 1, 1),
+}
+"""Name → output size, input channels, output channels, kernel size, stride."""
+
+HARDWARE = HardwareParams(num_cores=2)
+TRAINED_ON = 1024
+
+
+def convolution(size: int, inputs: int, outputs: int, kernel: int, stride: int) -> SearchTask:
+    """A padded channels-last convolution with bias and ReLU."""
+    padding = kernel // 2
+    extent = (size - 1) * stride + 1 + 2 * (kernel // 2)
+    x = te.placeholder((1, extent - 2 * padding, extent - 2 * padding, inputs), name="x")
+    w = te.placeholder((kernel, kernel, inputs, outputs), name="w")
+    b = te.placeholder((outputs,), name="b")
+    padded = _padded(x, padding) if padding else x
+    ry, rx, rc = te.reduce_axis(kernel, "ry"), te.reduce_axis(kernel, "rx"), te.reduce_axis(inputs, "rc")
+    conv = te.compute(
+        (1, size, size, outputs),
+        lambda n, y, x, c: te.sum(padded[n, y * stride + ry, x * stride + rx, rc] * w[ry, rx, rc, c], [ry, rx, rc]),
+        name="conv",
+        attrs={"layout_free_placeholders": (w,)},
+    )
+    relu = te.compute(
+        conv.shape, lambda n, y, x, c: te.maximum(conv[n, y, x, c] + b[c], te.const(0.0, "float32")), name="relu"
+    )
+    return SearchTask("conv", ComputeDAG([x, w, b, relu]), Target.host(), HARDWARE)
+
+
+def _padded(x: Tensor, padding: int) -> Tensor:
+    batch, height, width, channels = x.shape
+    low = padding
+    return te.compute(
+        (batch, height + 2 * low, width + 2 * low, channels),
+        lambda n, y, z, c: te.if_then_else(
+            te.logical_and(low <= y, y < height + low, low <= z, z < width + low),
+            x[n, y - low, z - low, c],
+            te.const(0.0, "float32"),
+        ),
+        name="pad",
+    )
+
+
+def seconds_of(work: Callable[[], object], repeat: int) -> float:
+    """The median time of one call, after one that does not count."""
+    work()
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def trained_model(space: SketchSpace) -> XGBModel:
+    """A model of usual size for the programs of a space, trained on invented times."""
+    rng = np.random.default_rng(1)
+    model = XGBModel(seed=0, threads=1)
+    for _, group in space.groups(space.sample(rng, TRAINED_ON)):
+        features = extract(group.nests, group.choices, HARDWARE, count=len(group.rows))
+        model.update(TrainingBatch("conv", features, rng.lognormal(-7.0, 0.5, len(features))))
+    return model
+
+
+def figures(name: str, programs: int, repeat: int) -> Iterator[dict[str, Any]]:
+    """Programs a second of every stage, for the largest space of one convolution."""
+    task = convolution(*CONVOLUTIONS[name])
+    space = max(build_spaces(task, SearchOptions()), key=lambda one: one.layout.width)
+    model = trained_model(space)
+    rows = space.sample(np.random.default_rng(0), programs)
+    groups = [group for _, group in space.groups(rows)]
+
+    def features() -> list[Any]:
+        return [extract(group.nests, group.choices, HARDWARE, count=len(group.rows)) for group in groups]
+
+    found = features()
+    stages: dict[str, Callable[[], object]] = {
+        "replay": lambda: list(space.groups(rows)),
+        "features": features,
+        "prediction": lambda: [model.predict(one) for one in found],
+        "features and prediction": lambda: [model.predict(one) for one in features()],
+        "replay, features and prediction": lambda: [
+            model.predict(extract(group.nests, group.choices, HARDWARE, count=len(group.rows)))
+            for _, group in space.groups(rows)
+        ],
+    }
+    for stage, work in stages.items():
+        yield {
+            "case": name,
+            "backend": "retune",
+            "threads": 1,
+            "metric": f"programs scored: {stage}",
+            "value": round(programs / seconds_of(work, repeat)),
+            "unit": "1/s",
+            "programs": programs,
+            "families": len(groups),
+            "statements": found[0].shape[1],
+        }
+
+
+def main() -> None:
+    """Print one JSON line a figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="regular expression on the case")
+    parser.add_argument("--programs", type=int, default=2048)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="append to this file as well")
+    arguments = parser.parse_args()
+    for name in CONVOLUTIONS:
+        if not re.search(arguments.only, name):
+            continue
+        for figure in figures(name, arguments.programs, arguments.repeat):
+            line = json.dumps(figure) + "\n"
+            sys.stdout.write(line)
+            if arguments.out:
+                with arguments.out.open("a") as file:
+                    file.write(line)
+
+
+if __name__ == "__main__":
+    main()
