@@ -13,12 +13,15 @@ from compiler.search.genome import Mask
 from compiler.search.options import SearchOptions
 from compiler.target import HardwareParams
 
+_RESERVED = 8192
+"""Bytes of stack left to the code generator for accumulators and spilled registers."""
+
 
 def legal(
     nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, options: SearchOptions, count: int
 ) -> Mask:
     """Mask (B,): local buffers fit the stack, and no register tile is hopelessly large."""
-    stack = np.zeros(count)
+    stack = np.full(count, float(_RESERVED))
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
         if nest.attached:
