@@ -1,0 +1,206 @@
+"""Networks compiled and run, against NumPy and ONNX Runtime."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from compiler.driver.compile_network import BuildRequest, build_in_process, compile_graph
+from compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
+from compiler.frontend.onnx.importer import load_model
+from compiler.frontend.zoo import build
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.evaluate import evaluate
+from compiler.graph.ir import Attribute, Graph, Value
+from compiler.graph.partition import partition
+from compiler.graph.pipeline import optimize
+from compiler.runtime.artifact import KernelArtifact
+from compiler.schedule.state import Annotation
+from compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step, dump_steps
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+TARGET = Target.host()
+CONV: dict[str, Attribute] = {
+    "strides": (1, 1),
+    "pads": (1, 1, 1, 1),
+    "dilations": (1, 1),
+    "groups": 1,
+    "layout": "NHWC",
+}
+POOL: dict[str, Attribute] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A program as a record has it."""
+
+    steps: str
+    record_id: str = "record-1"
+
+
+def _random(graph: Graph) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng(11)
+    return {value.name: rng.standard_normal(value.shape).astype(value.dtype) for value in graph.inputs}
+
+
+def _outputs(network: CompiledNetwork, inputs: dict[str, NDArray[Any]], threads: int = 1) -> list[NDArray[Any]]:
+    executor = GraphExecutor(network, threads)
+    for name, array in inputs.items():
+        executor.set_input(name, array)
+    executor.run()
+    return [executor.get_output(index) for index in range(executor.get_num_outputs())]
+
+
+def _assert_close(found: Sequence[NDArray[Any]], wanted: Sequence[Any]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mlp", {"widths": (20, 33, 7), "batch": 3}),
+        ("resnet18", {"image": 32, "width": 8, "classes": 10}),
+        ("mobilenet_v2", {"image": 32, "width": 0.25, "classes": 10}),
+    ],
+)
+def test_zoo_networks_agree_with_onnx_runtime(name: str, options: dict[str, Any]) -> None:
+    model = build(name, **options)
+    graph = optimize(load_model(model))
+    inputs = _random(graph)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = [np.asarray(output) for output in session.run(None, dict(inputs))]
+    network = compile_graph(graph, TARGET, threads=2)
+    _assert_close(_outputs(network, inputs, threads=2), wanted)
+
+
+def _branchy_graph() -> Graph:
+    """Every kind of group, several outputs, aliases, a repeated constant, and an output that is an input's copy."""
+    rng = np.random.default_rng(3)
+    builder = GraphBuilder("branchy", [Value("x", (1, 9, 7, 6)), Value("gate", (6,))])
+    weight = builder.constant(rng.standard_normal((3, 3, 6, 6), dtype=np.float32) / 7, "w")
+    scale = builder.constant(rng.standard_normal((1, 1, 1, 6), dtype=np.float32), "scale")
+    conv = builder.emit("conv2d", ("x", weight), CONV)
+    conv = builder.emit("mul", (conv, builder.emit("sigmoid", (conv,))))
+    again = builder.emit("conv2d", (conv, weight), {**CONV, "dilations": (2, 2), "pads": (2, 2, 2, 2)})
+    joined = builder.emit("concat", (conv, builder.emit("add", (again, "gate"))), {"axis": 3})
+    pooled = builder.emit("max_pool2d", (joined,), {**POOL, "dilations": (1, 1)})
+    mean = builder.emit("avg_pool2d", (conv,), {**POOL, "count_include_pad": False})
+    turned = builder.emit("transpose", (mean,), {"perm": (0, 3, 1, 2)})
+    flat = builder.emit("reshape", (turned,), {"shape": (6, 20)})
+    scores = builder.emit("softmax", (flat,), {"axis": 1})
+    product = builder.emit("dense", (scores, builder.emit("transpose", (scores,), {"perm": (1, 0)})))
+    cut = builder.emit("slice", (pooled,), {"starts": (0, 1, 0, 2), "stops": (1, 5, 4, 10), "steps": (1, 2, 1, 3)})
+    scaled = builder.emit("mul", (builder.emit("mul", (conv, scale)), builder.scalar(0.25, "float32")))
+    return builder.finish(
+        {
+            "pooled": pooled,
+            "flat": flat,
+            "product": product,
+            "cut": builder.emit("reshape", (cut,), {"shape": (1, 8, 3)}),
+            "scaled": scaled,
+            "copy": builder.emit("identity", ("gate",)),
+            "view": builder.emit("reshape", ("gate",), {"shape": (2, 3)}),
+            "six": builder.emit("identity", (builder.scalar(6, "float32"),)),
+        }
+    )
+
+
+def test_a_graph_of_everything_agrees_with_numpy() -> None:
+    graph = _branchy_graph()
+    inputs = _random(graph)
+    network = compile_graph(graph, TARGET)
+    found = _outputs(network, inputs)
+    _assert_close(found, evaluate(graph, inputs))
+    assert [array.shape for array in found] == [value.shape for value in graph.output_values()]
+
+
+def test_intermediates_share_an_arena() -> None:
+    network = compile_graph(optimize(load_model(build("resnet18", image=32, width=8))), TARGET)
+    sizes = [
+        buffer.nbytes
+        for number, buffer in enumerate(network.plan.buffers)
+        if buffer.kind is BufferKind.INTERMEDIATE and buffer.storage == number
+    ]
+    assert network.plan.arena_bytes == sum(sorted(sizes)[-2:]) < sum(sizes)
+
+
+def _mlp() -> Graph:
+    return optimize(load_model(build("mlp", widths=(24, 32, 32, 32), batch=4)))
+
+
+def _tiled(task: SearchTask) -> tuple[Step, ...]:
+    """Columns in tiles of 8: for i, j.0, k, j.1; the additions behind are inlined where they are not last."""
+    names = [op.name for op in task.dag.ops]
+    dense = names.index("dense")
+    inlined = [ComputeInline(names.index("add"))] if "relu" in names else []
+    return (
+        *inlined,
+        Split(dense, 1, 32, (8,)),
+        Reorder(dense, (0, 1, 3, 2)),
+        Annotate(dense, 3, Annotation.VECTORIZE),
+    )
+
+
+def _tasks(graph: Graph) -> tuple[SearchTask, ...]:
+    return partition(graph, TARGET, HardwareParams(num_cores=1)).tasks
+
+
+def test_known_programs_are_used_and_their_weights_packed(tmp_path: Path) -> None:
+    graph = _mlp()
+    best = {task.workload_key: Known(dump_steps(_tiled(task)), f"id of {task.name}") for task in _tasks(graph)[:2]}
+    network = compile_graph(graph, TARGET, best)
+    used = {entry.task: entry.record_id for entry in network.coverage}
+    assert list(used.values()) == [f"id of {name}" for name in list(used)[:2]] + [None]
+    packings = [kernel.args[1].packing for kernel in network.kernels]
+    assert packings[0] is not None
+    assert packings[1] is not None
+    inputs = _random(graph)
+    _assert_close(_outputs(network, inputs), evaluate(graph, inputs))
+    loaded = CompiledNetwork.load(network.save(tmp_path / "mlp.retune"))
+    for one, two in zip(_outputs(loaded, inputs), _outputs(network, inputs), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert loaded.coverage == network.coverage
+    assert loaded.metadata["target"] == str(TARGET)
+
+
+@pytest.mark.parametrize(
+    ("steps", "note"),
+    [
+        ("no steps at all", "cannot be read"),
+        (dump_steps([Split(99, 0, 4, (2,))]), "cannot be built"),
+        (dump_steps([Annotate(2, 2, Annotation.VECTORIZE)]), "cannot be built"),
+    ],
+)
+def test_an_unusable_program_gives_way_to_the_default(steps: str, note: str) -> None:
+    graph = _mlp()
+    tasks = _tasks(graph)
+    best = {tasks[0].workload_key: Known(steps), tasks[1].workload_key: Known(dump_steps(_tiled(tasks[1])), "good")}
+    network = compile_graph(graph, TARGET, best)
+    first, second, third = network.coverage
+    assert first.record_id is None
+    assert f"record record-1 {note}" in first.note
+    assert (second.record_id, second.note) == ("good", "")
+    assert (third.record_id, third.note) == (None, "")
+    inputs = _random(graph)
+    _assert_close(_outputs(network, inputs), evaluate(graph, inputs))
+
+
+def test_every_distinct_kernel_is_built_once() -> None:
+    graph = optimize(load_model(build("resnet18", image=32, width=8)))
+    requests: list[BuildRequest] = []
+
+    def counting(batch: Sequence[BuildRequest]) -> list[KernelArtifact]:
+        requests.extend(batch)
+        return build_in_process(batch)
+
+    network = compile_graph(graph, TARGET, build=counting)
+    assert len(requests) == len({request.name for request in requests}) == len(network.kernels) == 19
+    assert sum(entry.weight for entry in network.coverage) == len(network.plan.calls) == 24
+    assert sum(entry.tunable for entry in network.coverage) == 16
