@@ -1,9 +1,9 @@
 """In: values, nodes, constants. Out: an immutable `Graph` in topological order. Always: its text is deterministic.
 
-    Graph     = inputs, nodes, outputs, constants, values
-    Node      = outputs <- op(inputs) {attrs}          op: a name of `compiler.graph.ops.OPS`
-    Value     = name: dtype[shape]                     every input, constant and node output has one
-    Attribute = int | float | bool | str | (int, ...)
+Graph     = inputs, nodes, outputs, constants, values
+Node      = outputs <- op(inputs) {attrs}          op: a name of `compiler.graph.ops.OPS`
+Value     = name: dtype[shape]                     every input, constant and node output has one
+Attribute = int | float | bool | str | (int, ...)
 """
 
 import hashlib

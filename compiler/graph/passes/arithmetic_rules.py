@@ -37,8 +37,8 @@ def add_and_multiply(builder: GraphBuilder, node: Node) -> str | None:
     constant = builder.array(node.inputs[1])
     if constant is None or constant.dtype.kind != "f":
         return None
-    if node.op == "div" and not np.all(np.isfinite(1 / constant.astype(np.float64)) & (constant != 0)):
-        return None
+    if node.op == "div" and not np.all(np.abs(constant) > np.finfo(constant.dtype).tiny):
+        return None  # the reciprocal would not be a number
     inverse = -constant.astype(np.float64) if node.op == "sub" else 1 / constant.astype(np.float64)
     operand = builder.constant(inverse.astype(constant.dtype), node.inputs[1])
     op = "add" if node.op == "sub" else "mul"

@@ -52,9 +52,7 @@ def test_pow_of_an_integer_exponent(model_of: ModelOf, agrees_with_onnxruntime: 
 @pytest.mark.parametrize("bounds", [["low", "high"], ["low"], ["", "high"], [], ["zero"]])
 def test_clip(bounds: list[str], model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     weights = {"low": np.float32(-0.5), "high": np.float32(0.75), "zero": np.float32(0)}
-    agrees_with_onnxruntime(
-        model_of([helper.make_node("Clip", ["x", *bounds], ["y"])], {"x": (3, 7)}, weights=weights)
-    )
+    agrees_with_onnxruntime(model_of([helper.make_node("Clip", ["x", *bounds], ["y"])], {"x": (3, 7)}, weights=weights))
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

@@ -1,0 +1,117 @@
+"""Every operator has an evaluator that agrees with its shape rule, and refuses operands that do not fit."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.errors import DefinitionError
+from compiler.graph.evaluate import EVALUATORS, evaluate_node
+from compiler.graph.ir import Attribute, Graph, Node, Value
+from compiler.graph.ops import OPS, FusionKind, infer_value, verify
+
+Shapes = list[tuple[int, ...]]
+Attributes = dict[str, Attribute]
+
+CONV: Attributes = {"strides": (2, 1), "pads": (1, 0, 2, 1), "dilations": (1, 2), "groups": 1, "layout": "NCHW"}
+MAX_POOL: Attributes = {"kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 0, 1), "dilations": (1, 1)}
+AVG_POOL: Attributes = {"kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 0, 1), "count_include_pad": False}
+
+STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
+    ("leaky_relu", [(2, 3)], {"alpha": 0.1}),
+    ("clip", [(2, 3)], {"low": 0.0, "high": 6.0}),
+    ("cast", [(2, 3)], {"dtype": "int32"}),
+    ("conv2d", [(2, 4, 9, 8), (6, 4, 3, 2)], CONV),
+    ("conv2d", [(2, 4, 9, 8), (6, 2, 3, 2)], {**CONV, "groups": 2}),
+    ("conv2d", [(2, 9, 8, 4), (3, 2, 2, 6)], {**CONV, "groups": 2, "layout": "NHWC"}),
+    ("conv2d", [(2, 9, 8, 4), (3, 2, 4)], {**CONV, "groups": 4, "layout": "NHWC"}),
+    ("dense", [(2, 3), (3, 5)], {}),
+    ("batch_matmul", [(4, 2, 3), (4, 3, 5)], {}),
+    ("max_pool2d", [(2, 4, 9, 8)], {**MAX_POOL, "layout": "NCHW"}),
+    ("max_pool2d", [(2, 9, 8, 4)], {**MAX_POOL, "layout": "NHWC"}),
+    ("avg_pool2d", [(2, 4, 9, 8)], {**AVG_POOL, "layout": "NCHW"}),
+    ("avg_pool2d", [(2, 9, 8, 4)], {**AVG_POOL, "layout": "NHWC"}),
+    ("softmax", [(2, 3)], {"axis": 1}),
+    ("batch_norm", [(2, 3, 4), (3,), (3,), (3,), (3,)], {"axis": 1, "epsilon": 1e-5}),
+    ("reshape", [(2, 3)], {"shape": (3, 1, 2)}),
+    ("transpose", [(2, 3, 4)], {"perm": (2, 0, 1)}),
+    ("concat", [(2, 3), (2, 1), (2, 2)], {"axis": 1}),
+    ("slice", [(5, 6)], {"starts": (1, 0), "stops": (5, 6), "steps": (2, 4)}),
+    ("pad", [(2, 3)], {"pads_before": (0, 1), "pads_after": (2, 0), "value": 1.0}),
+    ("broadcast_to", [(3, 1)], {"shape": (2, 3, 4)}),
+]
+
+
+def all_cases() -> list[tuple[str, Shapes, Attributes]]:
+    cases = list(STRUCTURED)
+    covered = {op for op, _, _ in cases}
+    for spec in OPS.values():
+        if spec.kind is FusionKind.BROADCAST:
+            cases.append((spec.name, [(2, 3, 4), (3, 1)], {}))
+        elif spec.name.startswith("reduce_"):
+            cases += [(spec.name, [(2, 3, 4)], {"axes": (0, 2), "keepdims": keep}) for keep in (False, True)]
+        elif spec.name not in covered:
+            cases.append((spec.name, [(2, 3)], {}))
+    return cases
+
+
+def operand(value: Value) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(value.size)
+    return np.abs(rng.standard_normal(value.shape, dtype=np.float32)) + np.float32(0.5)
+
+
+def test_every_operator_is_evaluated() -> None:
+    assert set(EVALUATORS) == set(OPS)
+    assert {op for op, _, _ in all_cases()} == set(OPS)
+
+
+@pytest.mark.parametrize(("op", "shapes", "attrs"), all_cases())
+def test_evaluator_agrees_with_the_shape_rule(op: str, shapes: Shapes, attrs: Attributes) -> None:
+    values = tuple(Value(f"x{i}", shape) for i, shape in enumerate(shapes))
+    node = Node(op, tuple(value.name for value in values), ("y",), attrs)
+    described = infer_value(node, values)
+    result = evaluate_node(node, [operand(value) for value in values])
+    assert (result.shape, result.dtype.name) == (described.shape, described.dtype)
+
+
+MISFITS: list[tuple[str, Shapes, Attributes, str]] = [
+    ("frobnicate", [(2,)], {}, "no operator"),
+    ("relu", [(2,), (2,)], {}, "takes 1 operands"),
+    ("relu", [(2,)], {"alpha": 1.0}, "attributes must be"),
+    ("softmax", [(2,)], {"axis": 0.0}, "must be a int"),
+    ("softmax", [(2,)], {"axis": 1}, "outside the rank"),
+    ("add", [(2, 3), (2,)], {}, "do not broadcast"),
+    ("reduce_sum", [(2, 3)], {"axes": (1, 0), "keepdims": True}, "ascending"),
+    ("dense", [(2, 3), (4, 5)], {}, "needs"),
+    ("batch_matmul", [(2, 3, 4), (1, 4, 5)], {}, "needs"),
+    ("conv2d", [(2, 4, 9, 8), (6, 3, 3, 2)], CONV, "the weight must be"),
+    ("conv2d", [(2, 9, 8, 4), (3, 2, 4)], {**CONV, "layout": "NHWC"}, "depthwise"),
+    ("conv2d", [(2, 4, 1, 1), (6, 4, 9, 9)], CONV, "does not fit"),
+    ("conv2d", [(2, 4, 9, 8), (6, 4, 3, 2)], {**CONV, "layout": "CNHW"}, "neither NCHW nor NHWC"),
+    ("max_pool2d", [(4, 9, 8)], {**MAX_POOL, "layout": "NCHW"}, "four dimensions"),
+    ("batch_norm", [(2, 3), (3,), (3,), (2,), (3,)], {"axis": 1, "epsilon": 1e-5}, "one element"),
+    ("reshape", [(2, 3)], {"shape": (4,)}, "cannot become"),
+    ("transpose", [(2, 3)], {"perm": (1, 1)}, "no permutation"),
+    ("concat", [(2, 3), (3, 3)], {"axis": 1}, "differ in axis 1 alone"),
+    ("slice", [(5,)], {"starts": (0,), "stops": (6,), "steps": (1,)}, "cannot slice"),
+    ("pad", [(5,)], {"pads_before": (-1,), "pads_after": (0,), "value": 0.0}, "none negative"),
+    ("broadcast_to", [(3,)], {"shape": (2,)}, "does not broadcast"),
+]
+
+
+@pytest.mark.parametrize(("op", "shapes", "attrs", "message"), MISFITS)
+def test_misfits_are_explained(op: str, shapes: Shapes, attrs: Attributes, message: str) -> None:
+    values = tuple(Value(f"x{i}", shape) for i, shape in enumerate(shapes))
+    node = Node(op, tuple(value.name for value in values), ("y",), attrs, name="culprit")
+    with pytest.raises(DefinitionError, match=message) as caught:
+        infer_value(node, values)
+    assert "culprit" in str(caught.value)
+
+
+def test_verify_checks_the_described_shapes() -> None:
+    x, y = Value("x", (2, 3)), Value("y", (2, 3))
+    graph = Graph("g", (x,), ("y",), (Node("relu", ("x",), ("y",)),), {}, {"x": x, "y": y})
+    verify(graph)
+    with pytest.raises(DefinitionError, match=r"gives y: float32\[2, 3\]"):
+        verify(replace(graph, values={"x": x, "y": Value("y", (3, 2))}))
