@@ -52,9 +52,14 @@ class XGBOptions:
 
 
 class XGBModel:
-    """Boosted trees on all tasks at once. `threads` is how many threads training and predicting use."""
+    """Boosted trees on all tasks at once.
 
-    def __init__(self, seed: int = 0, threads: int = 2, options: XGBOptions | None = None) -> None:
+    `threads` is how many threads training and predicting use. One is enough for the data of a tuning run, and safe:
+    OpenMP threads wait for each other by spinning, so on a machine that builds and measures meanwhile, two take ten
+    times as long.
+    """
+
+    def __init__(self, seed: int = 0, threads: int = 1, options: XGBOptions | None = None) -> None:
         self._seed = seed
         self._threads = threads
         self._options = options or XGBOptions()
@@ -174,7 +179,7 @@ class XGBModel:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, threads: int = 2) -> Self:
+    def from_bytes(cls, data: bytes, threads: int = 1) -> Self:
         """Read what `to_bytes` wrote.
 
         Raises: StoreError when it was made for another version of the features, CorruptRecordError when it is no model.
@@ -206,7 +211,7 @@ class XGBModel:
         path.write_bytes(self.to_bytes())
 
     @classmethod
-    def load(cls, path: Path, threads: int = 2) -> Self:
+    def load(cls, path: Path, threads: int = 1) -> Self:
         """Read a file that `save` wrote.
 
         Raises: StoreError when the file cannot be read or does not fit; see `from_bytes`.
