@@ -30,6 +30,8 @@ declare i32 @unknown_function()
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 
+@calls = internal global i32 0
+
 define internal void @double(ptr %a, ptr %b, i64 %from, i64 %to) {
 entry:
   br label %loop
@@ -82,6 +84,10 @@ _BODIES = {
     "wrong": _GOOD + "%q = getelementptr float, ptr %b, i64 3\nstore float 9.0, ptr %q\nret i32 0",
     "unfinished": "call void @double(ptr %a, ptr %b, i64 1, i64 COUNT)\nret i32 0",
     "nothing": "ret i32 0",
+    "wrong later": _GOOD + "%q = getelementptr float, ptr %b, i64 3\n"
+    "%n = load i32, ptr @calls\n%n1 = add i32 %n, 1\nstore i32 %n1, ptr @calls\n"
+    "%late = icmp sgt i32 %n, 2\nbr i1 %late, label %spoil, label %out\n"
+    "spoil:\nstore float 9.0, ptr %q\nbr label %out\nout:\nret i32 0",
     "writes its input": _GOOD + "store float 1.0, ptr %a\nret i32 0",
     "unknown symbol": "%r = call i32 @unknown_function()\nret i32 %r",
     "workspace": "%w = load ptr, ptr %pw\ncall void @double(ptr %a, ptr %w, i64 0, i64 COUNT)\n"

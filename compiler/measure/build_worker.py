@@ -22,8 +22,9 @@ def knows(key: str) -> bool:
     return key in _tasks
 
 
-def remember(key: str, task: SearchTask) -> None:
-    """Keep a task, so that it travels once per worker and not once per candidate."""
+def remember(key: str, task: SearchTask, build_func: str) -> None:
+    """Keep a task, so that it travels once per worker and not once per candidate, and import what will build it."""
+    resolve(build_func)
     _tasks[key] = task
 
 

@@ -17,7 +17,7 @@ from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 
 _WORKER = "compiler.measure.build_worker"
-_CHUNK = 8
+_CHUNK = 2
 _USES_PER_WORKER = 2000
 
 
@@ -71,7 +71,7 @@ class LocalBuilder:
 
         def stream_from(first: int) -> Iterator[object]:
             if not worker.call(f"{_WORKER}:knows", key, timeout_s=worker.start_timeout_s):
-                worker.call(f"{_WORKER}:remember", key, task, timeout_s=worker.start_timeout_s)
+                worker.call(f"{_WORKER}:remember", key, task, self.build_func, timeout_s=worker.start_timeout_s)
             rest = [tuple(steps) for steps in chunk[first:]]
             return worker.stream(f"{_WORKER}:build_stream", key, self.build_func, rest, timeout_s=self.timeout_s)
 

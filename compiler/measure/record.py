@@ -1,4 +1,7 @@
-"""In: one trial and its outcome. Out: the frozen row that is stored. Always: plain data, the only compiler type that storage sees."""
+"""In: one trial and its outcome. Out: the frozen row that is stored.
+
+Always: plain data, the only compiler type that storage sees.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,8 +28,8 @@ class MeasureStatus(IntEnum):
 class MeasureRecord:
     """One trial, whole: what was tried, where, how it ended, and where it came from.
 
-    `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK. `error` holds the full text of a failure.
-    `elapsed` is the run's own clock in seconds when the trial's round was stored; it goes on counting across a resume.
+    `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK.
+    `error` holds the full text of a failure. `elapsed` is the run's own clock in seconds when the trial's round was stored; it goes on counting across a resume.
     """
 
     record_id: str

@@ -196,6 +196,8 @@ def _run(
         costs = timer(kernel, warm_up=False, give_up_above=limit).results
         if damage := buffers.damage():
             return (), MeasureStatus.RUNTIME_DEVICE, damage
+        if mismatch := buffers.mismatch():  # threads in a race are not wrong every time
+            return (), MeasureStatus.WRONG_ANSWER, f"right at first, later not: {mismatch}"
     except Exception as failure:  # so is one that fails while it runs
         return (), MeasureStatus.RUNTIME_DEVICE, describe(failure)
     return costs, MeasureStatus.OK, ""

@@ -105,6 +105,7 @@ def test_the_workspace_is_fenced_too(runner: LocalRunner) -> None:
         ("wrong", "wrong answer in b: 1 of 1024 elements differ; worst at (3,): expected"),
         ("unfinished", "1 of 1024 elements differ; worst at (0,)"),
         ("nothing", "1024 of 1024 elements differ"),
+        ("wrong later", "right at first, later not: wrong answer in b: 1 of 1024"),
     ],
 )
 def test_another_answer_is_wrong(runner: LocalRunner, behaviour: str, text: str) -> None:
