@@ -1,4 +1,6 @@
-"""In: a mistake someone made. Out: one exception class that says whose. Always: everything a user can cause derives from `RetuneError`.
+"""In: a mistake someone made. Out: one exception class that says whose.
+
+Always: everything a user can cause derives from `RetuneError`.
 
     RetuneError
     ├── DefinitionError          a tensor expression or compute graph is malformed

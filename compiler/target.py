@@ -1,4 +1,8 @@
-"""In: a target text such as `llvm -mcpu=znver4`. Out: a frozen `Target` and the `HardwareParams` that steer the search. Always: `str(target)` is stable and parses back to an equal target."""
+"""In: a target text such as `llvm -mcpu=znver4`. Out: a frozen `Target` and the `HardwareParams` that steer the
+search.
+
+Always: `str(target)` is stable and parses back to an equal target.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -50,8 +54,8 @@ class Target:
 class HardwareParams:
     """The limits that steer the search.
 
-    `num_cores` is the number of threads that the tuned kernel will run on, `vector_unit_bytes` the width of a vector register,
-    `vector_registers` how many of them there are, `cache_line_bytes` the unit of memory traffic.
+    `num_cores` is the number of threads that the tuned kernel will run on, `vector_unit_bytes` the width of a vector
+    register, `vector_registers` how many of them there are, `cache_line_bytes` the unit of memory traffic.
     """
 
     num_cores: int

@@ -1,4 +1,7 @@
-"""In: one statement of a kernel's loop IR. Out: the LLVM function that runs it. Always: explicit vectors, unrolled loops as literals, addresses hoisted to the loop that owns them."""
+"""In: one statement of a kernel's loop IR. Out: the LLVM function that runs it.
+
+Always: explicit vectors, unrolled loops as literals, addresses hoisted to the loop that owns them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +77,9 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An address: a pointer, a constant offset in elements, and the distance between lanes (None: `lanes` are not at a constant distance)."""
+    """An address: a pointer, a constant offset in elements, and the distance between lanes (None: `lanes` are not at a
+    constant distance).
+    """
 
     pointer: str
     offset: int
@@ -82,7 +87,9 @@ class Place:
 
 
 class BodyEmitter:
-    """Writes the body of one top-level statement; `pointers` are the buffers' base addresses, `vector_bytes` the register width."""
+    """Writes the body of one top-level statement; `pointers` are the buffers' base addresses, `vector_bytes` the
+    register width.
+    """
 
     def __init__(self, pointers: dict[Buffer, str], vector_bytes: int) -> None:
         self.writer = FunctionWriter()
@@ -143,7 +150,9 @@ class BodyEmitter:
         writer.start_block(done)
 
     def vector_loop(self, loop: For) -> None:
-        """A loop over lanes: written out when it is short or its buffers are to live in registers, else several vectors a turn."""
+        """A loop over lanes: written out when it is short or its buffers are to live in registers, else several
+        vectors a turn.
+        """
         lanes = self.native_lanes(loop.body)
         if any(isinstance(inner, For) for inner in walk_stmt(loop.body)):
             # Wide vectors give the reduction inside several independent accumulators.
@@ -237,7 +246,9 @@ class BodyEmitter:
             align = 64 if stmt.buffer.scope == "register" and storage.lanes > 1 else size
             self.writer.put(f"store {kind} {value.text}, ptr {self.address(place, stmt.buffer)}, align {align}")
         else:
-            for lane, scalar in enumerate(self.each_lane(lambda: self.address(self.place(stmt.buffer, stmt.indices), stmt.buffer))):
+            for lane, scalar in enumerate(
+                self.each_lane(lambda: self.address(self.place(stmt.buffer, stmt.indices), stmt.buffer))
+            ):
                 item = self.writer.value(f"extractelement {kind} {value.text}, i32 {lane}")
                 self.writer.put(f"store {memory_type(stmt.buffer.dtype)} {item}, ptr {scalar}, align {size}")
         self.forget(stmt.buffer)
@@ -290,7 +301,9 @@ class BodyEmitter:
             for text, coefficient in sorted(by_depth[depth]):
                 if coefficient != 1:
                     text = self.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
-                pointer = self.writer.hoisted(depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}")
+                pointer = self.writer.hoisted(
+                    depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}"
+                )
         for text, coefficient in current:
             scaled = self.writer.value(f"mul i64 {text}, {coefficient}")
             pointer = self.writer.value(f"getelementptr {kind}, ptr {pointer}, i64 {scaled}")
@@ -415,7 +428,9 @@ class BodyEmitter:
         """Lanes that do not lie side by side: one load each, or one for all."""
         if place.stride == 0:
             pointer = self.address(place, expr.buffer)
-            item = self.result(f"load {memory_type(expr.dtype)}, ptr {pointer}, align {item_bytes(expr.dtype)}", 1, expr.dtype)
+            item = self.result(
+                f"load {memory_type(expr.dtype)}, ptr {pointer}, align {item_bytes(expr.dtype)}", 1, expr.dtype
+            )
             return self.splat(self.from_memory(item), lanes)
         return self.by_lane(expr)
 
@@ -583,7 +598,9 @@ class BodyEmitter:
         passthru = literal(other.value, expr.dtype, lanes)
         pointer = f"ptr align {item_bytes(expr.dtype)} {self.address(place, load.buffer)}"
         return self.result(
-            f"call {kind} @llvm.masked.load.{suffix}({pointer}, {condition.typed}, {kind} {passthru})", lanes, expr.dtype
+            f"call {kind} @llvm.masked.load.{suffix}({pointer}, {condition.typed}, {kind} {passthru})",
+            lanes,
+            expr.dtype,
         )
 
 
@@ -610,5 +627,3 @@ def _chunks(start: int, end: int, lanes: int) -> list[tuple[int, int]]:
         pieces.append((start, lanes))
         start += lanes
     return pieces
-
-

@@ -1,4 +1,7 @@
-"""In: LLVM text and a target. Out: object code. Always: a target machine is made for each module, because LLVM frees it with its owner."""
+"""In: LLVM text and a target. Out: object code.
+
+Always: a target machine is made for each module, because LLVM frees it with its owner.
+"""
 
 from functools import lru_cache
 
@@ -44,7 +47,7 @@ def make_target_machine(target: Target) -> llvm.TargetMachine:
     return found.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
 
 
-def function_attributes(target: Target, vector_bytes: int) -> str:
+def function_attributes(vector_bytes: int) -> str:
     """Attributes that make LLVM use the whole vector register."""
     width = vector_bytes * 8
     return f'"prefer-vector-width"="{width}" "min-legal-vector-width"="{width}"'
@@ -63,7 +66,8 @@ def compile_module(text: str, target: Target) -> bytes:
 def assembly(text: str, target: Target) -> str:
     """The assembly of a module, for people."""
     machine = make_target_machine(target)
-    return machine.emit_assembly(_optimized(text, target, machine))
+    listing: str = machine.emit_assembly(_optimized(text, target, machine))
+    return listing
 
 
 def _optimized(text: str, target: Target, machine: llvm.TargetMachine) -> llvm.ModuleRef:

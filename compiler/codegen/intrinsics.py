@@ -1,4 +1,7 @@
-"""In: a math call and its arguments. Out: LLVM instructions. Always: one table from our names to LLVM's; what LLVM lacks is composed here."""
+"""In: a math call and its arguments. Out: LLVM instructions.
+
+Always: one table from our names to LLVM's; what LLVM lacks is composed here.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -47,9 +50,7 @@ class Operand(Protocol):
 Result = TypeVar("Result", bound=Operand)
 
 
-def call_instruction(
-    emit: Callable[[str, int, str], Result], name: str, args: Sequence[Result], dtype: str
-) -> Result:
+def call_instruction(emit: Callable[[str, int, str], Result], name: str, args: Sequence[Result], dtype: str) -> Result:
     """Write a call of a math function on scalars or vectors; `emit` appends an instruction.
 
     Raises: LoweringError for an unknown function.
@@ -75,9 +76,7 @@ def call_instruction(
     raise LoweringError(f"no code for the function {name} on {dtype}")
 
 
-def _library_call(
-    emit: Callable[[str, int, str], Result], symbol: str, arg: Result, dtype: str
-) -> Result:
+def _library_call(emit: Callable[[str, int, str], Result], symbol: str, arg: Result, dtype: str) -> Result:
     """A libm function lane by lane."""
     scalar, kind = llvm_type(dtype), llvm_type(dtype, arg.lanes)
     if arg.lanes == 1:

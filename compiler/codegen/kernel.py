@@ -1,4 +1,6 @@
-"""In: the loop IR of a kernel. Out: one LLVM module as text. Always: one function a top-level statement, called by the kernel's entry; parallel ones through the OpenMP runtime.
+"""In: the loop IR of a kernel. Out: one LLVM module as text.
+
+Always: one function a top-level statement, called by the kernel's entry; parallel ones through the OpenMP runtime.
 
     int32_t NAME(void** buffers, int32_t num_threads)
 The buffers of a kernel must not overlap: the generated functions tell LLVM so.
@@ -26,7 +28,8 @@ class KernelText:
 def write_kernel(function: LoopFunction, vector_bytes: int, stack_bytes: int, attributes: str = "") -> KernelText:
     """The module of one kernel.
 
-    `vector_bytes` is the width of a register, `stack_bytes` how much stack a thread may use, `attributes` are function attributes in LLVM's syntax.
+    `vector_bytes` is the width of a register, `stack_bytes` how much stack a thread may use, `attributes` are function
+    attributes in LLVM's syntax.
     Raises: LoweringError when local buffers exceed the stack.
     """
     body = function.body
@@ -65,7 +68,7 @@ def _part(
         emitter.statement(statement)
     if emitter.stack_bytes > stack_bytes:
         raise LoweringError(
-            f"{name}: its local buffers take {emitter.stack_bytes} bytes of stack, more than the {stack_bytes} allowed; "
+            f"{name}: its local buffers take {emitter.stack_bytes} bytes of stack, more than {stack_bytes}; "
             "use smaller tiles or compute the stage further out"
         )
     emitter.writer.put("ret void")
@@ -149,5 +152,3 @@ def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[st
         lines.append(f"  %c{number} = getelementptr ptr, ptr %context, i64 {number}")
         lines.append(f"  store ptr %b{number}, ptr %c{number}, align 8")
     return "\n".join([*lines, *calls, "  ret i32 0", "}"]), offset
-
-

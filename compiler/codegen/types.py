@@ -52,7 +52,7 @@ def literal(value: float, dtype: str, lanes: int = 1) -> str:
         exact = float(np.float32(value)) if dtype == "float32" else float(value)
         text = f"0x{struct.unpack('>Q', struct.pack('>d', exact))[0]:016X}"
     elif dtype == "float16":
-        text = f"0xH{struct.unpack('>H', np.float16(value).newbyteorder('>').tobytes())[0]:04X}"
+        text = f"0xH{struct.unpack('>H', struct.pack('>e', value))[0]:04X}"
     elif dtype == "bfloat16":
         text = f"0xR{struct.unpack('>I', struct.pack('>f', value))[0] >> 16:04X}"
     else:

@@ -1,6 +1,9 @@
-"""In: LLVM instructions. Out: the text of one function. Always: values that depend only on outer loops are written where those loops start.
+"""In: LLVM instructions. Out: the text of one function.
 
-A *scope* is the body of a loop (or the function itself). It has a list of lines that run once a turn before anything else; an address whose loop variables
+Always: values that depend only on outer loops are written where those loops start.
+
+A *scope* is the body of a loop (or the function itself). It has a list of lines that run once a turn before anything
+else; an address whose loop variables
 are all known there is computed there and remembered, so the inner loops only add constants.
 """
 

@@ -1,4 +1,7 @@
-"""In: a search task and transform steps. Out: a kernel artifact. Always: pure and deterministic; the same steps make the same object code."""
+"""In: a search task and transform steps. Out: a kernel artifact.
+
+Always: pure and deterministic; the same steps make the same object code.
+"""
 
 from collections.abc import Sequence
 
@@ -43,5 +46,5 @@ def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
 
 def _text(task: SearchTask, function: LoopFunction) -> KernelText:
     width = task.hardware.vector_unit_bytes
-    attributes = function_attributes(task.target, width)
+    attributes = function_attributes(width)
     return write_kernel(function, width, task.hardware.stack_bytes, attributes)

@@ -1,4 +1,7 @@
-"""In: an index expression. Out: its affine normal form. Always: exact; a part that is not affine is kept whole as an atom."""
+"""In: an index expression. Out: its affine normal form.
+
+Always: exact; a part that is not affine is kept whole as an atom.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +11,9 @@ from compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Var, is_float
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`const + Σ coefficient × atom`; atoms are variables, or whole expressions that are not affine. No coefficient is 0."""
+    """`const + Σ coefficient × atom`; atoms are variables, or whole expressions that are not affine. No coefficient is
+    0.
+    """
 
     const: int = 0
     terms: Mapping[Expr, int] = field(default_factory=dict)

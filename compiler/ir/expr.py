@@ -1,4 +1,6 @@
-"""In: Python numbers and other expressions. Out: immutable expression trees. Always: `==` is structural equality, a node never changes, constants fold.
+"""In: Python numbers and other expressions. Out: immutable expression trees.
+
+Always: `==` is structural equality, a node never changes, constants fold.
 
 The grammar (all nodes carry `dtype`, a NumPy type name):
 
@@ -121,7 +123,9 @@ class Expr:
         return binary(BinaryOp.LE, other, self)
 
     def __bool__(self) -> bool:
-        raise DefinitionError(f"the expression {self} has no truth value in Python; use if_then_else, logical_and or logical_or")
+        raise DefinitionError(
+            f"the expression {self} has no truth value in Python; use if_then_else, logical_and or logical_or"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,9 @@ class Call(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A dense row-major array of the loop IR; `scope` is "global" (an argument), "workspace", "local" (a thread's stack) or "register"."""
+    """A dense row-major array of the loop IR; `scope` is "global" (an argument), "workspace", "local" (a thread's
+    stack) or "register".
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -1,11 +1,11 @@
 """In: expressions and buffers. Out: the loop IR of one kernel. Always: immutable; `str()` is deterministic.
 
-    Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: serial, parallel, vector, unroll
-         | Let(var, value, extent, body)        value lies in 0 .. extent-1
-         | If(condition, body)
-         | Store(buffer, indices, value)
-         | Allocate(buffer, body)            the buffer lives as long as the body
-         | Block(statements)
+Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: serial, parallel, vector, unroll
+     | Let(var, value, extent, body)        value lies in 0 .. extent-1
+     | If(condition, body)
+     | Store(buffer, indices, value)
+     | Allocate(buffer, body)            the buffer lives as long as the body
+     | Block(statements)
 """
 
 from collections.abc import Callable, Iterator
@@ -91,8 +91,9 @@ class Packing:
 class LoopFunction:
     """A kernel.
 
-    `params` are the inputs and then the outputs (`outputs` of them), `workspace` the buffers it needs besides, `layout_free` the names of the
-    inputs whose layout is ours to choose, `unroll_limits` the limit of each stage by the name of its buffer, `packings` by parameter name.
+    `params` are the inputs and then the outputs (`outputs` of them), `workspace` the buffers it needs besides,
+    `layout_free` the names of the inputs whose layout is ours to choose, `unroll_limits` the limit of each
+    stage by the name of its buffer, `packings` by parameter name.
     """
 
     name: str

@@ -1,15 +1,22 @@
-"""In: an expression. Out: its children, or a rebuilt expression. Always: the only traversal code; a node that does not change is returned as it is."""
+"""In: an expression. Out: its children, or a rebuilt expression.
+
+Always: the only traversal code; a node that does not change is returned as it is.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import cache
+from typing import Any
 
 from compiler.ir.expr import Binary, Expr, binary
 
 
-@cache
-def _child_fields(kind: type[Expr]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.init)  # type: ignore[arg-type]
+_FIELDS: dict[type[Expr], tuple[str, ...]] = {}
+
+
+def _child_fields(kind: Any) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(field.name for field in fields(kind) if field.init)
+    return _FIELDS[kind]
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:

@@ -1,16 +1,19 @@
-"""In: a concrete state. Out: the loop IR of its program. Always: it computes what the definition says; no optimisation happens here.
+"""In: a concrete state. Out: the loop IR of its program.
 
-Loops of one turn disappear. A reduction is initialised just before its outermost loop. A loop that runs over its axis' end gets a guard.
+Always: it computes what the definition says; no optimisation happens here.
+
+Loops of one turn disappear. A reduction is initialised just before its outermost loop. A loop that runs over its axis'
+end gets a guard.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, as_expr, binary, const
+from compiler.ir.expr import BinaryOp, Buffer, Expr, Load, Var, as_expr, binary, const
 from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
-from compiler.schedule.bounds import StageBounds, infer_stage_bounds, inline_body, part_stride
+from compiler.schedule.bounds import infer_stage_bounds, inline_body, part_stride
 from compiler.schedule.linear import Linear, LoopKey
 from compiler.schedule.state import (
     Annotation,
@@ -92,10 +95,10 @@ class _Builder:
             raise LoweringError(f"{op.name} is an input and has no loops")
         loops = self._loops(stage_id)
         values = self._local_exprs(stage_id)
-        local = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
-        absolute = {
-            axis: local[axis] + self._start(low) for axis, low in zip(op.axes, bounds.region.mins, strict=True)
-        } | {axis: local[axis] for axis in op.reduce_axes}
+        local: dict[Expr, Expr] = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
+        absolute = dict(local)
+        for axis, low in zip(op.axes, bounds.region.mins, strict=True):
+            absolute[axis] = local[axis] + self._start(low)
         attached = isinstance(self.state.stages[stage_id].location, Attached)
         target = tuple((local if attached else absolute)[axis] for axis in op.axes)
         guards = self._guards(stage_id, op, values, absolute)
@@ -134,7 +137,7 @@ class _Builder:
         for level in range(len(loops) - 1, -1, -1):
             loop = loops[level]
             inside = self.state.attached_at(stage_id, level)
-            mine = {var for var in _loop_vars(loop)}
+            mine = _loop_vars(loop)
             here = [guard for guard in pending if _vars(guard) & mine or inside]
             pending = [guard for guard in pending if guard not in here]
             stmt = _guarded(here, stmt)
@@ -154,7 +157,9 @@ class _Builder:
         loops = []
         for iterator, extent in zip(stage.iters, bounds.iter_extents, strict=True):
             if iterator.annotation not in _KINDS:
-                raise LoweringError(f"{stage.op.name}: the loop {iterator.name} is bound to a GPU thread, which a CPU lacks")
+                raise LoweringError(
+                    f"{stage.op.name}: the loop {iterator.name} is bound to a GPU thread, which a CPU lacks"
+                )
             var = _loop_var((stage_id, iterator.name))
             parts = self._parts(stage_id, iterator.name, fused, sizes, var) if iterator.name in fused else ()
             reduces = iterator.kind is not IterKind.SPATIAL and iterator.kind is not IterKind.SPECIAL
@@ -183,7 +188,9 @@ class _Builder:
         return tuple(reversed(parts))
 
     def _local_exprs(self, stage_id: int) -> dict[str, Expr]:
-        """Every axis relative to the region's start, and everything it was split or fused into, over the loops' variables."""
+        """Every axis relative to the region's start, and everything it was split or fused into, over the loops'
+        variables.
+        """
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
         values: dict[str, Expr] = {
             loop.key[1]: const(0) if _fixed(loop.extent) == 1 else _loop_var(loop.key) for loop in bounds.own
@@ -202,8 +209,12 @@ class _Builder:
                     stride *= _fixed(bounds.sizes[part])
         return values
 
-    def _guards(self, stage_id: int, op: ComputeOp, values: Mapping[str, Expr], absolute: Mapping[Expr, Expr]) -> list[Expr]:
-        """Conditions that keep an over-long loop inside what it was split from, and a region at the edge inside the tensor."""
+    def _guards(
+        self, stage_id: int, op: ComputeOp, values: Mapping[str, Expr], absolute: Mapping[Expr, Expr]
+    ) -> list[Expr]:
+        """Conditions that keep an over-long loop inside what it was split from, and a region at the edge inside the
+        tensor.
+        """
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
         around: dict[LoopKey, Number] = {loop.key: loop.extent for loop in (*bounds.outer, *bounds.own)}
         guards = []
@@ -295,5 +306,3 @@ def _nested(loops: list[_Loop], leaf: Stmt, guards: list[Expr]) -> Stmt:
     for loop in reversed(loops):
         stmt = _looped(loop, stmt)
     return stmt
-
-

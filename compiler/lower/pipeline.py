@@ -1,4 +1,7 @@
-"""In: a concrete state. Out: the loop IR that code is generated from. Always: the passes of a target are one tuple, in order."""
+"""In: a concrete state. Out: the loop IR that code is generated from.
+
+Always: the passes of a target are one tuple, in order.
+"""
 
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.build_loops import build_loops

@@ -1,4 +1,7 @@
-"""In: a compute graph, or a state of one. Out: facts that sketch rules ask for. Always: pure functions of the reference's definitions."""
+"""In: a compute graph, or a state of one. Out: facts that sketch rules ask for.
+
+Always: pure functions of the reference's definitions.
+"""
 
 from functools import lru_cache
 

@@ -1,7 +1,12 @@
-"""In: a state, one program or a family of them. Out: for every statement its loops with extents and its accesses as linear forms. Always: a few hundred NumPy calls whatever the number of programs.
+"""In: a state, one program or a family of them. Out: for every statement its loops with extents and its accesses as
+linear forms.
 
-A stage with a nest of its own covers its whole shape. A stage that is computed inside a loop of another covers the region that one turn
-of this loop reads; its buffer has the shape of that region. Loops that were fused appear as the loops they were fused from.
+Always: a few hundred NumPy calls whatever the number of programs.
+
+A stage with a nest of its own covers its whole shape. A stage that is computed inside a loop of another covers the
+region that one turn
+of this loop reads; its buffer has the shape of that region. Loops that were fused appear as the loops they were fused
+from.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +47,9 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """A read or write of one element: `shape` is that of the buffer as it is allocated, `index` has one form a dimension."""
+    """A read or write of one element: `shape` is that of the buffer as it is allocated, `index` has one form a
+    dimension.
+    """
 
     tensor: Tensor
     shape: tuple[Number, ...]
@@ -52,7 +59,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageNest:
-    """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages it stands in."""
+    """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages
+    it stands in.
+    """
 
     stage: int
     op: ComputeOp
@@ -66,7 +75,9 @@ class StageNest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """What one evaluation of a stage covers: per axis the first point (over the loops around it) and the number of points."""
+    """What one evaluation of a stage covers: per axis the first point (over the loops around it) and the number of
+    points.
+    """
 
     mins: tuple[Linear, ...]
     extents: tuple[Number, ...]
@@ -76,7 +87,8 @@ class Region:
 class StageBounds:
     """A stage's region, own loops and axes.
 
-    `local` are the axis values relative to the region's first point, `sizes` the extents of every axis and of everything it was split or fused into.
+    `local` are the axis values relative to the region's first point, `sizes` the extents of every axis and of
+    everything it was split or fused into.
     """
 
     region: Region
@@ -185,9 +197,7 @@ def _nest(
     return StageNest(stage_id, op, (*found.outer, *found.own), len(found.own), write, tuple(reads), counts, attached)
 
 
-def _read_access(
-    state: State, bounds: Mapping[int, StageBounds], tensor: Tensor, index: tuple[Linear, ...]
-) -> Access:
+def _read_access(state: State, bounds: Mapping[int, StageBounds], tensor: Tensor, index: tuple[Linear, ...]) -> Access:
     producer = state.dag.id_of(tensor)
     if producer in bounds and isinstance(state.stages[producer].location, Attached):
         region = bounds[producer].region
@@ -251,7 +261,11 @@ def _region_read(
                 mins[dim], highs[dim] = _hull(mins[dim], highs[dim], low, reach, extents)
     if any(low is None for low in mins):
         raise ScheduleError(f"{tensor.name}: nothing inside the loop it is computed in reads it")
-    regions = [_clipped(low, reach, full) for low, reach, full in zip(mins, highs, tensor.shape, strict=True) if low is not None]
+    regions = [
+        _clipped(low, reach, full)
+        for low, reach, full in zip(mins, highs, tensor.shape, strict=True)
+        if low is not None
+    ]
     return Region(tuple(low for low, _ in regions), tuple(extent for _, extent in regions))
 
 
@@ -302,9 +316,7 @@ def _clipped(low: Linear, reach: Number, full: int) -> tuple[Linear, Number]:
     return Linear(low.const * kept, terms, 0, low.exact), np.minimum(extent, full)
 
 
-def _stage_bounds(
-    stage_id: int, stage: Stage, op: ComputeOp, region: Region, outer: tuple[Loop, ...]
-) -> StageBounds:
+def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, outer: tuple[Loop, ...]) -> StageBounds:
     sizes: dict[str, Number] = {axis.name: size for axis, size in zip(op.axes, region.extents, strict=True)}
     sizes.update({axis.name: axis.extent for axis in op.reduce_axes})
     for relation in stage.relations:
@@ -322,9 +334,13 @@ def _stage_bounds(
     own = []
     for iterator in stage.iters:
         for name in _components(iterator.name, fused):
-            own.append(Loop((stage_id, name), sizes.get(name, 1), _component_kind(iterator, name, op), iterator.annotation))
+            own.append(
+                Loop((stage_id, name), sizes.get(name, 1), _component_kind(iterator, name, op), iterator.annotation)
+            )
     local = _local_values(stage_id, stage, op, sizes)
-    return StageBounds(region, outer, tuple(own), local, tuple(sizes.get(iterator.name, 1) for iterator in stage.iters), sizes)
+    return StageBounds(
+        region, outer, tuple(own), local, tuple(sizes.get(iterator.name, 1) for iterator in stage.iters), sizes
+    )
 
 
 def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:

@@ -1,4 +1,7 @@
-"""In: a concrete state, or columns of a family. Out: `LoopChoices`, how the loops run. Always: what a schedule decides besides its structure and tile sizes, by stage number."""
+"""In: a concrete state, or columns of a family. Out: `LoopChoices`, how the loops run.
+
+Always: what a schedule decides besides its structure and tile sizes, by stage number.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +11,11 @@ from compiler.schedule.state import Annotation, FuseRelation, Inlined, Number, S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopChoices:
-    """By stage number: `parallel`, how many of a root stage's outermost loops are fused and run in parallel; `vector`, 1 when the last
-    spatial loop is a vector loop; `unroll`, the limit up to which reduction loops are unrolled. A missing stage means 0."""
+    """By stage number: `parallel`, how many of a root stage's outermost loops are fused and run in parallel; `vector`,
+    1 when the last
+    spatial loop is a vector loop; `unroll`, the limit up to which reduction loops are unrolled. A missing stage means
+    0.
+    """
 
     parallel: Mapping[int, Number] = field(default_factory=dict)
     vector: Mapping[int, Number] = field(default_factory=dict)
@@ -24,7 +30,9 @@ def choices_of(state: State) -> LoopChoices:
     for stage_id, stage in enumerate(state.stages):
         if not stage.is_compute or isinstance(stage.location, Inlined):
             continue
-        fused = {relation.fused: len(relation.parts) for relation in stage.relations if isinstance(relation, FuseRelation)}
+        fused = {
+            relation.fused: len(relation.parts) for relation in stage.relations if isinstance(relation, FuseRelation)
+        }
         for iterator in stage.iters:
             if iterator.annotation is Annotation.PARALLEL:
                 parallel[stage_id] = parallel.get(stage_id, 0) + fused.get(iterator.name, 1)

@@ -1,4 +1,7 @@
-"""In: the body of a statement. Out: how many operations of each kind one evaluation takes. Always: index arithmetic is left out, it is hoisted out of the loops."""
+"""In: the body of a statement. Out: how many operations of each kind one evaluation takes.
+
+Always: index arithmetic is left out, it is hoisted out of the loops.
+"""
 
 from dataclasses import dataclass, fields
 
@@ -9,7 +12,9 @@ from compiler.te.tensor import TensorRead
 
 @dataclass(frozen=True, slots=True)
 class OpCounts:
-    """Operations per innermost iteration, by type class of their operands. A product that is summed counts as one `mad`."""
+    """Operations per innermost iteration, by type class of their operands. A product that is summed counts as one
+    `mad`.
+    """
 
     float_mad: int = 0
     float_addsub: int = 0

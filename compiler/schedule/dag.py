@@ -1,4 +1,8 @@
-"""In: input and output tensors. Out: a `ComputeDAG`, the ordered operations with their accesses, FLOP count and workload key. Always: immutable, deterministic, picklable."""
+"""In: input and output tensors. Out: a `ComputeDAG`, the ordered operations with their accesses, FLOP count and
+workload key.
+
+Always: immutable, deterministic, picklable.
+"""
 
 import hashlib
 import json
@@ -104,7 +108,8 @@ class ComputeDAG:
         return json.dumps([digest, *(list(tensor.shape) for tensor in (*self.inputs, *self.outputs))])
 
     def cache_write(self, op_id: int, scope: str) -> "ComputeDAG":
-        """A graph in which operation `op_id` is computed into a new tensor (which takes its number) and then copied (number + 1).
+        """A graph in which operation `op_id` is computed into a new tensor (which takes its number) and then copied
+        (number + 1).
 
         Raises: DefinitionError for a placeholder.
         """
@@ -113,7 +118,7 @@ class ComputeDAG:
             raise DefinitionError(f"{node.tensor.name} is an input; only a computed tensor can have a write cache")
         op = node.op
         renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in (*op.axes, *op.reduce_axes)}
-        body = substitute(op.body, dict(renamed))
+        body = substitute(op.body, {axis: renamed[axis] for axis in renamed})
         if isinstance(op.body, Reduce) and isinstance(body, Reduce):
             body = Reduce(body.combiner, body.source, tuple(renamed[axis] for axis in op.reduce_axes))
         cache = Tensor(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
@@ -171,7 +176,9 @@ def _post_order(tensors: Sequence[Tensor]) -> list[Tensor]:
         elif id(tensor) not in seen:
             seen.add(id(tensor))
             stack.append((tensor, True))
-            stack.extend((read.tensor, False) for read in reversed(list(_reads(tensor.op))) if id(read.tensor) not in seen)
+            stack.extend(
+                (read.tensor, False) for read in reversed(list(_reads(tensor.op))) if id(read.tensor) not in seen
+            )
     return order
 
 

@@ -1,6 +1,9 @@
-"""In: a compute graph. Out: the steps of its untuned program. Always: fast to make and correct; no tile size is chosen.
+"""In: a compute graph. Out: the steps of its untuned program.
 
-Elementwise producers are inlined, outer loops run in parallel, and stages that do not reuse data (elementwise, pooling, softmax) get a vector loop over their
+Always: fast to make and correct; no tile size is chosen.
+
+Elementwise producers are inlined, outer loops run in parallel, and stages that do not reuse data (elementwise,
+pooling, softmax) get a vector loop over their
 last axis. A stage that would need tiling keeps its naive loops: making those fast is what tuning is for.
 """
 

@@ -1,4 +1,8 @@
-"""In: index expressions and what the axes in them stand for. Out: `Linear` forms over loops, with hulls where the index is not affine. Always: numbers are polymorphic, as in `State`."""
+"""In: index expressions and what the axes in them stand for. Out: `Linear` forms over loops, with hulls where the
+index is not affine.
+
+Always: numbers are polymorphic, as in `State`.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -35,8 +39,8 @@ class Linear:
         terms = {key: coefficient * factor for key, coefficient in self.terms.items()}
         if isinstance(self.spread, int) and self.spread == 0:
             return Linear(self.const * factor, terms, 0, self.exact)
-        low = np.minimum(self.spread * factor, 0)
-        return Linear(self.const * factor + low, terms, abs(self.spread * factor), self.exact)
+        reach = self.spread * factor
+        return Linear(self.const * factor + np.minimum(reach, 0), terms, np.abs(reach), self.exact)
 
     def limits(self, extents: Mapping[LoopKey, Number]) -> tuple[Number, Number]:
         """Smallest and largest value when every loop runs over its extent."""

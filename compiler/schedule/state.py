@@ -1,4 +1,7 @@
-"""In: a compute graph and transform steps. Out: an immutable `State`, the loop nest of every stage. Always: numbers are polymorphic, an extent is an int or an int64 array with one entry a program."""
+"""In: a compute graph and transform steps. Out: an immutable `State`, the loop nest of every stage.
+
+Always: numbers are polymorphic, an extent is an int or an int64 array with one entry a program.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -59,7 +62,9 @@ _ANNOTATION_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Iterator:
-    """One loop of a stage. `extent` is None while it is unknown: a sketch's tile size, or a loop of a stage that was just attached."""
+    """One loop of a stage. `extent` is None while it is unknown: a sketch's tile size, or a loop of a stage that was
+    just attached.
+    """
 
     name: str
     extent: Number | None
@@ -90,7 +95,9 @@ Location = Root | Inlined | Attached
 
 @dataclass(frozen=True, slots=True)
 class SplitRelation:
-    """`parent = parts`, outermost first. `lengths` are the extents of all parts but the first (inner_to_outer) or but the last."""
+    """`parent = parts`, outermost first. `lengths` are the extents of all parts but the first (inner_to_outer) or but
+    the last.
+    """
 
     parent: str
     parts: tuple[str, ...]
@@ -138,6 +145,11 @@ class Stage:
 class Step(Protocol):
     """What a state needs of a transform step; the classes are in `compiler.schedule.steps`."""
 
+    @property
+    def stage(self) -> int:
+        """Number of the stage that is transformed."""
+        ...
+
     def apply(self, state: "State") -> "State":
         """The state after this step; does not record it."""
         ...
@@ -145,7 +157,9 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Stages in the order of the graph's operations, and the steps that led here. `dag` is the graph after stage-adding steps."""
+    """Stages in the order of the graph's operations, and the steps that led here. `dag` is the graph after stage-
+    adding steps.
+    """
 
     dag: ComputeDAG
     stages: tuple[Stage, ...]

@@ -1,4 +1,6 @@
-"""In: a state. Out: the state after one transform. Always: a step is one frozen class; replay, printing, storage and comparison come from its fields.
+"""In: a state. Out: the state after one transform.
+
+Always: a step is one frozen class; replay, printing, storage and comparison come from its fields.
 
 The log form of a step is a JSON list that starts with its tag, the form of TVM's logs.
 """
@@ -16,8 +18,8 @@ from compiler.schedule.state import (
     Attached,
     FuseRelation,
     Inlined,
-    IterKind,
     Iterator,
+    IterKind,
     Location,
     Number,
     Root,
@@ -97,9 +99,13 @@ class Annotate(Step):
         if iterator.annotation is not Annotation.NONE:
             raise ScheduleError(f"{stage.op.name}: the loop {iterator.name} is annotated already")
         if self.annotation == Annotation.VECTORIZE and iterator.kind is not IterKind.SPATIAL:
-            raise ScheduleError(f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can be a vector loop")
+            raise ScheduleError(
+                f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can be a vector loop"
+            )
         if self.annotation == Annotation.PARALLEL and iterator.kind is not IterKind.SPATIAL:
-            raise ScheduleError(f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can run in parallel")
+            raise ScheduleError(
+                f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can run in parallel"
+            )
         changed = replace(iterator, annotation=Annotation(self.annotation))
         return state.with_stage(self.stage, replace(stage, iters=_spliced(stage.iters, self.iter, 1, (changed,))))
 
@@ -117,7 +123,9 @@ class Fuse(Step):
     iters: tuple[int, ...]
 
     def apply(self, state: State) -> State:
-        """`for i: for j` becomes `for i@j@` with extent(i) × extent(j). An empty list makes the only loop of a rank-0 stage."""
+        """`for i: for j` becomes `for i@j@` with extent(i) × extent(j). An empty list makes the only loop of a rank-0
+        stage.
+        """
         stage = state.stage(self.stage)
         if not self.iters:
             if stage.iters:
@@ -125,7 +133,9 @@ class Fuse(Step):
             return state.with_stage(self.stage, replace(stage, iters=(Iterator("", 1, IterKind.SPECIAL),)))
         first, last = self.iters[0], self.iters[-1]
         if list(self.iters) != list(range(first, last + 1)):
-            raise ScheduleError(f"{stage.op.name}: only neighbouring loops fuse, outermost first; got {list(self.iters)}")
+            raise ScheduleError(
+                f"{stage.op.name}: only neighbouring loops fuse, outermost first; got {list(self.iters)}"
+            )
         parts = [_iterator(state, self.stage, index) for index in self.iters]
         for index in self.iters[:-1]:
             for inner in state.attached_at(self.stage, index):
@@ -146,7 +156,9 @@ class Fuse(Step):
             relations=(*stage.relations, relation),
         )
         moved = state.with_stage(self.stage, fused)
-        return moved.move_attachments(self.stage, lambda at: first if at == last else at - len(parts) + 1 if at > last else at)
+        return moved.move_attachments(
+            self.stage, lambda at: first if at == last else at - len(parts) + 1 if at > last else at
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +191,9 @@ class Reorder(Step):
         """Loop number `order[n]` becomes loop n. Stages computed inside a loop move with it."""
         stage = state.stage(self.stage)
         if sorted(self.order) != list(range(len(stage.iters))):
-            raise ScheduleError(f"{stage.op.name}: the order {list(self.order)} must name each of {len(stage.iters)} loops once")
+            raise ScheduleError(
+                f"{stage.op.name}: the order {list(self.order)} must name each of {len(stage.iters)} loops once"
+            )
         position = {old: new for new, old in enumerate(self.order)}
         moved = state.with_stage(self.stage, replace(stage, iters=tuple(stage.iters[index] for index in self.order)))
         return moved.move_attachments(self.stage, position.__getitem__)
@@ -197,7 +211,9 @@ class Split(Step):
     inner_to_outer: bool = True
 
     def apply(self, state: State) -> State:
-        """`for i` becomes `for i.0: … for i.n`; the lengths are those of the inner n loops (or of the outer n), the other one gets the rest."""
+        """`for i` becomes `for i.0: … for i.n`; the lengths are those of the inner n loops (or of the outer n), the
+        other one gets the rest.
+        """
         return split_loop(state, self.stage, self.iter, self.lengths, self.inner_to_outer)
 
 
@@ -217,11 +233,11 @@ def split_loop(
     relation = SplitRelation(iterator.name, names, tuple(lengths), inner_to_outer)
     extents = split_extents(iterator.extent, relation)
     parts = [Iterator(name, extent, iterator.kind) for name, extent in zip(names, extents, strict=True)]
-    changed = replace(
-        stage, iters=_spliced(stage.iters, iter_id, 1, parts), relations=(*stage.relations, relation)
-    )
+    changed = replace(stage, iters=_spliced(stage.iters, iter_id, 1, parts), relations=(*stage.relations, relation))
     added = len(lengths)
-    return state.with_stage(stage_id, changed).move_attachments(stage_id, lambda at: at + added if at >= iter_id else at)
+    return state.with_stage(stage_id, changed).move_attachments(
+        stage_id, lambda at: at + added if at >= iter_id else at
+    )
 
 
 def split_extents(extent: Number | None, relation: SplitRelation) -> list[Number | None]:
@@ -266,7 +282,9 @@ class FollowSplit(Step):
         if not isinstance(source, Split):
             raise ScheduleError(f"{name}: step {self.source_step} is no split, so it cannot be followed")
         if not 1 <= self.n_split <= len(source.lengths) + 1:
-            raise ScheduleError(f"{name}: a split into {len(source.lengths) + 1} parts cannot be followed into {self.n_split + 1}")
+            raise ScheduleError(
+                f"{name}: a split into {len(source.lengths) + 1} parts cannot be followed into {self.n_split + 1}"
+            )
         last: Number | None = 1
         for length in source.lengths[self.n_split - 1 :]:
             last = None if last is None or length is None else last * length
@@ -288,7 +306,9 @@ class ComputeAt(Step):
         _iterator(state, self.target_stage, self.target_iter)
         name = state.stage(self.stage).op.name
         if self.target_stage <= self.stage:
-            raise ScheduleError(f"{name}: can only be computed inside a later stage, not {state.stages[self.target_stage].op.name}")
+            raise ScheduleError(
+                f"{name}: can only be computed inside a later stage, not {state.stages[self.target_stage].op.name}"
+            )
         if isinstance(state.stages[self.target_stage].location, Inlined):
             raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} is inlined and has no loops")
         if self.stage in state.dag.output_ids:
@@ -325,10 +345,14 @@ class ComputeInline(Step):
         """The stage's loops disappear."""
         stage = state.stage(self.stage)
         if not stage.is_compute or stage.has_reduce_iter or self.stage in state.dag.output_ids:
-            raise ScheduleError(f"{stage.op.name}: only a computed stage that is neither reduction nor output can be inlined")
+            raise ScheduleError(
+                f"{stage.op.name}: only a computed stage that is neither reduction nor output can be inlined"
+            )
         for index in range(len(stage.iters)):
             for inner in state.attached_at(self.stage, index):
-                raise ScheduleError(f"{stage.op.name}: {state.stages[inner].op.name} is computed inside it; move that first")
+                raise ScheduleError(
+                    f"{stage.op.name}: {state.stages[inner].op.name} is computed inside it; move that first"
+                )
         return state.with_stage(self.stage, replace(stage, location=Inlined()))
 
 

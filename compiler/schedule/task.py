@@ -1,4 +1,7 @@
-"""In: a compute graph and a target. Out: a `SearchTask`, the thing that is tuned. Always: frozen and picklable; equal computations have equal keys."""
+"""In: a compute graph and a target. Out: a `SearchTask`, the thing that is tuned.
+
+Always: frozen and picklable; equal computations have equal keys.
+"""
 
 from dataclasses import dataclass
 

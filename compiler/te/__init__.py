@@ -1,4 +1,7 @@
-"""In: shapes and Python functions. Out: tensor expressions. Always: a pure description of what to compute, never of how."""
+"""In: shapes and Python functions. Out: tensor expressions.
+
+Always: a pure description of what to compute, never of how.
+"""
 
 from compiler.ir.expr import cast, const, select
 from compiler.te.compute import (

@@ -1,4 +1,7 @@
-"""In: shapes and Python functions over index variables. Out: tensors. Always: the language of tensor expressions; nothing here knows about schedules."""
+"""In: shapes and Python functions over index variables. Out: tensors.
+
+Always: the language of tensor expressions; nothing here knows about schedules.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -155,5 +158,7 @@ def logical_not(condition: Expr) -> Expr:
 
 
 def if_then_else(condition: Expr, then: Operand, otherwise: Operand) -> Expr:
-    """`then` where `condition` holds, else `otherwise`; the side not taken is not evaluated, so it may lie out of bounds."""
+    """`then` where `condition` holds, else `otherwise`; the side not taken is not evaluated, so it may lie out of
+    bounds.
+    """
     return ir.select(condition, then, otherwise)

@@ -1,4 +1,7 @@
-"""In: shapes and index expressions. Out: tensors and the operations that make them. Always: tensors and operations compare by identity, expressions by value."""
+"""In: shapes and index expressions. Out: tensors and the operations that make them.
+
+Always: tensors and operations compare by identity, expressions by value.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -137,7 +140,9 @@ class Tensor:
         if not isinstance(indices, tuple):
             indices = (indices,)
         if len(indices) != len(self.shape):
-            raise DefinitionError(f"{self.name} has {len(self.shape)} dimensions but is read with {len(indices)} indices")
+            raise DefinitionError(
+                f"{self.name} has {len(self.shape)} dimensions but is read with {len(indices)} indices"
+            )
         return TensorRead(self, tuple(as_expr(index, INDEX) for index in indices))
 
     def __repr__(self) -> str:

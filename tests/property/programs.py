@@ -1,4 +1,7 @@
-"""In: a random generator. Out: small computations and legal random schedules of them. Always: reproducible from the seed."""
+"""In: a random generator. Out: small computations and legal random schedules of them.
+
+Always: reproducible from the seed.
+"""
 
 import numpy as np
 
@@ -62,7 +65,9 @@ def depthwise(height: int, channels: int) -> ComputeDAG:
     y = te.compute(
         (1, out, out, channels), lambda n, h, v, c: te.sum(x[n, h + kh, v + kw, c] * w[kh, kw, c], [kh, kw]), "dw"
     )
-    return ComputeDAG([x, w, te.compute(y.shape, lambda n, h, v, c: te.minimum(te.maximum(y[n, h, v, c], 0.0), 6.0), "relu6")])
+    return ComputeDAG(
+        [x, w, te.compute(y.shape, lambda n, h, v, c: te.minimum(te.maximum(y[n, h, v, c], 0.0), 6.0), "relu6")]
+    )
 
 
 def max_pool(height: int, channels: int) -> ComputeDAG:
@@ -179,4 +184,3 @@ def _annotate(state: State, stage_id: int, rng: np.random.Generator) -> State:
 def inputs_of(dag: ComputeDAG, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
     """Random inputs of a graph."""
     return {tensor: rng.uniform(-1, 1, tensor.shape).astype(tensor.dtype) for tensor in dag.inputs}
-

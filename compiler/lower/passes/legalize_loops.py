@@ -1,4 +1,7 @@
-"""In: loops annotated by a schedule. Out: loops the code generator can run. Always: a vector loop becomes a serial one where lanes would not be independent; a parallel loop is outermost."""
+"""In: loops annotated by a schedule. Out: loops the code generator can run.
+
+Always: a vector loop becomes a serial one where lanes would not be independent; a parallel loop is outermost.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +13,9 @@ from compiler.ir.visit import walk
 
 @dataclass(frozen=True, slots=True)
 class LegalizeLoops:
-    """Checks parallel loops and demotes vector loops that guard, allocate, nest or write one element from several lanes."""
+    """Checks parallel loops and demotes vector loops that guard, allocate, nest or write one element from several
+    lanes.
+    """
 
     name: str = "legalize-loops"
 
@@ -25,7 +30,8 @@ class LegalizeLoops:
             for inner in walk_stmt(top):
                 if inner is not top and isinstance(inner, For) and inner.kind is LoopKind.PARALLEL:
                     raise LoweringError(
-                        f"{function.name}: the parallel loop {inner.var} lies inside another loop; only an outermost loop can run in parallel"
+                        f"{function.name}: the parallel loop {inner.var} lies inside another loop; "
+                        "only an outermost loop can run in parallel"
                     )
         return replace(function, body=body)
 

@@ -1,6 +1,9 @@
-"""In: a kernel with constant inputs of free layout. Out: one that reads them in the order of its loops. Always: each packed input says how to lay it out.
+"""In: a kernel with constant inputs of free layout. Out: one that reads them in the order of its loops.
 
-A weight is read through loop variables that are the digits of its indices: `co = co.0 × 32 + co.3`. Laid out with these digits in loop order the
+Always: each packed input says how to lay it out.
+
+A weight is read through loop variables that are the digits of its indices: `co = co.0 × 32 + co.3`. Laid out with
+these digits in loop order the
 innermost loops read it from one end to the other, which is what the prefetcher and the TLB like best.
 """
 
@@ -66,8 +69,8 @@ def _reads(stmt: Stmt, param: Buffer, around: dict[Var, int]) -> Iterator[tuple[
         for inner in stmt.statements:
             yield from _reads(inner, param, around)
     elif not isinstance(stmt, Store):
-        binds = isinstance(stmt, (For, Let))
-        yield from _reads(stmt.body, param, {**around, stmt.var: stmt.extent} if binds else around)
+        inside = {**around, stmt.var: stmt.extent} if isinstance(stmt, (For, Let)) else around
+        yield from _reads(stmt.body, param, inside)
 
 
 def _digits(index: Affine, size: int, extents: dict[Var, int]) -> list[tuple[Var | None, int]] | None:

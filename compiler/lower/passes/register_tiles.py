@@ -1,8 +1,11 @@
-"""In: a reduction over a small spatial tile. Out: the tile held in registers while the innermost reduction loops run. Always: loaded (or initialised) before them, stored after.
+"""In: a reduction over a small spatial tile. Out: the tile held in registers while the innermost reduction loops run.
+
+Always: loaded (or initialised) before them, stored after.
 
     before: C[..] = 0 over i3 j3;  for k1: for i3: for j3: C[..] = C[..] + a * b
     after:  acc = 0 over i3 j3;    for k1: for i3: for j3: acc[..] = acc[..] + a * b;    C[..] = acc[..] over i3 j3
-The spatial loops of the tile are unrolled, so every index into the accumulators is a literal and the compiler keeps them in registers.
+The spatial loops of the tile are unrolled, so every index into the accumulators is a literal and the compiler keeps
+them in registers.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,9 @@ from compiler.ir.stmt import Allocate, Block, For, LoopFunction, LoopKind, Stmt,
 from compiler.ir.visit import walk
 
 MAX_TILE_VECTORS = 64
-"""A tile of more vectors than this stays in memory: twice the registers there are, so that a slight overflow is only spilled."""
+"""A tile of more vectors than this stays in memory: twice the registers there are, so that a slight overflow is only
+spilled.
+"""
 
 
 @dataclass(frozen=True, slots=True)

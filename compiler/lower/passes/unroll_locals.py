@@ -1,4 +1,7 @@
-"""In: a kernel with small local buffers. Out: the loops over them unrolled. Always: their indices become literals, so that the compiler can hold them in registers."""
+"""In: a kernel with small local buffers. Out: the loops over them unrolled.
+
+Always: their indices become literals, so that the compiler can hold them in registers.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -36,7 +39,7 @@ class UnrollLocals:
         return replace(stmt, body=map_stmt(stmt.body, unroll))
 
     def _work(self, loop: For, used: set[Var]) -> float:
-        """Vector operations when unrolled whole; infinite when something other than the buffer's own loops is inside."""
+        """Vector operations when unrolled whole; infinite when anything but the buffer's own loops is inside."""
         if loop.var not in used:
             return np.inf
         inner = loop.body
