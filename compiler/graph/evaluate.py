@@ -5,17 +5,14 @@ This is the oracle of the tests and what constant folding computes with; it is s
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from compiler.errors import DefinitionError
 from compiler.graph.ir import Array, Graph, Node
 
-Numbers = NDArray[Any]
-Evaluator = Callable[[Node, Sequence[Numbers]], Numbers]
+Evaluator = Callable[[Node, Sequence[Array]], Array]
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
@@ -48,50 +45,50 @@ def evaluate_node(node: Node, operands: Sequence[Array]) -> Array:
     return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
 
 
-def _unary(function: Callable[[Numbers], Numbers]) -> Evaluator:
+def _unary(function: Callable[[Array], Array]) -> Evaluator:
     return lambda _, operands: function(operands[0])
 
 
-def _binary(function: Callable[[Numbers, Numbers], Numbers]) -> Evaluator:
+def _binary(function: Callable[[Array, Array], Array]) -> Evaluator:
     return lambda _, operands: function(operands[0], operands[1])
 
 
-def _reduce(function: Callable[..., Numbers]) -> Evaluator:
+def _reduce(function: Callable[..., Array]) -> Evaluator:
     return lambda node, operands: function(operands[0], axis=node.ints("axes"), keepdims=node.flag("keepdims"))
 
 
-def _sigmoid(x: Numbers) -> Numbers:
+def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
-def _erf(x: Numbers) -> Numbers:
+def _erf(x: Array) -> Array:
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
 
 
-def _divide(a: Numbers, b: Numbers) -> Numbers:
+def _divide(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.asarray(a / b)
     quotient = np.abs(a) // np.abs(b)
     return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))
 
 
-def _leaky_relu(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _leaky_relu(node: Node, operands: Sequence[Array]) -> Array:
     (x,) = operands
     return np.where(x < 0, x * x.dtype.type(node.number("alpha")), x)
 
 
-def _clip(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _clip(node: Node, operands: Sequence[Array]) -> Array:
     return np.minimum(np.maximum(operands[0], node.number("low")), node.number("high"))
 
 
-def _softmax(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _softmax(node: Node, operands: Sequence[Array]) -> Array:
     (x,) = operands
     axis = node.integer("axis")
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
     return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
 
 
-def _batch_norm(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _batch_norm(node: Node, operands: Sequence[Array]) -> Array:
     x, *statistics = operands
     column = [1] * x.ndim
     column[node.integer("axis")] = -1
@@ -99,15 +96,15 @@ def _batch_norm(node: Node, operands: Sequence[Numbers]) -> Numbers:
     return np.asarray((x - mean) / np.sqrt(variance + node.number("epsilon")) * scale + bias)
 
 
-def _channels_last(node: Node, x: Numbers) -> Numbers:
+def _channels_last(node: Node, x: Array) -> Array:
     return x if node.text("layout") == "NHWC" else x.transpose(0, 2, 3, 1)
 
 
-def _from_channels_last(node: Node, x: Numbers) -> Numbers:
+def _from_channels_last(node: Node, x: Array) -> Array:
     return x if node.text("layout") == "NHWC" else x.transpose(0, 3, 1, 2)
 
 
-def _window_view(node: Node, x: Numbers, kernel: tuple[int, ...], dilations: tuple[int, ...], fill: float) -> Numbers:
+def _window_view(node: Node, x: Array, kernel: tuple[int, ...], dilations: tuple[int, ...], fill: float) -> Array:
     """All windows of the channels-last `x`: (N, OH, OW, C, KH, KW)."""
     top, left, bottom, right = node.ints("pads")
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
@@ -117,7 +114,7 @@ def _window_view(node: Node, x: Numbers, kernel: tuple[int, ...], dilations: tup
     return np.asarray(windows[:, ::rows, ::columns, :, :: dilations[0], :: dilations[1]])
 
 
-def _conv2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _conv2d(node: Node, operands: Sequence[Array]) -> Array:
     x, weight = operands
     groups = node.integer("groups")
     if node.text("layout") == "NCHW":
@@ -137,14 +134,14 @@ def _conv2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
     return _from_channels_last(node, np.concatenate(parts, axis=-1))
 
 
-def _max_pool2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _max_pool2d(node: Node, operands: Sequence[Array]) -> Array:
     x = _channels_last(node, operands[0])
     lowest = -math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     windows = _window_view(node, x, node.ints("kernel"), node.ints("dilations"), lowest)
     return _from_channels_last(node, windows.max(axis=(-2, -1)))
 
 
-def _avg_pool2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _avg_pool2d(node: Node, operands: Sequence[Array]) -> Array:
     x = _channels_last(node, operands[0])
     kernel = node.ints("kernel")
     total = _window_view(node, x, kernel, (1, 1), 0).sum(axis=(-2, -1))
@@ -154,12 +151,12 @@ def _avg_pool2d(node: Node, operands: Sequence[Numbers]) -> Numbers:
     return _from_channels_last(node, np.asarray(total / inside))
 
 
-def _slice(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _slice(node: Node, operands: Sequence[Array]) -> Array:
     bounds = zip(node.ints("starts"), node.ints("stops"), node.ints("steps"), strict=True)
     return np.asarray(operands[0][tuple(slice(*bound) for bound in bounds)])
 
 
-def _pad(node: Node, operands: Sequence[Numbers]) -> Numbers:
+def _pad(node: Node, operands: Sequence[Array]) -> Array:
     border = tuple(zip(node.ints("pads_before"), node.ints("pads_after"), strict=True))
     return np.pad(operands[0], border, constant_values=node.number("value"))
 

@@ -9,6 +9,7 @@ Attribute = int | float | bool | str | (int, ...)
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from compiler.errors import DefinitionError
 
 Attribute = int | float | bool | str | tuple[int, ...]
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.frontend.onnx.elementwise import Converter
 from compiler.graph.builder import GraphBuilder
-
-Numbers = NDArray[Any]
+from compiler.graph.ir import Array
 
 
 def _numpy(function: Callable[..., Any]) -> Converter:
@@ -25,13 +23,13 @@ def _numpy(function: Callable[..., Any]) -> Converter:
     return convert
 
 
-def _range(start: Numbers, limit: Numbers, delta: Numbers) -> Numbers:
+def _range(start: Array, limit: Array, delta: Array) -> Array:
     return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
 
 
 def _reduce_prod(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     axes = node.axes(builder, 1, 18)
-    array: Numbers = node.array(builder, 0, "the operand")
+    array = node.array(builder, 0, "the operand")
     product = np.prod(array, axis=axes or None, keepdims=bool(node.integer("keepdims", 1)), dtype=array.dtype)
     return [builder.constant(np.asarray(product), node.outputs[0])]
 

@@ -29,9 +29,7 @@ def test_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("load", [load_network, network_bytes])
 def test_neither(load: object) -> None:
     assert callable(load)
-    with pytest.raises(
-        ModelFormatError, match="no network 'resnet': neither a file nor .* mlp, mobilenet_v2, resnet18"
-    ):
+    with pytest.raises(ModelFormatError, match=r"no network 'resnet': neither a file nor .* mlp, mobilenet_v2"):
         load("resnet")
 
 

@@ -44,7 +44,8 @@ def random_graph(seed: int, count: int = 14) -> Graph:
         return builder.emit("transpose", [x], {"perm": (0, 1, 3, 2)})
 
     def max_pool(x: str) -> str:
-        attrs = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "layout": "NCHW"}
+        attrs: dict[str, Attribute] = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1)}
+        attrs |= {"dilations": (1, 1), "layout": "NCHW"}
         return builder.emit("max_pool2d", [x], attrs)
 
     def joined(x: str) -> str:
@@ -72,7 +73,7 @@ def random_graph(seed: int, count: int = 14) -> Graph:
 _first_four: dict[str, Attribute] = {"starts": (0, 0, 0, 0), "stops": (2, 4, 5, 5), "steps": (1, 1, 1, 1)}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_graphs_keep_their_meaning(seed: int) -> None:
     graph = random_graph(seed)
     verify(graph)

@@ -140,7 +140,7 @@ def test_external_weights_are_read_and_missed(tmp_path: Path) -> None:
     assert graph.name == "small"
     assert graph.fingerprint() == load_model(zoo.build("mlp", widths=(8, 16, 4))).fingerprint()
     (tmp_path / "weights.bin").unlink()
-    with pytest.raises(ModelFormatError, match="small.onnx"):
+    with pytest.raises(ModelFormatError, match=r"small\.onnx"):
         load_model(path)
 
 

@@ -20,7 +20,7 @@ REDUCTIONS = ["ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "R
 def test_axes_as_attribute(
     op_type: str, keepdims: int, axes: list[int] | None, model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
-    attributes = {} if axes is None else {"axes": axes}
+    attributes: dict[str, Any] = {} if axes is None else {"axes": axes}
     node = helper.make_node(op_type, ["x"], ["y"], keepdims=keepdims, **attributes)
     agrees_with_onnxruntime(model_of([node], {"x": (2, 3, 4, 5)}, opset=13))
 
@@ -42,7 +42,7 @@ def test_no_axes_may_mean_nothing(model_of: ModelOf, agrees_with_onnxruntime: Ag
 def test_softmax(
     op_type: str, opset: int, axis: int | None, model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
-    attributes = {} if axis is None else {"axis": axis}
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
     node = helper.make_node(op_type, ["x"], ["y"], **attributes)
     agrees_with_onnxruntime(model_of([node], {"x": (3, 4, 5)}, opset=opset))
 

@@ -7,14 +7,20 @@ import pytest
 
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph, Node, Value
+from compiler.graph.ir import Attribute, Graph, Node, Value
 from compiler.graph.ops import verify
 from compiler.graph.passes.channels_last import ChannelsLast
 from compiler.graph.passes.dead_code import DeadCode
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 
-CONV = {"strides": (2, 1), "pads": (1, 0, 1, 1), "dilations": (1, 1), "groups": 1, "layout": "NCHW"}
+CONV: dict[str, Attribute] = {
+    "strides": (2, 1),
+    "pads": (1, 0, 1, 1),
+    "dilations": (1, 1),
+    "groups": 1,
+    "layout": "NCHW",
+}
 
 
 def floats(*shape: int) -> np.ndarray[Any, Any]:
@@ -95,7 +101,7 @@ def test_channels_last_moves_weights() -> None:
     dense = b.emit("conv2d", ["x", b.constant(floats(6, 4, 3, 3), "w")], CONV)
     deep = b.emit("conv2d", [dense, b.constant(floats(6, 1, 2, 2), "d")], {**CONV, "groups": 6})
     twice = b.emit("conv2d", [deep, b.constant(floats(12, 1, 2, 2), "t")], {**CONV, "groups": 6})
-    pool = {"kernel": (2, 2), "strides": (1, 1), "pads": (0, 0, 0, 0), "layout": "NCHW"}
+    pool: dict[str, Attribute] = {"kernel": (2, 2), "strides": (1, 1), "pads": (0, 0, 0, 0), "layout": "NCHW"}
     graph = b.finish({"y": b.emit("avg_pool2d", [twice], {**pool, "count_include_pad": False})})
     moved = ChannelsLast().apply(graph)
     assert_same(moved, graph)

@@ -8,7 +8,7 @@ import pytest
 
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph, Value
+from compiler.graph.ir import Attribute, Graph, Value
 from compiler.graph.ops import verify
 from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 
@@ -30,7 +30,13 @@ def reshape(b: GraphBuilder, x: str, *shape: int) -> str:
 
 
 def conv(b: GraphBuilder, x: str) -> str:
-    attrs = {"strides": (1, 1), "pads": (0, 1, 0, 1), "dilations": (1, 1), "groups": 1, "layout": "NCHW"}
+    attrs: dict[str, Attribute] = {
+        "strides": (1, 1),
+        "pads": (0, 1, 0, 1),
+        "dilations": (1, 1),
+        "groups": 1,
+        "layout": "NCHW",
+    }
     return b.emit("conv2d", [x, weight(b, 2, 3, 3, 3)], attrs)
 
 
