@@ -9,7 +9,6 @@ from typing import Any
 
 from compiler.ir.expr import Binary, Expr, binary
 
-
 _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 
 

@@ -94,7 +94,7 @@ class ComputeDAG:
 
     @cached_property
     def flop_count(self) -> float:
-        """Floating-point operations of one evaluation, counted as the reference does; the attribute `FLOP` overrides."""
+        """Floating-point operations of one evaluation, counted as the reference does; `FLOP` overrides."""
         total = 0.0
         for op in self.ops:
             if isinstance(op, ComputeOp):
