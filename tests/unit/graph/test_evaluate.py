@@ -8,14 +8,15 @@ import pytest
 from compiler.errors import DefinitionError
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate, evaluate_node
-from compiler.graph.ir import Node, Value
+from compiler.graph.ir import Attribute, Node, Value
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_convolution_is_its_definition(groups: int) -> None:
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((1, 4, 6, 5)), rng.standard_normal((8, 4 // groups, 3, 2))
-    attrs = {"strides": (2, 1), "pads": (1, 0, 0, 1), "dilations": (1, 2), "groups": groups, "layout": "NCHW"}
+    attrs: dict[str, Attribute] = {"strides": (2, 1), "pads": (1, 0, 0, 1), "dilations": (1, 2)}
+    attrs |= {"groups": groups, "layout": "NCHW"}
     result = evaluate_node(Node("conv2d", ("x", "w"), ("y",), attrs), [x, w])
     expected = np.zeros((1, 8, 3, 4))
     taken, made = 4 // groups, 8 // groups
@@ -29,7 +30,7 @@ def test_convolution_is_its_definition(groups: int) -> None:
 
 def test_average_counts_padding_only_when_told() -> None:
     x = np.ones((1, 1, 2, 2), np.float32)
-    attrs = {"kernel": (2, 2), "strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NCHW"}
+    attrs: dict[str, Attribute] = {"kernel": (2, 2), "strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NCHW"}
     inside = evaluate_node(Node("avg_pool2d", ("x",), ("y",), {**attrs, "count_include_pad": False}), [x])
     window = evaluate_node(Node("avg_pool2d", ("x",), ("y",), {**attrs, "count_include_pad": True}), [x])
     assert inside.ravel().tolist() == [1, 1, 1, 1]
