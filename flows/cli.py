@@ -21,9 +21,12 @@ from rich.table import Table
 
 from compiler import config
 from compiler.driver.extract import extract_network
-from compiler.errors import OptionError, RetuneError
+from compiler.errors import OptionError, RetuneError, StoreError
+from compiler.executor.graph_executor import GraphExecutor
+from compiler.executor.network import CompiledNetwork
 from compiler.frontend import zoo
 from flows.parameters import DEFAULT_TRIALS, TuneJob
+from storage.files import make_folder
 from storage.parquet import ParquetRecordStore
 
 app = typer.Typer(
@@ -64,7 +67,7 @@ def tune(
     """
     job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store)
     extract_network(job.network, job.target, job.threads)
-    ParquetRecordStore(job.home).check()
+    _prepare_state_folder(Path(job.home))
     environment = config.child_environment(config.prefect_environment(Path(job.home)))
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.session", json.dumps(asdict(job))], environment)
@@ -75,6 +78,19 @@ def networks() -> None:
     """List the networks of the zoo."""
     for name in zoo.NAMES:
         typer.echo(name)
+
+
+@app.command()
+def run(
+    artifact: Annotated[Path, typer.Argument(help="A compiled network, runs/RUN/NAME.retune. Run only your own.")],
+    threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: all cores.")] = None,
+) -> None:
+    """Time a compiled network on inputs of zeros."""
+    executor = GraphExecutor(CompiledNetwork.load(artifact), threads or config.usable_cores())
+    shapes, dtypes = executor.get_input_info()
+    for name, shape in shapes.items():
+        typer.echo(f"input {name}: {dtypes[name]}{list(shape)}")
+    typer.echo(f"{executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)}")
 
 
 @records_app.command("list")
@@ -114,6 +130,18 @@ def records_show(
     if not found:
         raise OptionError(f"no record {record_id} in {_home(store)}; `retune records best` lists some")
     typer.echo(json.dumps({**asdict(found[0]), "status": found[0].status.name}, indent=2))
+
+
+def _prepare_state_folder(home: Path) -> None:
+    """Make the folder, with room for Prefect's database, and check the records in it.
+
+    Raises: StoreError, SchemaError.
+    """
+    try:
+        make_folder(home / "prefect")
+    except OSError as error:
+        raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
+    ParquetRecordStore(home).check()
 
 
 def _home(store: str | None) -> Path:

@@ -102,7 +102,8 @@ class RoundDone:
         failed = f" ({self.failed} failed)" if self.failed else ""
         return (
             f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, "
-            f"best {self.row.gflops:.1f} GFLOP/s, network {milliseconds(self.latency)}, left {duration(self.seconds_left)}"
+            f"best {self.row.gflops:.1f} GFLOP/s, network {milliseconds(self.latency)}, "
+            f"left {duration(self.seconds_left)}"
         )
 
 

@@ -12,6 +12,7 @@ import typer
 
 from compiler.errors import RetuneError
 from flows.live import shown_on
+from flows.outcome import show_report
 from flows.parameters import TuneJob
 from flows.tune_network import tune_network
 
@@ -32,7 +33,7 @@ def main(text: str) -> int:
     except KeyboardInterrupt:
         typer.echo("retune: stopped; what was measured is kept, and the same command goes on from there", err=True)
         return INTERRUPTED
-    typer.echo(report.text())
+    show_report(report, sys.stdout)
     return 0 if report.is_right else WRONG_RESULT
 
 

@@ -1,4 +1,7 @@
-"""In: nothing. Out: an environment in which tests call nobody and leave nothing behind. Always: set before Prefect is imported."""
+"""In: nothing. Out: an environment in which tests call nobody and leave nothing behind.
+
+Always: set before Prefect is imported.
+"""
 
 import os
 import tempfile
@@ -12,6 +15,7 @@ os.environ.update(
         "PREFECT_HOME": f"{_STATE.name}/prefect",
         "PREFECT_PROFILES_PATH": f"{_STATE.name}/prefect/profiles.toml",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "RETUNE_HOME": f"{_STATE.name}/retune",
         "RETUNE_CHECK": "1",
     }

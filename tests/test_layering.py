@@ -1,4 +1,7 @@
-"""In: every source file. Out: its imports, checked. Always: imports point down, stand at the top, and each dependency has one door."""
+"""In: every source file. Out: its imports, checked.
+
+Always: imports point down, stand at the top, and each dependency has one door.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -106,7 +109,9 @@ def _top(module: str) -> str:
 
 
 def _part(text: str) -> str:
-    """The part of the compiler that a module or a path belongs to: `compiler.te.tensor` and `compiler/te/x.py` are `te`."""
+    """The part of the compiler that a module or a path belongs to: `compiler.te.tensor` and `compiler/te/x.py` are
+    `te`.
+    """
     words = text.replace("/", ".").removesuffix(".py").split(".")
     return words[1] if len(words) > 1 else ""
 

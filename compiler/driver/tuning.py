@@ -3,8 +3,8 @@
 Always: the state is a function of (seed, options, records), so a run that was killed is replayed, not remembered.
 
 One policy per task proposes programs (`ask`) and learns (`tell`); the scheduler state of every task says how its
-rounds went. A round is stored before
-it is told, so a state rebuilt by `replay` from the store is the one that an uninterrupted process would have.
+rounds went. A round is stored before it is told, so a state rebuilt by `replay` from the store is the one that an
+uninterrupted process would have.
 """
 
 import math
@@ -16,13 +16,13 @@ from itertools import groupby
 
 from compiler import config
 from compiler.cost_model.xgb import XGBModel
-from compiler.driver.defaults import default_steps
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
+from compiler.schedule.default import default_steps
 from compiler.schedule.steps import dump_steps
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
-from compiler.search.policy import Candidate, SketchPolicy, Told
+from compiler.search.policy import Candidate, Policy, SketchPolicy, Told
 from compiler.search.task_scheduler import SchedulerOptions, TaskState, choose_task, network_latency
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
@@ -51,7 +51,7 @@ class TaskProgress:
 
     task: SearchTask
     weight: int
-    policy: SketchPolicy
+    policy: Policy
     state: TaskState
     known: set[str]
     trials: int = 0
@@ -99,7 +99,7 @@ class Tuning:
         origin: Origin,
         tasks: Sequence[SearchTask],
         weights: Sequence[int],
-        make_policy: Callable[[SearchTask], SketchPolicy],
+        make_policy: Callable[[SearchTask], Policy],
     ) -> None:
         self.origin = origin
         self.tasks = tuple(

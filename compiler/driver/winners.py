@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.driver.defaults import default_steps
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import MeasureResult
 from compiler.measure.runner import LocalRunner
+from compiler.schedule.default import default_steps
 from compiler.schedule.steps import load_steps
 from compiler.schedule.task import SearchTask
 

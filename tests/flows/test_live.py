@@ -1,0 +1,60 @@
+"""What a person sees of a run, on a pipe and on a terminal."""
+
+import io
+import logging
+import math
+
+from rich.console import Console
+
+from compiler.driver.tuning import TaskRow
+from flows.live import LiveView, PlainView, shown_on
+from flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration, milliseconds
+
+ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
+TUNED = TaskRow("conv2d_3x3", "key", 4, 2e9, 1, 64, 0.1, 0.01, "")
+OPENED = RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, (ROW,))
+DONE = RoundDone(0, TUNED, 1, 2, 64, 200, 8.0, 0.04, 17.0)
+
+
+def test_the_line_of_a_round_says_all_that_matters() -> None:
+    line = str(DONE)
+    for word in ("conv2d_3x3", "64/200", "2 failed", "200.0 GFLOP/s", "40.000 ms", "left 17s"):
+        assert word in line
+
+
+def test_unknown_times_are_question_marks() -> None:
+    assert milliseconds(math.inf) == "?"
+    assert duration(None) == "?"
+    assert (duration(130.0), duration(3720.0)) == ("2m10s", "1h02m")
+
+
+def test_a_pipe_gets_one_line_per_event() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream)
+    for event in (OPENED, RoundStarted(0, "conv2d_3x3", 0), DONE):
+        view.show(event)
+    assert stream.getvalue() == f"{OPENED}\n{DONE}\n"
+
+
+def test_a_terminal_gets_a_table_that_follows_the_events() -> None:
+    stream = io.StringIO()
+    view = LiveView(Console(file=stream, force_terminal=True, width=120))
+    view.show(OPENED)
+    assert "GFLOP/s" in stream.getvalue()
+    view.show(RoundStarted(0, "conv2d_3x3", 0))
+    view.show(DONE)
+    view.show(TaskStopped(0, "conv2d_3x3", "reason"))
+    view.close()
+    text = stream.getvalue()
+    assert "10.000" in text
+    assert "200.0" in text
+    assert "given up: reason" in text
+
+
+def test_events_travel_as_log_records() -> None:
+    stream = io.StringIO()
+    with shown_on(stream):
+        logging.getLogger(LOGGER).info("ignored")
+        logging.getLogger(LOGGER).info(str(DONE), extra={EVENT: DONE})
+    logging.getLogger(LOGGER).info(str(DONE), extra={EVENT: DONE})
+    assert stream.getvalue() == f"{DONE}\n"

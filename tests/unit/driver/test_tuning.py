@@ -1,0 +1,162 @@
+"""The state of a run: a function of what is stored, with policies that only count."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from compiler import te
+from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, common_failure
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.results import BuildResult, MeasureResult
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+from compiler.search.policy import Candidate, Told
+from compiler.search.task_scheduler import SchedulerOptions
+from compiler.target import HardwareParams, Target
+
+ORIGIN = Origin("run", "net", "llvm", "device", 1, 0, "{}")
+
+
+class CountingPolicy:
+    """Proposes "program N" for N = 0, 1, ... as far as it was not told."""
+
+    def __init__(self, task: SearchTask, limit: int = 1000) -> None:
+        self.task = task
+        self.limit = limit
+        self.told: list[list[Told]] = []
+
+    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
+        known = {one.steps_text for batch in self.told for one in batch}
+        names = (f"program {number}" for number in range(self.limit))
+        fresh = itertools.islice((name for name in names if name not in known), count)
+        return tuple(Candidate((), name, None, None, "sample") for name in fresh)
+
+    def tell(self, results: Sequence[Told]) -> None:
+        self.told.append(list(results))
+
+
+def matmul(size: int) -> SearchTask:
+    a, b = te.placeholder((size, size)), te.placeholder((size, size))
+    k = te.reduce_axis(size, "k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "c")
+    return SearchTask(f"matmul{size}", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
+
+
+def tuning(limit: int = 1000) -> Tuning:
+    return Tuning(ORIGIN, [matmul(8), matmul(16)], [1, 3], lambda task: CountingPolicy(task, limit))
+
+
+def policy_of(task: TaskProgress) -> CountingPolicy:
+    assert isinstance(task.policy, CountingPolicy)
+    return task.policy
+
+
+def one_round(run: Tuning, index: int, status: MeasureStatus = MeasureStatus.OK) -> tuple[MeasureRecord, ...]:
+    """Ask, pretend to measure: program N takes 10 - N ms, the default 100 ms."""
+    candidates = run.ask(index, 4)
+    builds = [BuildResult(None, MeasureStatus.OK, "", 0.1) for _ in candidates]
+    results = []
+    for candidate in candidates:
+        number = 0 if candidate.mutation == DEFAULT_SCHEDULE else int(candidate.steps_text.split()[1])
+        seconds = 0.1 if candidate.mutation == DEFAULT_SCHEDULE else (10 - number % 10) * 1e-3
+        good = status is MeasureStatus.OK
+        error = "" if good else f"stack of {number} bytes is too large\nmore"
+        results.append(MeasureResult((seconds,) if good else (), status, error, 0.1))
+    ids = (f"{run.rounds:03d}-{number:03d}" for number in itertools.count())
+    return run.records_of(index, candidates, builds, results, run.elapsed + 1.0, lambda: next(ids))
+
+
+def snapshot(run: Tuning) -> object:
+    return run.summary(), [policy_of(task).told for task in run.tasks], [task.state for task in run.tasks]
+
+
+def test_the_first_round_begins_with_the_untuned_program_and_later_ones_do_not() -> None:
+    run = tuning()
+    records = one_round(run, 0)
+    assert [record.mutation for record in records] == [DEFAULT_SCHEDULE, "sample", "sample", "sample"]
+    run.tell(0, records)
+    assert DEFAULT_SCHEDULE not in [candidate.mutation for candidate in run.ask(0, 4)]
+    assert run.row(0).default_seconds == pytest.approx(0.1)
+
+
+def test_a_state_rebuilt_from_records_is_the_state_that_made_them() -> None:
+    run, stored = tuning(), []
+    for _ in range(7):
+        index = run.choose(SchedulerOptions())
+        assert index is not None
+        records = one_round(run, index)
+        stored += records
+        run.tell(index, records)
+    again = tuning()
+    again.replay({}, sorted(stored, key=lambda record: record.record_id, reverse=True)[::-1])
+    assert snapshot(again) == snapshot(run)
+    assert (again.trials, again.rounds, again.elapsed) == (28, 7, 7.0)
+    assert again.choose(SchedulerOptions()) == run.choose(SchedulerOptions())
+
+
+def test_history_is_known_but_costs_nothing_of_the_budget() -> None:
+    first = tuning()
+    records = one_round(first, 0)
+    second = tuning()
+    second.replay({second.tasks[0].task.workload_key: records}, ())
+    assert (second.trials, second.rounds, second.elapsed) == (0, 0, 0.0)
+    assert second.row(0).best_seconds == min(record.seconds for record in records)
+    assert second.row(0).default_seconds == pytest.approx(0.1)
+    asked = {candidate.steps_text for candidate in second.ask(0, 8)}
+    assert asked
+    assert asked.isdisjoint({record.steps for record in records})
+
+
+def test_a_first_round_that_fails_alike_stops_its_task_also_after_a_replay() -> None:
+    run = tuning()
+    records = one_round(run, 1, status=MeasureStatus.COMPILE_HOST)
+    run.tell(1, records)
+    assert run.tasks[1].state.exhausted
+    assert "failed alike (COMPILE_HOST): stack of" in run.row(1).stop_reason
+    assert run.choose(SchedulerOptions()) == 0
+    again = tuning()
+    again.replay({}, records)
+    assert again.row(1).stop_reason == run.row(1).stop_reason
+
+
+def test_later_failures_do_not_stop_a_task() -> None:
+    run = tuning()
+    run.tell(0, one_round(run, 0))
+    run.tell(0, one_round(run, 0, status=MeasureStatus.WRONG_ANSWER))
+    assert not run.tasks[0].state.exhausted
+
+
+def test_failures_that_differ_are_not_alike() -> None:
+    records = one_round(tuning(), 0, status=MeasureStatus.COMPILE_HOST)
+    assert common_failure(records)
+    assert not common_failure((replace(records[0], error="another thing"), *records[1:]))
+    assert not common_failure((replace(records[0], status=MeasureStatus.OK, costs=(1.0,), error=""), *records[1:]))
+    assert not common_failure(records[:1])
+
+
+def test_the_latency_is_the_weighted_sum_and_unknown_until_all_tasks_have_one() -> None:
+    run = tuning()
+    run.tell(0, one_round(run, 0))
+    assert math.isinf(run.latency)
+    run.tell(1, one_round(run, 1))
+    assert run.latency == pytest.approx(run.row(0).best_seconds + 3 * run.row(1).best_seconds)
+
+
+def test_a_task_without_programs_is_given_no_further_rounds() -> None:
+    run = tuning(limit=2)
+    run.tell(0, one_round(run, 0))
+    assert run.ask(0, 4) == ()
+    run.exhaust(0, "nothing left")
+    assert run.choose(SchedulerOptions()) == 1
+
+
+def test_rows_carry_where_a_program_came_from() -> None:
+    run = tuning()
+    (record, *_) = one_round(run, 1)
+    assert (record.run_id, record.network, record.task_name) == ("run", "net", "matmul16")
+    assert record.task_key == run.tasks[1].task.workload_key
+    assert record.round == 0
+    assert record.elapsed == 1.0
