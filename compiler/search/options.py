@@ -37,7 +37,7 @@ class SearchOptions:
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
     max_parallel_ratio: int = 16
     max_register_vectors: int = 64
-    max_location_variants: int = 8
+    max_location_variants: int = 6
     max_per_tiling: int = 2
     sample_attempts: int = 8
     tile_weight: float = 0.86

@@ -3,25 +3,23 @@ inside a loop of their reader. Always: the first way changes nothing, and the li
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
+from compiler.ir.visit import walk
 from compiler.schedule.access import needs_multi_level_tiling, single_consumer
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Attached, Inlined, IterKind, Root, State, replay
-from compiler.schedule.state import Step as StateStep
-from compiler.schedule.steps import ComputeAt, ComputeRoot, Split, Step
+from compiler.schedule.state import Attached, Inlined, IterKind, Root, State
+from compiler.schedule.steps import ComputeAt, ComputeRoot, Step
+from compiler.te.tensor import Axis, ComputeOp
 
 _MOST_ENUMERATED = 256
 
 
-def placements_of(dag: ComputeDAG, sketch: State, limit: int) -> tuple[tuple[Step, ...], ...]:
-    """At most `limit` step lists for a sketch of `dag`, each placing every movable stage; evenly chosen when there are
+def placements_of(sketch: State, limit: int) -> tuple[tuple[Step, ...], ...]:
+    """At most `limit` step lists for a sketch, each placing every movable stage; evenly chosen when there are
     more ways than that.
     """
-    known = _with_trivial_lengths(dag, sketch)
-    movable = [stage for stage in reversed(range(len(known.stages))) if _is_movable(known, stage)]
+    movable = [stage for stage in reversed(range(len(sketch.stages))) if _is_movable(sketch, stage)]
     found: list[tuple[Step, ...]] = []
-    for steps in _enumerate(known, movable):
+    for steps in _enumerate(sketch, movable):
         found.append(steps)
         if len(found) == _MOST_ENUMERATED:
             break
@@ -63,6 +61,7 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
     if target is None or stage in state.dag.output_ids:
         return ()
     reader = state.stages[target]
+    used = _axes_read(state, stage, target)
     attached = isinstance(reader.location, Attached)
     found: list[ComputeAt] = []
     reducing = False
@@ -74,7 +73,7 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
         elif reducing:
             break
         outermost = attached and iterator.name.endswith(".0") and iterator.kind is IterKind.SPATIAL
-        if outermost or _is_trivial(iterator.extent):
+        if outermost or _base(iterator.name) not in used:
             continue
         if number == len(reader.iters) - 1:
             break
@@ -82,31 +81,45 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
         if state.attached_at(target, number):
             break
     if isinstance(reader.location, Attached):
-        found = [*_around(state, stage, reader.location), *found]
+        places = {number for number, axis in enumerate(_axes(state, target)) if axis in used}
+        found = [*_around(state, stage, reader.location, places), *found]
     return tuple(found)
 
 
-def _around(state: State, stage: int, place: Attached) -> list[ComputeAt]:
-    """The loops outside the one in which the reader is computed."""
+def _around(state: State, stage: int, place: Attached, positions: set[int]) -> list[ComputeAt]:
+    """The loops outside the one in which the reader is computed, over the axes at these positions.
+
+    The reader's own reader matches it element by element, so their axes correspond.
+    """
     found: list[ComputeAt] = []
+    axes = _axes(state, place.stage)
     for number, iterator in enumerate(state.stages[place.stage].iters):
         if iterator.kind is IterKind.REDUCTION or state.attached_at(place.stage, number):
             break
-        if not _is_trivial(iterator.extent):
+        base = _base(iterator.name)
+        if base in axes and axes.index(base) in positions:
             found.append(ComputeAt(stage, place.stage, number))
     return found
 
 
-def _is_trivial(extent: object) -> bool:
-    return isinstance(extent, int) and extent == 1
+def _axes(state: State, stage: int) -> tuple[str, ...]:
+    op = state.stages[stage].op
+    return tuple(axis.name for axis in op.axes) if isinstance(op, ComputeOp) else ()
 
 
-def _with_trivial_lengths(dag: ComputeDAG, sketch: State) -> State:
-    """The sketch with the tile lengths of one-element loops filled in: they can only be 1."""
-    return replay(dag, (_trivial(step) for step in sketch.steps))
+def _axes_read(state: State, stage: int, target: int) -> set[str]:
+    """Names of the axes of `target`, longer than 1, that say which part of `stage` it reads.
+
+    Inside a loop over any other axis the same part would be computed again and again. When the read goes through an
+    inlined stage every axis counts.
+    """
+    op = state.stages[target].op
+    reads = [indices for producer, indices in state.dag.reads[target] if producer == stage]
+    if not reads and isinstance(op, ComputeOp):
+        return {axis.name for axis in (*op.axes, *op.reduce_axes) if axis.extent > 1}
+    axes = (node for indices in reads for index in indices for node in walk(index) if isinstance(node, Axis))
+    return {axis.name for axis in axes if axis.extent > 1}
 
 
-def _trivial(step: StateStep) -> StateStep:
-    if isinstance(step, Split) and step.extent == 1:
-        return replace(step, lengths=(1,) * len(step.lengths))
-    return step
+def _base(name: str) -> str:
+    return name.split(".")[0]

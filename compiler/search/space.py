@@ -23,6 +23,7 @@ from compiler.search.factorize import sample_factorizations
 from compiler.search.genome import Layout, Mask, Rows, SplitColumns
 from compiler.search.options import SearchOptions
 from compiler.search.placement import placements_of
+from compiler.search.register_tile import settled_unroll
 from compiler.search.sketch import derive_sketches
 from compiler.search.sketch_rules import SketchContext
 from compiler.target import HardwareParams
@@ -77,7 +78,7 @@ class SketchSpace:
         )
         unrolled = tuple(stage for stage in stages if sketch.stages[stage].has_reduce_iter)
         layout = Layout.of(splits, stages, unrolled)
-        placements = placements_of(dag, sketch, options.max_location_variants)
+        placements = placements_of(sketch, options.max_location_variants)
         space = cls(dag, hardware, options, steps, placements, layout)
         return replace(space, placements=tuple(space._sound_placements()))
 
@@ -158,6 +159,10 @@ class SketchSpace:
             # A loop is either the vector loop or in parallel; the vector loop comes first.
             allowed = np.where(rows[:, vector] > 0, min(fact.depth, max(fact.vector, 0)), fact.depth)
             rows[:, column] = _settled_depth(own, np.minimum(rows[:, column], allowed))
+        for stage, column in self.layout.unroll:
+            limits, vector_flags = rows[:, column], rows[:, vector_columns[stage]]
+            nest = by_stage[stage]
+            rows[:, column] = settled_unroll(nest, vector_flags, limits, self.options.unroll_limits, self.hardware)
         if self.hardware.num_cores == 1:
             for _, column in self.layout.parallel:
                 rows[:, column] = 0

@@ -8,8 +8,9 @@ from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Attached, Root, replay
 from compiler.schedule.steps import Split, dump_steps, load_steps
-from compiler.search.legality import legal, register_tile
+from compiler.search.legality import legal
 from compiler.search.options import SearchOptions
+from compiler.search.register_tile import register_tile, settled_unroll
 from compiler.search.space import SketchSpace, build_spaces
 from compiler.target import HardwareParams
 from tests.unit.search.workloads import conv_bn_relu, conv_residual_nhwc, matmul, max_pool, relu_only, task_of
@@ -143,8 +144,8 @@ def test_register_tiles_and_stack_buffers_are_limited() -> None:
     row[:, :10] = [[64, 1, 1, 8, 16, 1, 1, 32, 512, 1], [8, 1, 1, 64, 8, 1, 1, 64, 128, 4]]
     row[:, dict(tiled.layout.vector)[2]] = 1
     _, group = next(iter(tiled.groups(row)))
-    tile = register_tile(group.nests[0], group.choices, hardware, 2)
-    assert tile.tolist() == [16.0, 256.0]
+    tile = register_tile(group.nests[0], group.choices.vector[2], hardware, 2)
+    assert tile.tolist() == [16, 256]
     assert legal(group.nests, group.choices, hardware, SearchOptions(), 2).tolist() == [True, False]
 
     fused = spaces_of(matmul(512, 512, 512))[1]
@@ -153,3 +154,24 @@ def test_register_tiles_and_stack_buffers_are_limited() -> None:
     row[:, dict(fused.layout.vector)[2]] = 1
     _, group = next(iter(fused.groups(row)))
     assert legal(group.nests, group.choices, hardware, SearchOptions(), 2).tolist() == [False, True]
+
+
+def test_unroll_limits_that_change_nothing_are_one_program() -> None:
+    (tiled, *_) = spaces_of(matmul(512, 512, 512))
+    hardware, limits = HardwareParams(num_cores=4), np.array([0, 16, 64, 512], dtype=np.int64)
+    row = np.zeros((4, tiled.layout.width), dtype=np.int64)
+    row[:, dict(tiled.layout.vector)[2]] = 1
+    for parts, expected in (((128, 4), [0, 0, 64, 64]), ((512, 1), [0, 0, 0, 0]), ((32, 16), [0, 0, 0, 512])):
+        row[:, :10] = [64, 1, 1, 8, 16, 1, 1, 32, *parts]
+        _, group = next(iter(tiled.groups(row)))
+        settled = settled_unroll(group.nests[0], 1, limits, SearchOptions().unroll_limits, hardware)
+        assert settled.tolist() == expected
+
+
+def test_padding_is_never_computed_again_for_every_output_channel() -> None:
+    for space in spaces_of(DAGS["conv"]):
+        for moves in space.placements[1:]:
+            state = replay(space.dag, (*space.sketch, *moves))
+            place = state.stages[1].location
+            assert isinstance(place, Attached)
+            assert state.stages[place.stage].iters[place.iter].name.split(".")[0] not in ("f", "n")

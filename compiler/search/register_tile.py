@@ -1,0 +1,82 @@
+"""In: bounds of a statement of B programs. Out: the register tile that the code generator makes of its innermost loops,
+and the unroll limits that make a difference.
+
+Always: what the lowering does, said in arrays.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from compiler.schedule.bounds import Loop, StageNest
+from compiler.schedule.state import IterKind, Number
+from compiler.search.genome import Mask, Rows
+from compiler.target import HardwareParams
+
+Counts = npt.NDArray[np.int64]
+
+
+def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Counts:
+    """Accumulators (B,) of a statement: its spatial loops inside the innermost reduction, a vector loop in registers.
+
+    `vector` says whether the last spatial loop is a vector loop; such a loop always belongs to the tile. 1 where there
+    is no reduction.
+    """
+    lanes = max(1, hardware.vector_unit_bytes // itemsize(nest))
+    tile = np.ones(count, dtype=np.int64)
+    reduced = np.zeros(count, dtype=np.bool_)
+    last = True
+    for loop in reversed(_own(nest)):
+        extent = np.asarray(loop.extent)
+        if loop.kind is IterKind.REDUCTION:
+            reduced = reduced | (extent > 1)
+            continue
+        is_vector = (np.asarray(vector) > 0) & last
+        inside = is_vector | ~reduced
+        tile = np.where(inside, tile * np.where(is_vector, -(-extent // lanes), extent), tile)
+        last = False
+    return np.where(reduced, tile, 1)
+
+
+def settled_unroll(
+    nest: StageNest, vector: Number, limits: Rows, choices: Sequence[int], hardware: HardwareParams
+) -> Rows:
+    """The least of `choices` that unrolls as many reduction loops as each of `limits` (B,) does.
+
+    Loops are unrolled whole, from the innermost outwards, while the vector operations stay within the limit, up to the
+    next spatial loop.
+    """
+    work = register_tile(nest, vector, hardware, len(limits))
+    closed = np.zeros(len(limits), dtype=np.bool_)
+    reduced = np.zeros(len(limits), dtype=np.bool_)
+    sizes: list[tuple[Mask, Counts]] = []
+    last = True
+    for loop in reversed(_own(nest)):
+        real = np.broadcast_to(np.asarray(loop.extent) > 1, closed.shape)
+        if loop.kind is IterKind.REDUCTION:
+            work = np.where(real & ~closed, work * loop.extent, work)
+            sizes.append((real & ~closed, work))
+            reduced = reduced | real
+        else:
+            is_vector = (np.asarray(vector) > 0) & last
+            closed = closed | (reduced & real & ~is_vector)
+            last = False
+
+    def unrolled(limit: Rows | int) -> Counts:
+        flags = [open_ & (size <= limit) for open_, size in sizes]
+        return np.sum(flags, axis=0, dtype=np.int64) if flags else np.zeros(len(limits), dtype=np.int64)
+
+    settled, target = limits.copy(), unrolled(limits)
+    for choice in sorted(choices, reverse=True):
+        settled = np.where((settled >= choice) & (unrolled(choice) == target), choice, settled)
+    return np.asarray(settled)
+
+
+def itemsize(nest: StageNest) -> int:
+    """Bytes of an element of the statement's result."""
+    return int(np.dtype(nest.op.dtype).itemsize)
+
+
+def _own(nest: StageNest) -> tuple[Loop, ...]:
+    return nest.loops[len(nest.loops) - nest.own :]
