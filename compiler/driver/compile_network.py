@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
+from compiler.codegen.cpu import describe
 from compiler.driver.build import build_kernel
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
 from compiler.executor.network import CompiledNetwork, Coverage
@@ -133,10 +134,14 @@ def _build_or_default(choice: _Choice, build: BuildKernels) -> tuple[_Choice, Ke
 
 
 def _metadata(graph: Graph, target: Target, threads: int) -> dict[str, object]:
+    triple, cpu, features = describe(target)
     return {
         "network": graph.name,
         "fingerprint": graph.fingerprint(),
         "target": str(target),
+        "triple": triple,
+        "cpu": cpu,
+        "needs": sorted(word[1:] for word in features.split(",") if word.startswith("+")),
         "threads": threads,
         "versions": {name: _version(name) for name in ("retune", "llvmlite", "numpy")},
     }

@@ -15,7 +15,7 @@ from compiler.executor.network import CompiledNetwork
 from compiler.executor.plan import BufferKind, BufferSpec
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import BoundKernel, load_kernels
+from compiler.runtime.loader import BoundKernel, host_features, load_kernels
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 
@@ -45,6 +45,7 @@ class GraphExecutor:
         if threads < 1:
             raise OptionError(f"threads must be at least 1, not {threads}")
         network.verify()
+        _check_machine(network)
         self.network = network
         self.threads = threads
         self._arrays = _allocate(network)
@@ -195,6 +196,16 @@ class GraphExecutor:
         array = np.asarray(value)
         _check(array, self._input_specs[place], "input")
         np.copyto(self._inputs[place], array)
+
+
+def _check_machine(network: CompiledNetwork) -> None:
+    """An instruction that the processor lacks would end the process; say it before."""
+    missing = sorted(set(network.metadata.get("needs", ())) - host_features())
+    if missing:
+        made_for = network.metadata.get("cpu", "another processor")
+        raise ArtifactError(
+            f"network {network.plan.name} was compiled for {made_for}; this machine lacks {', '.join(missing)}"
+        )
 
 
 def _check(array: Array, spec: BufferSpec, what: str) -> None:

@@ -127,6 +127,12 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
     return LoadedKernels(kernels)
 
 
+@lru_cache(maxsize=1)
+def host_features() -> frozenset[str]:
+    """What this machine's processor can do, in LLVM's names, such as `avx512f`."""
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
 def _link(artifact: KernelArtifact) -> Any:
     builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(artifact.name)
     for name, address in openmp_runtime().symbols.items():

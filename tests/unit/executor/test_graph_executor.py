@@ -93,6 +93,13 @@ def test_benchmark_and_profile() -> None:
     np.testing.assert_array_equal(executor.get_output(0), 8 * _x())
 
 
+def test_a_network_for_another_processor_is_refused() -> None:
+    network = doubling_network()
+    metadata = {"cpu": "hal9000", "needs": ["empathy"]}
+    with pytest.raises(ArtifactError, match="compiled for hal9000; this machine lacks empathy"):
+        GraphExecutor(CompiledNetwork(network.plan, network.kernels, network.constants, (), metadata))
+
+
 def test_an_inconsistent_network_is_refused() -> None:
     network = doubling_network()
     with pytest.raises(ArtifactError, match="constant c is missing"):
