@@ -1,0 +1,87 @@
+"""Whatever the search proposes computes what NumPy says: samples of small computations are compiled and run."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.cost_model import RandomModel
+from compiler.driver.build import build_kernel
+from compiler.runtime.buffers import aligned_array, aligned_copy
+from compiler.runtime.loader import load_kernels
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from tests.unit.search.workloads import conv_bn_relu, conv_residual_nhwc, matmul, max_pool, task_of
+
+Array = NDArray[np.float32]
+
+OPTIONS = SearchOptions(population=96, generations=1, prior_ratio=0.2)
+
+
+def expect_matmul(a: Array, b: Array) -> Array:
+    return a @ b
+
+
+def expect_residual(data: Array, weight: Array, bias: Array, residual: Array) -> Array:
+    size, pad = data.shape[1], weight.shape[0] // 2
+    padded = np.pad(data, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    total = bias + residual
+    for y in range(weight.shape[0]):
+        for x in range(weight.shape[1]):
+            total = total + padded[:, y : y + size, x : x + size, :] @ weight[y, x]
+    return np.asarray(np.maximum(total, 0.0))
+
+
+def expect_bn_relu(data: Array, weight: Array, bias: Array, scale: Array, offset: Array) -> Array:
+    padded = np.pad(data, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    out = (padded.shape[2] - 3) // 2 + 1
+    total = np.zeros((1, weight.shape[0], out, out), np.float32)
+    for y in range(3):
+        for x in range(3):
+            window = padded[:, :, y : y + 2 * out - 1 : 2, x : x + 2 * out - 1 : 2]
+            total += np.einsum("bcyx,fc->bfyx", window, weight[:, :, y, x])
+    return np.asarray(np.maximum((total + bias) * scale + offset, 0.0))
+
+
+def expect_pool(data: Array) -> Array:
+    high, wide = data.shape[1] - 1, data.shape[2] - 1
+    windows = [data[:, y : high + y, x : wide + x] for y in (0, 1) for x in (0, 1)]
+    return np.asarray(np.max(windows, axis=0))
+
+
+CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
+    "matmul": (matmul(15, 36, 20), expect_matmul, 20),
+    "residual": (conv_residual_nhwc(7, 24), expect_residual, 24),
+    "bn_relu": (conv_bn_relu(1, 9, 4, 6, 3, 2, 1), expect_bn_relu, 16),
+    "pool": (max_pool(6, 20), expect_pool, 4),
+}
+
+
+def run(task: SearchTask, steps: tuple[Step, ...], inputs: list[Array]) -> Array:
+    """Compile one program and run it on two threads."""
+    artifact = build_kernel(task, steps, "kernel")
+    kernel = load_kernels([artifact])["kernel"]
+    buffers = []
+    for spec, value in zip(artifact.args, inputs, strict=False):
+        buffers.append(aligned_copy(spec.packing.pack(value) if spec.packing else value))
+    result = aligned_array(artifact.args[-1].shape, "float32")
+    kernel.bind([*buffers, result], 2)()
+    return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_proposed_programs_compute_the_definition(name: str) -> None:
+    dag, expect, count = CASES[name]
+    task = task_of(name, dag)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(tensor.shape).astype(np.float32) for tensor in dag.inputs]
+    expected = expect(*inputs)
+    candidates = SketchPolicy(task, RandomModel(0), OPTIONS, seed=9).ask(count, 0)
+    assert len(candidates) >= min(count, 4)
+    for one in candidates:
+        found = run(task, one.steps, inputs)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=one.steps_text)
