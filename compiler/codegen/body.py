@@ -98,6 +98,9 @@ class BodyEmitter:
         self.env: dict[Var, int | Scalar | Ramp] = {}
         self.vector: Var | None = None
         self.stack_bytes = 0
+        # Both are keyed by identity, which is safe because the tuples are kept alive beside the answers.
+        self.forms: dict[tuple[int, tuple[int, ...]], tuple[Affine, tuple[Expr, ...]]] = {}
+        self.moves: dict[tuple[int, Var | None], tuple[bool, tuple[Expr, ...]]] = {}
 
     # ---------------------------------------------------------------- statements
 
@@ -251,28 +254,31 @@ class BodyEmitter:
             ):
                 item = self.writer.value(f"extractelement {kind} {value.text}, i32 {lane}")
                 self.writer.put(f"store {memory_type(stmt.buffer.dtype)} {item}, ptr {scalar}, align {size}")
-        self.forget(stmt.buffer)
-
-    def forget(self, buffer: Buffer) -> None:
-        """Values loaded from a buffer are stale once it is written."""
-        stale = [key for key in self.writer.in_block if isinstance(key, tuple) and key[:2] == ("load", buffer)]
-        for key in stale:
-            del self.writer.in_block[key]
+        self.writer.loaded.pop(stmt.buffer.name, None)
 
     # ---------------------------------------------------------------- addresses
 
-    def lanes_of(self, indices: Sequence[Expr]) -> int:
-        """Lanes of the active vector loop if the indices move with it, else 1."""
+    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Affine:
+        """The flat index, worked out once an access and not once an unrolled copy."""
+        key = (id(indices), buffer.shape)
+        if key not in self.forms:
+            self.forms[key] = (flat_index(buffer.shape, indices), indices)
+        return self.forms[key][0]
+
+    def lanes_of(self, exprs: tuple[Expr, ...]) -> int:
+        """Lanes of the active vector loop if any of the expressions moves with it, else 1."""
         ramp = self.env.get(self.vector) if self.vector is not None else None
         if not isinstance(ramp, Ramp):
             return 1
-        moves = any(node == self.vector for index in indices for node in walk(index))
-        return ramp.lanes if moves else 1
+        key = (id(exprs), self.vector)
+        if key not in self.moves:
+            self.moves[key] = (any(node == self.vector for expr in exprs for node in walk(expr)), exprs)
+        return ramp.lanes if self.moves[key][0] else 1
 
-    def place(self, buffer: Buffer, indices: Sequence[Expr]) -> Place:
+    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Place:
         """Where an element lies: literals, then what each outer loop adds, then the lanes."""
         storage = self.storage[buffer]
-        form = flat_index(buffer.shape, indices) if indices else Affine()
+        form = self.form(buffer, indices)
         offset = form.const
         stride: int | None = 0
         by_depth: dict[int, list[tuple[str, int]]] = {}
@@ -416,13 +422,14 @@ class BodyEmitter:
         if lanes > 1 and storage.lanes == 1 and place.stride != 1:
             return self.gather(expr, place, lanes)
         align = 64 if storage.lanes > 1 else item_bytes(buffer.dtype)
-        key = ("load", buffer, place.pointer, place.offset, lanes)
-        if key not in self.writer.in_block:
+        loaded = self.writer.loaded.setdefault(buffer.name, {})
+        key = (place.pointer, place.offset, lanes)
+        if key not in loaded:
             pointer = self.address(place, buffer)
             kind = memory_type(buffer.dtype, lanes)
             value = Value(self.writer.value(f"load {kind}, ptr {pointer}, align {align}"), lanes, buffer.dtype)
-            self.writer.in_block[key] = self.from_memory(value).text
-        return Value(self.writer.in_block[key], lanes, buffer.dtype)
+            loaded[key] = self.from_memory(value).text
+        return Value(loaded[key], lanes, buffer.dtype)
 
     def gather(self, expr: Load, place: Place, lanes: int) -> Value:
         """Lanes that do not lie side by side: one load each, or one for all."""
@@ -578,7 +585,7 @@ class BodyEmitter:
 
     def lanes_in(self, expr: Expr) -> int:
         """Lanes of an expression's value."""
-        lanes = self.lanes_of([expr])
+        lanes = self.lanes_of((expr,))
         for node in walk(expr):
             if isinstance(node, Load):
                 lanes = max(lanes, self.storage[node.buffer].lanes)

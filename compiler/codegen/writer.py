@@ -30,6 +30,7 @@ class FunctionWriter:
         self.scopes: list[Scope] = []
         self.label = "entry"
         self.in_block: dict[object, str] = {}
+        self.loaded: dict[str, dict[object, str]] = {}
         self._count = 0
         self.push_scope()
 
@@ -53,6 +54,7 @@ class FunctionWriter:
         self.out.append(f"{label}:")
         self.label = label
         self.in_block.clear()
+        self.loaded.clear()
 
     def push_scope(self) -> None:
         """Begin a scope at the current point."""
