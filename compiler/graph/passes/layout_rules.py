@@ -7,7 +7,7 @@ transposes meet the next layout change, and cancel there, or reach an output.
 import numpy as np
 
 from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute, Node
+from compiler.graph.ir import Attribute, Node, Value
 from compiler.graph.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
@@ -77,7 +77,10 @@ def _keeps_shape(builder: GraphBuilder, node: Node) -> bool:
 
 
 def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
-    """f(reshape(x)) -> reshape(f(x)) for element-wise f, and for f with a constant that only sees the last axis."""
+    """f(reshape(x)) -> reshape(f(x)) for element-wise f.
+
+    With two operands: both reshaped alike, or one a constant that only sees the last axis.
+    """
     kind = OPS[node.op].kind
     if kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST):
         return None
@@ -85,13 +88,25 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
     if source is None or source.op != "reshape":
         return None
     x, shape = builder.value(source.inputs[0]), source.ints("shape")
+    operands = [x.name]
     if kind is FusionKind.BROADCAST:
-        constant = builder.array(node.inputs[1])
-        alike = bool(x.shape) and bool(shape) and x.shape[-1] == shape[-1]
-        if constant is None or not (constant.ndim == 0 or (constant.shape == shape[-1:] and alike)):
+        second = _before_reshape(builder, node.inputs[1], x, shape)
+        if second is None:
             return None
-    result = builder.emit(node.op, [x.name, *node.inputs[1:]], node.attrs, name=node.name, output=node.output)
+        operands.append(second)
+    result = builder.emit(node.op, operands, node.attrs, name=node.name, output=node.output)
     return builder.emit("reshape", [result], {"shape": shape}, output=node.output)
+
+
+def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int, ...]) -> str | None:
+    """What to combine with `x` so that reshaping the result to `shape` is as combining with `name` afterwards."""
+    constant, source = builder.array(name), builder.producer(name)
+    if constant is not None:
+        alike = bool(x.shape) and bool(shape) and x.shape[-1] == shape[-1]
+        return name if constant.ndim == 0 or (constant.shape == shape[-1:] and alike) else None
+    if source is None or source.op != "reshape" or source.ints("shape") != shape:
+        return None
+    return source.inputs[0] if builder.value(source.inputs[0]).shape == x.shape else None
 
 
 def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:

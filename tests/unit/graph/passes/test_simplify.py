@@ -141,6 +141,16 @@ CASES: dict[str, tuple[Write, list[str]]] = {
         lambda b: b.emit("relu", [b.emit("add", [reshape(b, "x", 1, 6, 4, 5), weight(b, 5)])]),
         ["add", "relu", "reshape"],
     ),
+    "reshape below a gate": (
+        lambda b: b.emit("mul", [reshape(b, "x", 6, 20), b.emit("tanh", [reshape(b, "x", 6, 20)])]),
+        ["tanh", "mul", "reshape"],
+    ),
+    "two different reshapes": (
+        lambda b: b.emit(
+            "mul", [reshape(b, "x", 6, 20), reshape(b, b.emit("tanh", [transpose(b, "x", *BACK)]), 6, 20)]
+        ),
+        ["reshape", "tanh", "transpose", "reshape", "mul"],
+    ),
 }
 
 
