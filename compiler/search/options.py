@@ -15,7 +15,8 @@ class SearchOptions:
     `population` programs live through `generations` rounds of selection. A child is mutated with probability
     `mutation_probability`; of the others, `crossover_probability` exchange columns with another parent. `eps_greedy` of
     each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
-    `prior_ratio` is the share of selection and of the very first batch that follows first principles.
+    First principles decide `prior_ratio` of the first selection and of a task's very first batch; later they weigh as
+    much as the cost model does after `prior_trials` results, and ever less (0: they never weigh).
 
     `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction); the innermost part
     of a loop is at most `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel
@@ -31,7 +32,8 @@ class SearchOptions:
     crossover_probability: float = 0.6
     eps_greedy: float = 0.05
     measured_ratio: float = 0.2
-    prior_ratio: float = 0.5
+    prior_ratio: float = 0.75
+    prior_trials: int = 64
     tiling: str = "SSRSRS"
     max_innermost: int = 64
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
@@ -51,6 +53,7 @@ class SearchOptions:
         whole = (
             ("population", 1),
             ("generations", 0),
+            ("prior_trials", 0),
             ("max_innermost", 1),
             ("max_parallel_ratio", 1),
             ("max_register_vectors", 1),

@@ -27,7 +27,7 @@ from compiler.search.evolution import Breed, Brood, Generation, Individual, eval
 from compiler.search.genome import Rows, Scores, keys_of
 from compiler.search.legality import legal
 from compiler.search.options import SearchOptions
-from compiler.search.prior import prior_scores
+from compiler.search.prior import blended, prior_scores
 from compiler.search.space import SketchSpace, build_spaces
 
 Features = npt.NDArray[np.float32]
@@ -35,7 +35,8 @@ Features = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A program to measure. `parent` identifies the program it was made from (see `program_id`), `mutation` says how.
+    """A program to measure. `predicted` is the score that chose it, higher is better. `parent` identifies the program
+    it was made from (see `program_id`), `mutation` says how.
     """
 
     steps: tuple[Step, ...]
@@ -103,7 +104,7 @@ class SketchPolicy:
         rng = np.random.default_rng([self.seed, crc32(self.task.workload_key.encode()), round_index])
         first = self._first_generation(rng)
         met = evolve(self._breeds, first, self._score, self.options, rng)
-        random_share = self.options.eps_greedy if self._is_informed else 1.0 - self.options.prior_ratio
+        random_share = self.options.eps_greedy if self._told else 1.0 - self.options.prior_ratio
         chosen = self._best(met, count - int(random_share * count))
         chosen = self._with_random(rng, first, chosen, count)
         for one in ranking(met, self._seen | chosen.keys()):
@@ -136,11 +137,10 @@ class SketchPolicy:
         return min(self._told.values(), default=inf)
 
     @property
-    def _is_informed(self) -> bool:
-        """Whether scores of the model mean anything for this task: it has seen results of the task, or proved itself on
-        others.
-        """
-        return bool(self._told) or self.model.last_metrics is not None
+    def _prior_weight(self) -> float:
+        """How much first principles count against the model: all before any result of the task, less with every one."""
+        trust = self.options.prior_trials
+        return trust / (trust + len(self._known)) if trust else 0.0
 
     def _first_generation(self, rng: np.random.Generator) -> tuple[Generation, ...]:
         """Samples of every space and the best measured programs, scored; sampled again while too few are valid."""
@@ -182,8 +182,8 @@ class SketchPolicy:
             if not good.any():
                 continue
             features = self._padded_features(extract(group.nests, group.choices, self.task.hardware, count=len(which)))
-            guess = prior_scores(features, self.task.hardware)
-            predicted = self.model.predict(features) if self._is_informed else guess
+            guess = prior_scores(features, self.task.flop_count, self.task.hardware)
+            predicted = blended(self.model.predict(features), guess, self._prior_weight)
             prior[which] = guess
             scores[which] = np.where(good, predicted, -inf)
         return settled, scores, prior
@@ -234,8 +234,7 @@ class SketchPolicy:
             if text in self._told:
                 continue
             parent = None if one.parent is None else program_id(dump_steps(space.steps(one.parent)))
-            predicted = one.score if self._is_informed else None
-            found.append(Candidate(steps, text, predicted, parent, one.move))
+            found.append(Candidate(steps, text, one.score, parent, one.move))
         return tuple(found)
 
     def _told_features(self, results: Sequence[Told]) -> list[Features | None]:

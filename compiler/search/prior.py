@@ -25,16 +25,31 @@ _BLOCK = 8.0
 """Cycles to enter and leave a register tile."""
 _FORK = 4000.0
 """Cycles to start a parallel loop."""
+_HOPELESS = 1e-3
+"""The least model score that is told from others when it is blended with the prior."""
 _BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 12.0, "traffic_8m": 5.0}
 """Sustained bandwidth towards a core beyond caches of these capacities."""
 
 
-def prior_scores(features: npt.NDArray[np.float32], hardware: HardwareParams) -> Scores:
-    """Guessed throughput of programs (B, S, F), shape (B,), the best of the batch at 1."""
-    if not len(features):
-        return np.zeros(0)
-    cycles = _statement_cycles(features, hardware).sum(axis=1)
-    return np.asarray(cycles.min() / cycles)
+def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware: HardwareParams) -> Scores:
+    """Guessed throughput of programs (B, S, F) as a share of the machine's peak, shape (B,), always positive.
+
+    `flop_count` is what one call of the whole program computes.
+    """
+    per_cycle = 2.0 * _PER_CYCLE * hardware.vector_unit_bytes / 4.0 * hardware.num_cores
+    ideal = max(flop_count, 1.0) / per_cycle
+    return np.asarray(ideal / _statement_cycles(features, hardware).sum(axis=1))
+
+
+def blended(scores: Scores, prior: Scores, weight: float) -> Scores:
+    """The geometric mean of model scores and prior, the prior with `weight` in 0 … 1; -inf stays -inf.
+
+    Whatever the model holds for hopeless (a score of 0 or less) comes last, in the order of the prior.
+    """
+    if weight <= 0.0:
+        return scores
+    mixed = np.maximum(scores, _HOPELESS) ** (1.0 - weight) * prior**weight
+    return np.asarray(np.where(np.isneginf(scores), -np.inf, mixed))
 
 
 def _statement_cycles(features: npt.NDArray[np.float32], hardware: HardwareParams) -> Scores:
