@@ -44,8 +44,8 @@ class XGBOptions:
     most_trees: int = 300
     scratch_programs: int = 16384
     replay_programs: int = 2048
-    worst_weight: float = 0.3
-    max_depth: int = 6
+    worst_weight: float = 0.5
+    max_depth: int = 4
     eta: float = 0.2
     max_bin: int = 128
     column_share: float = 0.4

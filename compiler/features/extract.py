@@ -1,12 +1,13 @@
 """In: statements of B programs of one structure. Out: features (B, S, F). Always: row i depends on program i alone."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
+from compiler.features.estimate import estimate_columns
 from compiler.features.memory import allocation_columns, intensity_columns, memory_columns
 from compiler.features.nest import Floats, Nest, column, nest_arrays
 from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES, SCALED
@@ -36,16 +37,31 @@ def extract(
     touched = [touches(nest, local, hardware.cache_line_bytes) for nest in arrays]
     volumes = [touched_bytes(nest, touch) for nest, touch in zip(arrays, touched, strict=True)]
     features = np.empty((programs, len(nests), len(FEATURE_NAMES)), dtype=np.float32)
+    statements: list[dict[str, Floats | float]] = []
     for row, nest in enumerate(arrays):
         producers = [_producer(row, touch, arrays, touched, volumes) for touch in touched[row]]
-        table = np.zeros((len(FEATURE_NAMES), programs), dtype=np.float32)
-        for name, value in _statement(nest, touched[row], producers, volumes[row], hardware):
-            table[INDEX[name]] = value
-        scaled = table[SCALED]
-        np.log2(scaled + np.float32(1), out=scaled)
-        table[SCALED] = scaled
-        features[:, row, :] = table.T
+        values = dict(_statement(nest, touched[row], producers, volumes[row], hardware))
+        values.update(estimate_columns(values, hardware))
+        statements.append(values)
+    total = np.zeros(programs)
+    for values in statements:
+        total = total + values["estimate_cycles"]
+    for row, values in enumerate(statements):
+        values["estimate_program"] = total
+        values["estimate_share"] = values["estimate_cycles"] / total
+        features[:, row, :] = _scaled(values, programs).T
     return features
+
+
+def _scaled(values: Mapping[str, Floats | float], programs: int) -> NDArray[np.float32]:
+    """(F, B): the columns in order, those that are missing 0."""
+    table = np.zeros((len(FEATURE_NAMES), programs), dtype=np.float32)
+    for name, value in values.items():
+        table[INDEX[name]] = value
+    scaled = table[SCALED]
+    np.log2(scaled + np.float32(1), out=scaled)
+    table[SCALED] = scaled
+    return table
 
 
 def _statement(

@@ -2,16 +2,16 @@
 
 A program has one row per statement. Every value but the flags in `FLAG_NAMES` is scaled by log2(x + 1).
 
-group       | what it tells
-------------|---------------------------------------------------------------------------------------------- operations
-| how often each kind of operation runs in all annotations | number, product and innermost length of vector, unrolled
-and parallel loops, and where in the nest they lie buffers     | the written buffer, then the buffers read in reading
-order: volume, cache lines, reuse, stride intensity   | operations per touched byte at ten points on the way from the
-innermost loop to the whole statement allocation  | size and number of the buffers that live inside other statements'
-loops, and how much is computed twice nest        | trip count, number of loops, unroll limit tile        | the
-register tile: rows, vectors, accumulators, idle lanes, loads per multiply-add, innermost reduction parallel    |
-chunks, balance and grain of the parallel loop memory      | bytes touched inside each group of loops; bytes moved
-with a cache of 16 KiB ... 8 MiB
+* operations: how often each kind of operation runs in all
+* annotations: number, product and innermost length of vector, unrolled and parallel loops, and where they lie
+* buffers: the written buffer, then the buffers read in reading order: volume, cache lines, reuse, stride
+* intensity: operations per touched byte at ten points on the way from the innermost loop to the whole statement
+* allocation: size and number of the buffers inside other statements' loops, and how much is computed twice
+* nest: trip count, number of loops, unroll limit
+* tile: the register tile: rows, vectors, accumulators, idle lanes, loads per multiply-add, innermost reduction
+* parallel: chunks, balance and grain of the parallel loop
+* memory: bytes touched inside each group of loops, and bytes moved with a cache of 16 KiB ... 8 MiB
+* estimate: cycles from first principles: arithmetic, memory, the statement, the whole program, its share of it
 
 Where the well-known Ansor table has columns that are dead or wrong, these differ on purpose:
 
@@ -110,6 +110,13 @@ MEMORY_NAMES = (
     *(f"traffic_{size}" for size in CACHES),
     *(f"intensity_{size}" for size in CACHES),
 )
+ESTIMATE_NAMES = (
+    "estimate_arithmetic",
+    "estimate_memory",
+    "estimate_cycles",
+    "estimate_program",
+    "estimate_share",
+)
 
 FEATURE_NAMES = (
     *OPERATION_NAMES,
@@ -121,6 +128,7 @@ FEATURE_NAMES = (
     *TILE_NAMES,
     *PARALLEL_NAMES,
     *MEMORY_NAMES,
+    *ESTIMATE_NAMES,
 )
 """Names of the columns, in order."""
 

@@ -181,6 +181,26 @@ def test_intensity_rises_to_that_of_the_whole_statement() -> None:
     assert all(low <= high * (1 + 1e-5) for low, high in pairwise(curve))
 
 
+def test_estimate_of_a_tile_that_runs_at_the_limit_of_the_machine() -> None:
+    found = values([tiled_matmul((4, 8, 2, 8), (4, 4, 1, 32), (8, 64))], choices(0, 1))
+    # 16 accumulators: two vector operations a cycle, and per 8x32 tile of 64 steps the moves and 8 cycles around them.
+    vector_operations = 512**3 / 16
+    tiles = 512**3 / (8 * 32 * 64)
+    assert found["estimate_arithmetic"] == approx(vector_operations / 2 + tiles * (2 * 16 + 8))
+    assert found["estimate_program"] == found["estimate_cycles"]
+    assert found["estimate_share"] == approx(1)
+    halved = values([tiled_matmul((4, 8, 2, 8), (4, 4, 1, 32), (8, 64))], choices(1, 1))
+    assert halved["estimate_cycles"] == approx(found["estimate_cycles"] / 2 + 4000)
+
+
+def test_the_estimate_of_a_program_is_the_sum_over_its_statements() -> None:
+    nests = copy_chain()
+    rows = [values(nests, choices(), row) for row in range(2)]
+    assert rows[0]["estimate_program"] == rows[1]["estimate_program"]
+    assert sum(row["estimate_cycles"] for row in rows) == approx(rows[0]["estimate_program"])
+    assert sum(row["estimate_share"] for row in rows) == approx(1)
+
+
 def test_unit_loops_change_nothing() -> None:
     short = values([tiled_matmul((512, 1, 1, 1), (32, 1, 1, 16), (512, 1))], choices(1, 1))
     moved = values([tiled_matmul((512, 1, 1, 1), (1, 32, 1, 16), (512, 1))], choices(1, 1))

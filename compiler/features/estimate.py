@@ -1,0 +1,53 @@
+"""In: columns of one statement. Out: the cycles it should take. Always: first principles, nothing measured.
+
+A statement takes the longer of its arithmetic and memory time and a part of the shorter: steps of the register tile,
+accumulators that do not fit or have to be moved, bytes from each level of the memory, shared by the threads with work.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from compiler.features.buffers import Columns
+from compiler.features.nest import Floats
+from compiler.target import HardwareParams
+
+_LATENCY = 4.0
+"""Cycles before the result of a multiply-add can be used."""
+
+_PER_CYCLE = 2.0
+"""Vector operations, and vector loads, that a core starts in a cycle."""
+
+_SPILL = 2.0
+"""Cycles that an accumulator in memory costs per step."""
+
+_BLOCK = 8.0
+"""Cycles to enter and leave a register tile."""
+
+_FORK = 4000.0
+"""Cycles to start a parallel loop."""
+
+_OVERLAP = 0.25
+"""The share of the shorter of arithmetic and memory time that is not hidden by the longer."""
+
+_BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 12.0, "traffic_8m": 5.0}
+"""Bandwidth towards a core from beyond a cache of this capacity."""
+
+
+def estimate_columns(values: Mapping[str, Floats | float], hardware: HardwareParams) -> Columns:
+    """Columns of the group "estimate" that need no other statement; `values` are the unscaled columns of this one."""
+    accumulators = np.maximum(values["tile_accumulators"], 1.0)
+    steps = values["tile_vector_operations"] / accumulators
+    loads = values["tile_vector_loads"] + values["tile_broadcasts"] + values["tile_gathers"]
+    step = np.maximum(np.maximum(accumulators, loads) / _PER_CYCLE, _LATENCY) + _SPILL * values["tile_spilled"]
+    blocks = steps / np.maximum(values["tile_reduction"], 1.0)
+    arithmetic = steps * step + 2.0 * values["tile_accumulator_moves"] + _BLOCK * blocks
+    memory = np.zeros(1)
+    for name, rate in _BYTES_PER_CYCLE.items():
+        memory = np.maximum(memory, values[name] / rate)
+    alone = np.maximum(arithmetic, memory) + _OVERLAP * np.minimum(arithmetic, memory)
+    parallel = np.asarray(values["parallel_chunks"]) > 1
+    share = np.where(parallel, values["parallel_imbalance"] / hardware.num_cores, 1.0)
+    yield "estimate_arithmetic", arithmetic
+    yield "estimate_memory", memory
+    yield "estimate_cycles", alone * share + np.where(parallel, _FORK, 0.0)
