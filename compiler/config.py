@@ -15,6 +15,10 @@ from pathlib import Path
 from compiler.errors import OptionError
 
 
+SESSION = "RETUNE_SESSION"
+"""The variable that marks a session of `retune tune` and every process that it starts."""
+
+
 class Debug(IntEnum):
     """How much of the pipeline is logged; every level includes the ones before."""
 
@@ -31,12 +35,14 @@ class Config:
 
     `home` (RETUNE_HOME) is the state folder: records, run ledger, artifacts and Prefect's database. `check`
     (RETUNE_CHECK) runs the IR checkers
-    after every pass. `debug` (RETUNE_DEBUG, 0 to 4) is the ladder of `Debug`.
+    after every pass. `debug` (RETUNE_DEBUG, 0 to 4) is the ladder of `Debug`. `session` is the mark of the session that
+    this process belongs to, empty outside of one.
     """
 
     home: Path = Path(".retune")
     check: bool = False
     debug: Debug = Debug.QUIET
+    session: str = ""
 
 
 def load(environment: Mapping[str, str] | None = None) -> Config:
@@ -49,6 +55,7 @@ def load(environment: Mapping[str, str] | None = None) -> Config:
         home=Path(given.get("RETUNE_HOME") or ".retune").absolute(),
         check=_flag("RETUNE_CHECK", given.get("RETUNE_CHECK", "0")),
         debug=_debug(given.get("RETUNE_DEBUG", "0")),
+        session=given.get(SESSION, ""),
     )
 
 

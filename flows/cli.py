@@ -26,7 +26,7 @@ from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.frontend import zoo
 from flows.parameters import DEFAULT_TRIALS, TuneJob
-from storage.files import make_folder
+from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
 
 app = typer.Typer(
@@ -68,7 +68,8 @@ def tune(
     job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store)
     extract_network(job.network, job.target, job.threads)
     _prepare_state_folder(Path(job.home))
-    environment = config.child_environment(config.prefect_environment(Path(job.home)))
+    settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
+    environment = config.child_environment(settings)
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.session", json.dumps(asdict(job))], environment)
 

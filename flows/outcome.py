@@ -18,7 +18,8 @@ def show_report(report: Report, stream: TextIO) -> None:
     console.print(_kernels(report))
     console.print(_latencies(report))
     console.print(
-        f"tuned is {report.speedup:.2f} times as fast as untuned, after {report.trials} trials in {report.elapsed:.0f} s",
+        f"tuned is {report.speedup:.2f} times as fast as untuned, "
+        f"after {report.trials} trials in {report.elapsed:.0f} s",
         soft_wrap=True,
     )
     if not report.is_right:

@@ -10,7 +10,9 @@ from dataclasses import asdict
 
 import typer
 
+from compiler import config
 from compiler.errors import RetuneError
+from flows.guardian import start_guardian
 from flows.live import shown_on
 from flows.outcome import show_report
 from flows.parameters import TuneJob
@@ -38,4 +40,5 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
+    GUARDIAN = start_guardian(config.load().session)
     sys.exit(main(sys.argv[1]))
