@@ -19,6 +19,8 @@ _LATENCY = 4.0
 """Cycles before the result of a multiply-add can be used."""
 _PER_CYCLE = 2.0
 """Vector multiply-adds, and vector loads, that a core starts in a cycle."""
+_STEP = 0.6
+"""Cycles of a step that no unit can hide."""
 _SPILL = 2.0
 """Cycles for an accumulator that lives in memory, per step."""
 _BLOCK = 8.0
@@ -61,7 +63,7 @@ def _statement_cycles(features: npt.NDArray[np.float32], hardware: HardwareParam
     accumulators = np.maximum(value("tile_accumulators"), 1.0)
     steps = value("tile_vector_operations") / accumulators
     loads = value("tile_vector_loads") + value("tile_broadcasts") + value("tile_gathers")
-    step = np.maximum(np.maximum(accumulators, loads) / _PER_CYCLE, _LATENCY) + _SPILL * value("tile_spilled")
+    step = np.maximum(np.maximum(accumulators, loads) / _PER_CYCLE, _LATENCY) + _STEP + _SPILL * value("tile_spilled")
     blocks = steps / np.maximum(value("tile_reduction"), 1.0)
     arithmetic = steps * step + value("tile_accumulator_moves") * 2.0 + blocks * _BLOCK
     memory = np.max([value(name) / rate for name, rate in _BYTES_PER_CYCLE.items()], axis=0)

@@ -1,0 +1,57 @@
+"""First principles order programs as any engineer would, and step back as results come in."""
+
+import numpy as np
+
+from compiler.features import extract
+from compiler.search.options import SearchOptions
+from compiler.search.prior import blended, prior_scores
+from compiler.search.space import SketchSpace, build_spaces
+from compiler.target import HardwareParams
+from tests.unit.search.workloads import matmul, task_of
+
+DAG = matmul(512, 512, 512)
+
+
+def guesses(parts: list[list[int]], cores: int = 1, vector: int = 1, parallel: int = 0) -> list[float]:
+    """What the prior says of tilings of the plain sketch (parts of i, j and k)."""
+    hardware = HardwareParams(num_cores=cores)
+    space: SketchSpace = build_spaces(task_of("t", DAG, hardware), SearchOptions())[0]
+    rows = np.zeros((len(parts), space.layout.width), dtype=np.int64)
+    rows[:, :10] = parts
+    rows[:, dict(space.layout.vector)[2]] = vector
+    rows[:, dict(space.layout.parallel)[2]] = parallel
+    (_, group), *_ = space.groups(rows)
+    features = extract(group.nests, group.choices, hardware, count=len(parts))
+    return [float(score) for score in prior_scores(features, DAG.flop_count, hardware)]
+
+
+def test_a_register_tile_beats_one_row_and_one_that_spills() -> None:
+    one_row = [512, 1, 1, 1, 16, 1, 1, 32, 512, 1]
+    tile = [64, 1, 1, 8, 16, 1, 1, 32, 512, 1]
+    spilled = [8, 1, 1, 64, 32, 1, 1, 16, 512, 1]
+    row, good, bad = guesses([one_row, tile, spilled])
+    assert good > 1.5 * row
+    assert good > 1.5 * bad
+    assert 0.5 < good <= 1.0
+
+
+def test_vectors_and_threads_are_worth_having() -> None:
+    tile = [64, 1, 1, 8, 16, 1, 1, 32, 512, 1]
+    assert guesses([tile])[0] > 4 * guesses([tile], vector=0)[0]
+    assert guesses([tile], cores=4, parallel=1)[0] > 3 * guesses([tile], cores=4)[0]
+
+
+def test_one_long_piece_for_two_cores_is_half_as_fast() -> None:
+    even, lone = [2, 32, 1, 8, 16, 1, 1, 32, 512, 1], [1, 64, 1, 8, 16, 1, 1, 32, 512, 1]
+    two, one = guesses([even, lone], cores=2, parallel=1)
+    assert two > 1.8 * one
+
+
+def test_blending_moves_from_the_prior_to_the_model() -> None:
+    scores, prior = np.array([0.9, 0.1, -0.5, -np.inf]), np.array([0.2, 0.8, 0.5, 0.9])
+    assert np.array_equal(blended(scores, prior, 0.0), scores)
+    assert np.allclose(blended(scores, prior, 1.0)[:3], prior[:3])
+    middle = blended(scores, prior, 0.5)
+    assert middle.argmax() == 0
+    assert middle[2] < middle[:2].min()
+    assert np.isneginf(middle[3])
