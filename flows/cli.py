@@ -134,7 +134,7 @@ def records_show(
 
 
 def _prepare_state_folder(home: Path) -> None:
-    """Make the folder, with room for Prefect's database, and check the records in it.
+    """Make the folder, with room for Prefect's database, and see whether the records in it can be read by this version.
 
     Raises: StoreError, SchemaError.
     """
@@ -142,7 +142,7 @@ def _prepare_state_folder(home: Path) -> None:
         make_folder(home / "prefect")
     except OSError as error:
         raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
-    ParquetRecordStore(home).check()
+    ParquetRecordStore(home)
 
 
 def _home(store: str | None) -> Path:

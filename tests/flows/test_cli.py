@@ -1,0 +1,103 @@
+"""The command line: a user's mistake is one sentence on stderr and exit code 2, before Prefect is started."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from tests.flows.networks import write_mlp, write_unsupported
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command line in this process; the second half of `tune` must not be reached."""
+    monkeypatch.setattr(sys, "argv", ["retune", *arguments])
+    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("the flow would have been started"))
+    try:
+        cli.main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with its own state folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tune", "missing.onnx"), ("missing.onnx", "resnet18")),
+        (("tune", "text.onnx"), ("text.onnx", "not an ONNX model")),
+        (("tune", "unsupported.onnx"), ("DFT", "spectrum", "Relu")),
+        (("tune", "dynamic.onnx"), ("static", "many")),
+        (("tune", "mlp", "--trials", "0"), ("budget", "at least 1 trial")),
+        (("tune", "mlp", "--trials", "-5"), ("budget", "-5")),
+        (("tune", "mlp", "--minutes", "0"), ("budget", "more than 0 minutes")),
+        (("tune", "mlp", "--threads", "0"), ("threads",)),
+        (("tune", "mlp", "--target", "abacus"), ("abacus", "llvm")),
+        (("tune", "mlp", "--store", "text.onnx"), ("text.onnx",)),
+        (("run", "text.onnx"), ("text.onnx",)),
+        (("run", "missing.retune"), ("missing.retune",)),
+        (("records", "show", "NOBODY"), ("NOBODY",)),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "text.onnx").write_text("this is no network")
+    write_unsupported(folder / "unsupported.onnx")
+    write_mlp(folder / "dynamic.onnx", batch="many")
+    code = run(monkeypatch, *arguments)
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.startswith("retune: ")
+    assert error.count("\n") == 1
+    for word in words:
+        assert word in error
+
+
+def test_a_store_of_a_newer_schema_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = folder / "state"
+    state.mkdir()
+    (state / "store.json").write_text(json.dumps({"schema_version": 999}))
+    assert run(monkeypatch, "tune", "mlp") == 2
+    error = capsys.readouterr().err
+    assert "999" in error
+    assert error.count("\n") == 1
+
+
+def test_usage_errors_have_exit_code_2_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "tune", "mlp", "--trials", "many") == 2
+    assert run(monkeypatch, "tune") == 2
+    assert not list(folder.iterdir())
+
+
+def test_the_zoo_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "networks") == 0
+    assert set(capsys.readouterr().out.split()) == {"mlp", "mobilenet_v2", "resnet18"}
+
+
+def test_an_empty_store_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "records", "list", "--store", str(folder / "nothing")) == 0
+    assert run(monkeypatch, "records", "best", "--store", str(folder / "nothing")) == 0
+    assert "task" in capsys.readouterr().out
+
+
+def test_the_command_line_does_not_import_prefect() -> None:
+    code = "import sys, flows.cli; sys.exit('prefect' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
