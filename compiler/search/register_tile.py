@@ -18,10 +18,9 @@ Counts = npt.NDArray[np.int64]
 
 
 def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Counts:
-    """Accumulators (B,) of a statement: its spatial loops inside the innermost reduction, a vector loop in registers.
+    """Accumulators (B,) of a statement: its spatial loops inside the innermost reduction, in vectors.
 
-    `vector` says whether the last spatial loop is a vector loop; such a loop always belongs to the tile. 1 where there
-    is no reduction.
+    `vector` says whether the last spatial loop is a vector loop. 1 where no spatial loop is inside a reduction.
     """
     lanes = max(1, hardware.vector_unit_bytes // itemsize(nest))
     tile = np.ones(count, dtype=np.int64)
@@ -32,9 +31,8 @@ def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, cou
         if loop.kind is IterKind.REDUCTION:
             reduced = reduced | (extent > 1)
             continue
-        is_vector = (np.asarray(vector) > 0) & last
-        inside = is_vector | ~reduced
-        tile = np.where(inside, tile * np.where(is_vector, -(-extent // lanes), extent), tile)
+        turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if last else extent
+        tile = np.where(reduced, tile, tile * turns)
         last = False
     return np.where(reduced, tile, 1)
 
@@ -51,7 +49,6 @@ def settled_unroll(
     closed = np.zeros(len(limits), dtype=np.bool_)
     reduced = np.zeros(len(limits), dtype=np.bool_)
     sizes: list[tuple[Mask, Counts]] = []
-    last = True
     for loop in reversed(_own(nest)):
         real = np.broadcast_to(np.asarray(loop.extent) > 1, closed.shape)
         if loop.kind is IterKind.REDUCTION:
@@ -59,9 +56,7 @@ def settled_unroll(
             sizes.append((real & ~closed, work))
             reduced = reduced | real
         else:
-            is_vector = (np.asarray(vector) > 0) & last
-            closed = closed | (reduced & real & ~is_vector)
-            last = False
+            closed = closed | (reduced & real)
 
     def unrolled(limit: Rows | int) -> Counts:
         flags = [open_ & (size <= limit) for open_, size in sizes]

@@ -175,3 +175,12 @@ def test_padding_is_never_computed_again_for_every_output_channel() -> None:
             place = state.stages[1].location
             assert isinstance(place, Attached)
             assert state.stages[place.stage].iters[place.iter].name.split(".")[0] not in ("f", "n")
+
+
+def test_a_wide_vector_loop_around_a_reduction_is_no_register_tile() -> None:
+    (space,) = spaces_of(max_pool(9, 2048))
+    rows = space.sample(np.random.default_rng(0), 8)
+    for _, group in space.groups(rows):
+        assert (group.rows[:, dict(space.layout.vector)[1]] == 1).all()
+        assert legal(group.nests, group.choices, HardwareParams(num_cores=4), SearchOptions(), len(group.rows)).all()
+        assert set(group.rows[:, dict(space.layout.unroll)[1]].tolist()) <= {0, 16}
