@@ -42,7 +42,7 @@ COLUMNS = (
     Column("mutation", pa.string(), "how it was derived from its parent, empty if sampled"),
     Column("predicted", pa.float64(), "cost model's score, higher is better; null if none", True),
     Column("costs", pa.list_(pa.float64()), "seconds per call, one per repeat; empty if it failed"),
-    Column("seconds", pa.float64(), "median of costs; null if the trial failed", True),
+    Column("seconds", pa.float64(), "fastest repeat; null if the trial failed", True),
     Column("status", pa.int8(), "how it ended, 0 is success"),
     Column("status_name", pa.string(), "the same in words: OK, RUN_TIMEOUT, WRONG_ANSWER, ..."),
     Column("error", pa.string(), "full text of the failure, empty on success"),

@@ -60,9 +60,7 @@ class MeasureRecord:
 
     @property
     def seconds(self) -> float:
-        """The cost that counts: the median of the repeats, infinite for a failure."""
+        """The cost that counts: the fastest repeat, since other load can only slow one down; infinite for a failure."""
         if self.status is not MeasureStatus.OK or not self.costs:
             return float("inf")
-        ordered = sorted(self.costs)
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return min(self.costs)

@@ -28,7 +28,8 @@ class Node:
 class ComputeDAG:
     """The operations of a sub-graph, producers before consumers, and what an analysis needs to know about them.
 
-    Operations are numbered in stage order: depth first from the outputs, inputs in the order in which they are read.
+    Operations are numbered in stage order: depth first from the outputs, inputs in the order in which they are read;
+    inputs that nothing reads come first.
     Raises: DefinitionError when no output is given, or an output is a placeholder.
     """
 
@@ -38,11 +39,14 @@ class ComputeDAG:
         outputs = [tensor for tensor in computes if id(tensor) not in read]
         if not outputs:
             raise DefinitionError("a compute graph needs at least one computed output")
-        nodes = tuple(Node(tensor, tensor.op) for tensor in _post_order(outputs))
+        order = _post_order(outputs)
+        reached = {id(tensor) for tensor in order}
         listed = [tensor for tensor in io_tensors if isinstance(tensor.op, PlaceholderOp)]
-        inputs = [node.tensor for node in nodes if isinstance(node.op, PlaceholderOp)]
+        unread = [tensor for tensor in listed if id(tensor) not in reached]
         known = {id(tensor) for tensor in listed}
-        self._setup(nodes, (*listed, *(tensor for tensor in inputs if id(tensor) not in known)), tuple(outputs))
+        unlisted = [tensor for tensor in order if isinstance(tensor.op, PlaceholderOp) and id(tensor) not in known]
+        nodes = tuple(Node(tensor, tensor.op) for tensor in (*unread, *order))
+        self._setup(nodes, (*listed, *unlisted), tuple(outputs))
 
     def _setup(self, nodes: tuple[Node, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         self.nodes = nodes

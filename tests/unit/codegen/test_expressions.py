@@ -1,0 +1,184 @@
+"""Every expression compiles to what NumPy computes: operators, types, lazy choices, strided and turned reads."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.driver.build import build_kernel
+from compiler.ir.expr import Expr
+from compiler.runtime.buffers import FencedArray
+from compiler.runtime.loader import load_kernels
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation
+from compiler.schedule.steps import Annotate, Step
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+from compiler.te.evaluate import evaluate
+from compiler.te.tensor import Tensor
+
+LENGTH = 53
+"""Three full vectors of float32 and a remainder of five, so that every width is used."""
+
+
+def run(inputs: list[Tensor], output: Tensor, values: list[np.ndarray], steps: tuple[Step, ...]) -> np.ndarray:
+    dag = ComputeDAG([*inputs, output])
+    artifact = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), steps, "kernel")
+    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
+    for fence, value in zip(fences, values, strict=False):
+        fence.array[...] = value
+    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
+    assert [fence.damage() for fence in fences] == [""] * len(fences)
+    return fences[-1].array
+
+
+def check(inputs: list[Tensor], output: Tensor, values: list[np.ndarray], rtol: float = 1e-6) -> None:
+    """The scalar program and the vector program both equal the oracle."""
+    expected = evaluate([output], dict(zip(inputs, values, strict=True)))[0]
+    last = len(output.shape) - 1
+    stage = ComputeDAG([*inputs, output]).id_of(output)
+    for steps in ((), (Annotate(stage, last, Annotation.VECTORIZE),)):
+        np.testing.assert_allclose(run(inputs, output, values, steps), expected, rtol=rtol, atol=1e-6)
+
+
+def sample(dtype: str, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        return rng.integers(0, 2, LENGTH).astype(bool)
+    if dtype.startswith("float"):
+        return rng.uniform(-3, 3, LENGTH).astype(dtype)
+    low = 0 if dtype.startswith("u") else -50
+    return rng.integers(low, 50, LENGTH).astype(dtype)
+
+
+BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "max": te.maximum,
+    "min": te.minimum,
+    "fused": lambda a, b: a * b + a,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "int8", "uint8", "uint32"])
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_operators(name: str, dtype: str) -> None:
+    a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
+    check([a, b], te.compute((LENGTH,), lambda i: BINARY[name](a[i], b[i]), "c"), [sample(dtype, 0), sample(dtype, 1)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int32", "int8"])
+def test_division_rounds_towards_minus_infinity(dtype: str) -> None:
+    a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
+    divisor = sample(dtype, 1)
+    divisor[divisor == 0] = 7
+    for function in (lambda i: a[i] // b[i], lambda i: a[i] % b[i]):
+        check([a, b], te.compute((LENGTH,), function, "c"), [sample(dtype, 0), divisor], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+def test_comparisons_make_bools(dtype: str) -> None:
+    a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
+    values = [sample(dtype, 0), sample(dtype, 1)]
+    values[1][::3] = values[0][::3]
+    functions: list[Callable[[Expr], Expr]] = [
+        lambda i: a[i] < b[i],
+        lambda i: a[i] >= b[i],
+        lambda i: te.equal(a[i], b[i]),
+        lambda i: te.logical_or(te.not_equal(a[i], b[i]), a[i] > 1),
+        lambda i: te.logical_not(te.logical_and(a[i] <= b[i], b[i] < 20)),
+    ]
+    for function in functions:
+        check([a, b], te.compute((LENGTH,), function, "c"), values)
+
+
+TYPES = ["float32", "float64", "int64", "int32", "int8", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("source", TYPES)
+@pytest.mark.parametrize("target", TYPES)
+def test_casts(source: str, target: str) -> None:
+    a = te.placeholder((LENGTH,), source, "a")
+    values = sample(source, 0)
+    if target == "uint8" and source != "bool":
+        values = np.abs(values)
+    check([a], te.compute((LENGTH,), lambda i: te.cast(target, a[i]), "c"), [values])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "floor", "ceil", "round", "abs"])
+def test_math_functions(name: str, dtype: str) -> None:
+    a = te.placeholder((LENGTH,), dtype, "a")
+    values = np.abs(sample(dtype, 0)) + 0.1 if name in ("log", "sqrt", "rsqrt") else sample(dtype, 0)
+    check([a], te.compute((LENGTH,), lambda i: getattr(te, name)(a[i]), "c"), [values], rtol=3e-6)
+
+
+def test_power() -> None:
+    a = te.placeholder((LENGTH,), name="a")
+    check([a], te.compute((LENGTH,), lambda i: te.pow(a[i], 2.5), "c"), [np.abs(sample("float32", 0))], rtol=1e-5)
+
+
+def test_a_side_not_taken_is_not_read() -> None:
+    """The reads would leave the fenced buffer on both sides."""
+    a = te.placeholder((LENGTH,), name="a")
+    shifted = te.compute(
+        (LENGTH + 8000,),
+        lambda i: te.if_then_else(te.logical_and(i >= 4000, i < 4000 + LENGTH), a[i - 4000], -1.0),
+        "c",
+    )
+    check([a], shifted, [sample("float32", 0)])
+
+
+def test_lazy_choices_per_lane_and_for_all_lanes() -> None:
+    a, b = te.placeholder((7, LENGTH), name="a"), te.placeholder((7, LENGTH), name="b")
+    values = [np.random.default_rng(seed).uniform(-1, 1, (7, LENGTH)).astype("float32") for seed in range(2)]
+    functions: list[Callable[[Expr, Expr], Expr]] = [
+        lambda i, j: te.if_then_else(i < 3, a[i, j], b[i, j]),
+        lambda i, j: te.if_then_else(j < 30, a[i, j] * 2.0, b[i, j]),
+        lambda i, j: te.if_then_else(a[i, j] > 0.0, a[i, j], b[i, j] + 1.0),
+        lambda i, j: te.if_then_else(te.logical_and(i > 1, j > 2), a[i - 2, j - 3], 0.5),
+    ]
+    for function in functions:
+        check([a, b], te.compute((7, LENGTH), function, "c"), values)
+
+
+def test_reads_that_are_turned_strided_reversed_or_the_same_for_all_lanes() -> None:
+    a = te.placeholder((LENGTH, LENGTH), name="a")
+    values = [np.random.default_rng(0).uniform(-1, 1, (LENGTH, LENGTH)).astype("float32")]
+    functions: list[Callable[[Expr, Expr], Expr]] = [
+        lambda i, j: a[j, i],
+        lambda i, j: a[i, 2 * j],
+        lambda i, j: a[i, 25 - j],
+        lambda i, j: a[j, 3] + a[3, i],
+        lambda i, j: a[(i * 26 + j) // 26, (i * 26 + j) % 26],
+        lambda i, j: te.cast("float32", i * 100 + j),
+    ]
+    for function in functions:
+        check([a], te.compute((26, 26), function, "c"), values)
+
+
+def test_a_read_through_an_index_tensor() -> None:
+    a, index = te.placeholder((LENGTH,), name="a"), te.placeholder((LENGTH,), "int64", "index")
+    order = np.random.default_rng(0).permutation(LENGTH)
+    check([a, index], te.compute((LENGTH,), lambda i: a[index[i]], "c"), [sample("float32", 0), order])
+
+
+def test_a_scalar_result() -> None:
+    a = te.placeholder((LENGTH,), name="a")
+    k = te.reduce_axis(LENGTH, "k")
+    total = te.compute((), lambda: te.sum(a[k], k), "total")
+    values = sample("float32", 0)
+    np.testing.assert_allclose(run([a], total, [values], ()), values.sum(dtype=np.float64), rtol=1e-5)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "max", "min", "prod"])
+def test_reductions_inside_a_vector_loop(combiner: str) -> None:
+    a = te.placeholder((9, 150), name="a")
+    k = te.reduce_axis(9, "k")
+    values = [np.random.default_rng(0).uniform(0.5, 1.5, (9, 150)).astype("float32")]
+    output = te.compute((150,), lambda j: getattr(te, combiner)(a[k, j], k), "c")
+    expected = evaluate([output], {a: values[0]})[0]
+    got = run([a], output, values, (Annotate(1, 0, Annotation.VECTORIZE),))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
