@@ -79,9 +79,7 @@ class _Known:
 class SketchPolicy:
     """Sketches, sampling and evolution under a cost model, which may be shared between tasks."""
 
-    def __init__(
-        self, task: SearchTask, model: CostModel, options: SearchOptions | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, task: SearchTask, model: CostModel, options: SearchOptions | None = None, seed: int = 0) -> None:
         self.task = task
         self.model = model
         self.options = options or SearchOptions()
@@ -189,8 +187,7 @@ class SketchPolicy:
         return settled, scores, prior
 
     def _padded_features(self, features: Features) -> Features:
-        """Features with as many rows a program as the largest sketch has statements, so that all of a task are alike.
-        """
+        """Features with as many rows a program as the largest sketch has statements, so that all of a task are alike."""
         missing = self._statements - features.shape[1]
         return np.pad(features, ((0, 0), (0, missing), (0, 0))) if missing > 0 else features
 

@@ -29,7 +29,7 @@ _FORK = 4000.0
 """Cycles to start a parallel loop."""
 _HOPELESS = 1e-3
 """The least model score that is told from others when it is blended with the prior."""
-_BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 12.0, "traffic_8m": 5.0}
+_BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 28.0, "traffic_8m": 20.0}
 """Sustained bandwidth towards a core beyond caches of these capacities."""
 
 

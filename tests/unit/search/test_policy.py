@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compiler import te
 from compiler.cost_model import RandomModel, TrainingBatch, XGBModel
 from compiler.errors import OptionError
 from compiler.features import FEATURE_NAMES
 from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
+from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import replay
 from compiler.schedule.steps import Annotate, dump_steps
 from compiler.search.legality import legal
@@ -168,3 +170,23 @@ def test_the_empty_policy_measures_the_naive_program_once() -> None:
 def test_nonsense_options_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         SearchOptions(**bad)  # type: ignore[arg-type]
+
+
+def test_odd_shapes_have_programs_too() -> None:
+    vector = te.placeholder((128,), name="A")
+    k = te.reduce_axis(128, "k")
+    scalar = ComputeDAG([vector, te.compute((), lambda: te.sum(vector[k], k), "B")])
+    for dag in (scalar, matmul(1, 1, 1), matmul(1, 1009, 13), relu_only(1)):
+        candidates = SketchPolicy(task_of("odd", dag), RandomModel(0), OPTIONS).ask(4, 0)
+        assert candidates
+        for one in candidates:
+            replay(dag, one.steps)
+
+
+def test_more_told_than_asked_and_nothing_told_are_fine() -> None:
+    policy = SketchPolicy(MATMUL, XGBModel(0, threads=1), OPTIONS)
+    policy.tell([])
+    results = timed(policy.ask(8, 0))
+    policy.tell([*results, *results])
+    assert not {told.steps_text for told in results} & {one.steps_text for one in policy.ask(8, 1)}
+    assert policy.ask(0, 2) == ()
