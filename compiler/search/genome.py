@@ -20,7 +20,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class SplitColumns:
-    """The columns `start` … `start + parts - 1` hold the parts of the split made by step number `step` of the sketch."""
+    """The columns `start` … `start + parts - 1` hold the parts of the split that step `step` of the sketch makes."""
 
     step: int
     extent: int

@@ -102,7 +102,7 @@ def exchange_columns(rng: np.random.Generator, rows: Rows, mates: Rows, layout: 
 
 
 def _redraw(rng: np.random.Generator, rows: Rows, columns: Rows, values: Rows) -> None:
-    """Overwrite rows[i, columns[i]] by another of `values`, uniformly; a value that is not among them may become any."""
+    """Overwrite rows[i, columns[i]] by another of `values`, uniformly; a value not among them may become any."""
     if len(values) < 2 or not len(rows):
         return
     row = np.arange(len(rows))

@@ -187,7 +187,7 @@ class SketchPolicy:
         return settled, scores, prior
 
     def _padded_features(self, features: Features) -> Features:
-        """Features with as many rows a program as the largest sketch has statements, so that all of a task are alike."""
+        """Features with as many rows a program as the largest sketch has statements, so that all are alike."""
         missing = self._statements - features.shape[1]
         return np.pad(features, ((0, 0), (0, missing), (0, 0))) if missing > 0 else features
 

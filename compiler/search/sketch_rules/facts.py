@@ -14,7 +14,7 @@ def should_always_be_inlined(state: State, stage: int) -> bool:
 
 
 def has_cache_write(state: State, stage: int) -> bool:
-    """Whether the stage is a write cache that an earlier step added; stage numbers are traced back through the history."""
+    """Whether the stage is a write cache that an earlier step added; numbers are traced back through the history."""
     for step in reversed(state.steps):
         if isinstance(step, CacheWrite):
             if step.stage == stage:
