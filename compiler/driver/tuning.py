@@ -254,7 +254,7 @@ class Tuning:
 
 def begin(tasks: Sequence[SearchTask], weights: Sequence[int], origin: Origin) -> Tuning:
     """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model."""
-    model = XGBModel(seed=origin.seed, threads=origin.threads)
+    model = XGBModel(seed=origin.seed, threads=1)  # one thread: no idle ones that spin beside the programs being timed
     options = SearchOptions()
     return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, options, origin.seed))
 
