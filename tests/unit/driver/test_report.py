@@ -1,0 +1,54 @@
+"""A report says everything, and says it the same in JSON and Markdown."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compiler.driver.report import TOLERANCE, Comparison, Contender, Report
+from compiler.driver.tuning import TaskRow, TuningSummary
+from compiler.driver.winners import Winner
+
+COMPARISON = Comparison(
+    "ONNX Runtime",
+    (Contender("untuned", 0.3, 1e-6), Contender("tuned", 0.1, 2e-6), Contender("ONNX Runtime", 0.2, None)),
+)
+ROW = TaskRow("conv", "key", 2, 2e9, 3, 64, 0.1, 0.01, "")
+WINNER = Winner("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    request = {"network": "net", "threads": 2, "home": str(tmp_path)}
+    spent = TuningSummary(64, 12.0, 3, (ROW,))
+    return Report.of("RUN", request, spent, (WINNER,), COMPARISON, tmp_path / "net.retune", tmp_path / "runs" / "RUN")
+
+
+def test_the_speedup_is_untuned_over_tuned(report: Report) -> None:
+    assert report.speedup == pytest.approx(3.0)
+
+
+def test_it_is_written_as_json_and_as_markdown(report: Report) -> None:
+    folder = report.write()
+    data = json.loads((folder / "report.json").read_text())
+    assert data["is_right"] is True
+    assert data["tasks"][0]["record_id"] == ""
+    text = (folder / "report.md").read_text()
+    for word in ("3.00 times", "200.0000 ms", "default schedule", "rejected R1: WRONG_ANSWER", "100.0"):
+        assert word in text
+
+
+def test_a_wrong_output_is_said_aloud(report: Report) -> None:
+    wrong = Comparison("untuned", (Contender("untuned", 0.3, None), Contender("tuned", 0.1, 2 * TOLERANCE)))
+    broken = replace(report, comparison=wrong)
+    assert not broken.is_right
+    assert "NOT all are" in broken.markdown()
+
+
+def test_an_infinite_time_is_null_in_json(report: Report) -> None:
+    (task,) = report.tasks
+    data = json.loads(replace(report, tasks=(replace(task, best_seconds=math.inf),)).to_json())
+    assert data["tasks"][0]["best_seconds"] is None
+    assert "Infinity" not in json.dumps(data)

@@ -1,0 +1,135 @@
+"""Who serves a task: decided by fresh timings, not by what the record says."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from compiler import te
+from compiler.driver.winners import LOOKS, Winner, choose_winner
+from compiler.measure.builder import LocalBuilder
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.results import BuildResult, MeasureResult
+from compiler.measure.runner import LocalRunner
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+WRONG = MeasureResult((), MeasureStatus.WRONG_ANSWER, "off by 3\ndetails", 0.0)
+
+
+class Builder(LocalBuilder):
+    """Builds nothing, successfully."""
+
+    def __init__(self) -> None:
+        self.built: list[Sequence[Sequence[Step]]] = []
+
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:  # noqa: ARG002
+        self.built.append(candidates)
+        return [BuildResult(None, MeasureStatus.OK, "", 0.0) for _ in candidates]
+
+
+class Runner(LocalRunner):
+    """Answers with the looks it was given, one after the other."""
+
+    def __init__(self, *looks: Sequence[MeasureResult | float]) -> None:
+        self.looks = list(looks)
+
+    def run(
+        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None  # noqa: ARG002
+    ) -> list[MeasureResult]:
+        look = self.looks.pop(0)
+        assert len(look) == len(builds)
+        return [ok(each) if isinstance(each, float) else each for each in look]
+
+
+def ok(seconds: float) -> MeasureResult:
+    return MeasureResult((seconds, seconds * 1.1), MeasureStatus.OK, "", 0.0)
+
+
+@pytest.fixture
+def task() -> SearchTask:
+    a = te.placeholder((8,))
+    b = te.compute((8,), lambda i: a[i] * 2.0, "b")
+    return SearchTask("double", ComputeDAG([a, b]), Target.host(), HardwareParams(num_cores=1))
+
+
+def record(name: str, seconds: float) -> MeasureRecord:
+    return MeasureRecord(
+        record_id=name,
+        run_id="run",
+        network="net",
+        task_key="key",
+        task_name="double",
+        target="llvm",
+        device="device",
+        threads=1,
+        steps="[]",
+        parent_id="",
+        mutation="",
+        predicted=None,
+        costs=(seconds,),
+        status=MeasureStatus.OK,
+        error="",
+        build_seconds=0.0,
+        run_seconds=0.0,
+        options="{}",
+        seed=0,
+        round=0,
+        elapsed=0.0,
+        engine_version="",
+        llvm_version="",
+        timestamp=0.0,
+    )
+
+
+def served(winner: Winner) -> str:
+    return winner.record.record_id if winner.record else ""
+
+
+RECORDS = (record("a", 1e-3), record("b", 2e-3))
+
+
+def test_the_fastest_in_the_fresh_timing_serves(task: SearchTask) -> None:
+    winner = choose_winner(task, RECORDS, Builder(), Runner([9e-3, 5e-3, 3e-3]))
+    assert served(winner) == "b"
+    assert (winner.default_seconds, winner.seconds) == (9e-3, 3e-3)
+
+
+def test_a_wrong_answer_never_serves_and_the_reason_is_kept(task: SearchTask) -> None:
+    winner = choose_winner(task, RECORDS, Builder(), Runner([9e-3, WRONG, 3e-3]))
+    assert served(winner) == "b"
+    assert winner.rejected == ("a: WRONG_ANSWER: off by 3",)
+
+
+def test_a_disturbed_timing_gets_another_look(task: SearchTask) -> None:
+    winner = choose_winner(task, RECORDS, Builder(), Runner([5e-3, 6e-3, 7e-3], [5e-3, 1e-3, 7e-3]))
+    assert served(winner) == "a"
+
+
+def test_one_wrong_look_is_enough_to_be_out(task: SearchTask) -> None:
+    winner = choose_winner(task, RECORDS, Builder(), Runner([5e-3, WRONG, 7e-3], [5e-3, 1e-3, 2e-3]))
+    assert served(winner) == "b"
+
+
+def test_the_untuned_program_serves_when_nothing_is_faster(task: SearchTask) -> None:
+    runner = Runner(*[[1e-3, 6e-3, 7e-3]] * LOOKS)
+    winner = choose_winner(task, RECORDS, Builder(), runner)
+    assert served(winner) == ""
+    assert winner.seconds == winner.default_seconds == 1e-3
+    assert runner.looks == []
+
+
+def test_without_records_the_untuned_program_is_timed_once(task: SearchTask) -> None:
+    runner = Runner([1e-3], [1e-3])
+    assert served(choose_winner(task, (), Builder(), runner)) == ""
+    assert len(runner.looks) == 1
+
+
+def test_the_records_steps_are_what_is_built(task: SearchTask) -> None:
+    builder = Builder()
+    choose_winner(task, (replace(RECORDS[0], steps="[]"),), builder, Runner([2e-3, 1e-3]))
+    (candidates,) = builder.built
+    assert len(candidates) == 2
+    assert tuple(candidates[1]) == ()
