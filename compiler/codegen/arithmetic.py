@@ -1,0 +1,109 @@
+"""In: operands in registers. Out: the instructions of one operator or cast, scalar or vector.
+
+Always: integer division rounds towards minus infinity; a NaN on the left of a maximum or minimum stays.
+"""
+
+from collections.abc import Callable
+
+from compiler.codegen.intrinsics import call_instruction
+from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
+from compiler.codegen.values import Value
+from compiler.ir.expr import COMPARISONS, LOGICAL, BinaryOp
+
+Emit = Callable[[str, int, str], Value]
+"""Appends an instruction, given its text and the lanes and type of its result."""
+
+
+def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+    """`lhs op rhs` on values of one type and the same number of lanes."""
+    kind = f"{llvm_type(lhs.dtype, lhs.lanes)} {lhs.text}, {rhs.text}"
+    if op in LOGICAL:
+        return emit(f"{op.value} {kind}", lhs.lanes, "bool")
+    if op in COMPARISONS:
+        return emit(f"{_compare(op, lhs.dtype)} {kind}", lhs.lanes, "bool")
+    if op in (BinaryOp.MIN, BinaryOp.MAX):
+        return extreme(emit, op, lhs, rhs)
+    if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
+        return floor_division(emit, op, lhs, rhs)
+    name = {BinaryOp.ADD: "add", BinaryOp.SUB: "sub", BinaryOp.MUL: "mul"}.get(op)
+    if is_float(lhs.dtype):
+        return emit(f"f{name or 'div'} {kind}", lhs.lanes, lhs.dtype)
+    divide = "udiv" if is_unsigned(lhs.dtype) else "sdiv"
+    return emit(f"{name or divide} {kind}", lhs.lanes, lhs.dtype)
+
+
+def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+    """The larger or smaller value; a NaN on the left stays."""
+    kind = f"{llvm_type(lhs.dtype, lhs.lanes)} {lhs.text}, {rhs.text}"
+    if is_float(lhs.dtype):
+        compare = "fcmp ugt" if op is BinaryOp.MAX else "fcmp ult"
+    else:
+        sign = "u" if is_unsigned(lhs.dtype) else "s"
+        compare = f"icmp {sign}{'gt' if op is BinaryOp.MAX else 'lt'}"
+    chosen = emit(f"{compare} {kind}", lhs.lanes, "bool")
+    return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)
+
+
+def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+    """Quotient or remainder rounded towards minus infinity."""
+    dtype, lanes = lhs.dtype, lhs.lanes
+    kind = llvm_type(dtype, lanes)
+    if is_float(dtype):
+        quotient = emit(f"fdiv {kind} {lhs.text}, {rhs.text}", lanes, dtype)
+        floor = call_instruction(emit, "floor", [quotient], dtype)
+        if op is BinaryOp.FLOORDIV:
+            return floor
+        whole = emit(f"fmul {floor.typed}, {rhs.text}", lanes, dtype)
+        return emit(f"fsub {kind} {lhs.text}, {whole.text}", lanes, dtype)
+    if is_unsigned(dtype):
+        name = "udiv" if op is BinaryOp.FLOORDIV else "urem"
+        return emit(f"{name} {kind} {lhs.text}, {rhs.text}", lanes, dtype)
+    quotient = emit(f"sdiv {kind} {lhs.text}, {rhs.text}", lanes, dtype)
+    rest = emit(f"srem {kind} {lhs.text}, {rhs.text}", lanes, dtype)
+    zero = literal(0, dtype, lanes)
+    nonzero = emit(f"icmp ne {rest.typed}, {zero}", lanes, "bool")
+    mixed = emit(f"xor {rest.typed}, {rhs.text}", lanes, dtype)
+    opposite = emit(f"icmp slt {mixed.typed}, {zero}", lanes, "bool")
+    adjust = emit(f"and {nonzero.typed}, {opposite.text}", lanes, "bool")
+    if op is BinaryOp.FLOORDIV:
+        less = emit(f"sub {quotient.typed}, {literal(1, dtype, lanes)}", lanes, dtype)
+        return emit(f"select {adjust.typed}, {less.typed}, {quotient.typed}", lanes, dtype)
+    more = emit(f"add {rest.typed}, {rhs.text}", lanes, dtype)
+    return emit(f"select {adjust.typed}, {more.typed}, {rest.typed}", lanes, dtype)
+
+
+def cast(emit: Emit, value: Value, dtype: str) -> Value:
+    """The value in another type, as NumPy's astype does it."""
+    source = value.dtype
+    if source == dtype:
+        return value
+    target = llvm_type(dtype, value.lanes)
+    if dtype == "bool":
+        zero = literal(0, source, value.lanes)
+        compare = "fcmp une" if is_float(source) else "icmp ne"
+        return emit(f"{compare} {value.typed}, {zero}", value.lanes, "bool")
+    unsigned = is_unsigned(source) or source == "bool"
+    if is_float(source) and is_float(dtype):
+        wider = item_bytes(dtype) > item_bytes(source)
+        name = "fpext" if wider else "fptrunc"
+    elif is_float(source):
+        name = "fptoui" if is_unsigned(dtype) else "fptosi"
+    elif is_float(dtype):
+        name = "uitofp" if unsigned else "sitofp"
+    elif item_bytes(dtype) == item_bytes(source) and source != "bool":
+        return Value(value.text, value.lanes, dtype)
+    elif source != "bool" and item_bytes(dtype) < item_bytes(source):
+        name = "trunc"
+    else:
+        name = "zext" if unsigned else "sext"
+    return emit(f"{name} {value.typed} to {target}", value.lanes, dtype)
+
+
+def _compare(op: BinaryOp, dtype: str) -> str:
+    names = {BinaryOp.EQ: "eq", BinaryOp.NE: "ne", BinaryOp.LT: "lt", BinaryOp.LE: "le"}
+    name = names[op]
+    if is_float(dtype):
+        return f"fcmp {'u' if op is BinaryOp.NE else 'o'}{name}"
+    if op in (BinaryOp.EQ, BinaryOp.NE):
+        return f"icmp {name}"
+    return f"icmp {'u' if is_unsigned(dtype) or dtype == 'bool' else 's'}{name}"

@@ -1,0 +1,169 @@
+"""In: an expression of the loop IR. Out: the instructions that compute it, and the value they leave.
+
+Always: a value is a vector exactly when it moves with the active vector loop; the side of a choice that is not taken
+reads nothing.
+"""
+
+from compiler.codegen.arithmetic import arithmetic, cast
+from compiler.codegen.intrinsics import call_instruction
+from compiler.codegen.memory import MemoryEmitter
+from compiler.codegen.types import is_float, item_bytes, literal, llvm_type, memory_type
+from compiler.codegen.values import Place, Scalar, Value
+from compiler.errors import LoweringError
+from compiler.ir.expr import INDEX, Binary, BinaryOp, Call, Cast, Const, Expr, Load, Not, Select, Var
+from compiler.ir.visit import walk
+
+
+class ExpressionEmitter(MemoryEmitter):
+    """Writes the instructions of expressions."""
+
+    def evaluate(self, expr: Expr) -> Value:
+        """Write the instructions of an expression."""
+        match expr:
+            case Const():
+                return Value(literal(expr.value, expr.dtype), 1, expr.dtype)
+            case Var():
+                return self.variable(expr)
+            case Load():
+                return self.load(expr)
+            case Binary():
+                return self.binary(expr)
+            case Not():
+                value = self.evaluate(expr.value)
+                ones = literal(True, "bool", value.lanes)
+                return self.result(f"xor {value.typed}, {ones}", value.lanes, "bool")
+            case Select():
+                return self.select(expr)
+            case Cast():
+                return cast(self.result, self.evaluate(expr.value), expr.dtype)
+            case Call():
+                values = self.aligned([self.evaluate(arg) for arg in expr.args])
+                return call_instruction(self.result, expr.name, values, expr.dtype)
+        raise LoweringError(f"no code for the expression {expr}")
+
+    def variable(self, var: Var) -> Value:
+        """The value of a loop variable, a vector of lane numbers for a vector variable."""
+        bound = self.env[var]
+        if isinstance(bound, int):
+            return Value(str(bound), 1, var.dtype)
+        if isinstance(bound, Scalar):
+            return Value(bound.text, 1, var.dtype)
+        base = "0"
+        if bound.base is not None:
+            outer = self.env[bound.base]
+            assert isinstance(outer, Scalar)
+            base = outer.text
+        if bound.lanes == 1:
+            return self.result(f"add i64 {base}, {bound.offset}", 1, INDEX)
+        start = self.splat(Value(base, 1, INDEX), bound.lanes)
+        steps = ", ".join(f"i64 {bound.offset + lane}" for lane in range(bound.lanes))
+        return self.result(f"add {start.typed}, <{steps}>", bound.lanes, INDEX)
+
+    def load(self, expr: Load) -> Value:
+        """Read one element, or one vector of them."""
+        buffer, storage = expr.buffer, self.storage[expr.buffer]
+        lanes = storage.lanes if storage.lanes > 1 else self.lanes_of(expr.indices)
+        place = self.place(buffer, expr.indices)
+        if lanes > 1 and storage.lanes == 1 and place.stride != 1:
+            return self.gather(expr, place, lanes)
+        align = 64 if storage.lanes > 1 else item_bytes(buffer.dtype)
+        loaded = self.writer.loaded.setdefault(buffer.name, {})
+        key = (place.pointer, place.offset, lanes)
+        if key not in loaded:
+            pointer = self.address(place, buffer)
+            kind = memory_type(buffer.dtype, lanes)
+            value = Value(self.writer.value(f"load {kind}, ptr {pointer}, align {align}"), lanes, buffer.dtype)
+            loaded[key] = self.from_memory(value).text
+        return Value(loaded[key], lanes, buffer.dtype)
+
+    def gather(self, expr: Load, place: Place, lanes: int) -> Value:
+        """Lanes that do not lie side by side: one load each, or one for all."""
+        if place.stride == 0:
+            pointer = self.address(place, expr.buffer)
+            item = self.result(
+                f"load {memory_type(expr.dtype)}, ptr {pointer}, align {item_bytes(expr.dtype)}", 1, expr.dtype
+            )
+            return self.splat(self.from_memory(item), lanes)
+        return self.by_lane(expr)
+
+    def by_lane(self, expr: Expr) -> Value:
+        """A vector made of one scalar evaluation a lane."""
+        items = self.each_lane(lambda: self.evaluate(expr).text)
+        kind = llvm_type(expr.dtype, len(items))
+        text = "poison"
+        for lane, item in enumerate(items):
+            text = self.writer.value(f"insertelement {kind} {text}, {llvm_type(expr.dtype)} {item}, i64 {lane}")
+        return Value(text, len(items), expr.dtype)
+
+    def binary(self, expr: Binary) -> Value:
+        """Arithmetic, comparison or logic on scalars or vectors."""
+        if expr.op is BinaryOp.ADD and is_float(expr.dtype):
+            for product, other in ((expr.rhs, expr.lhs), (expr.lhs, expr.rhs)):
+                if isinstance(product, Binary) and product.op is BinaryOp.MUL:
+                    parts = (product.lhs, product.rhs, other)
+                    a, b, c = self.aligned([self.evaluate(part) for part in parts])
+                    return call_instruction(self.result, "fma", [a, b, c], expr.dtype)
+        lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
+        return arithmetic(self.result, expr.op, lhs, rhs)
+
+    def select(self, expr: Select) -> Value:
+        """A lazy choice: one branch for all lanes, a masked load, or a plain select where neither side reads memory."""
+        condition = self.evaluate(expr.condition)
+        reads = any(isinstance(node, Load) for side in (expr.then, expr.otherwise) for node in walk(side))
+        if not reads:
+            then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
+            lanes = max(condition.lanes, then.lanes)
+            then, otherwise = self.splat(then, lanes), self.splat(otherwise, lanes)
+            return self.result(f"select {condition.typed}, {then.typed}, {otherwise.typed}", lanes, expr.dtype)
+        if condition.lanes == 1:
+            return self.branch(condition, expr)
+        masked = self.masked_load(condition, expr)
+        return self.by_lane(expr) if masked is None else masked
+
+    def branch(self, condition: Value, expr: Select) -> Value:
+        """Evaluate only the side taken."""
+        writer = self.writer
+        name = writer.fresh("sel")[1:]
+        lanes = max(self.lanes_in(expr.then), self.lanes_in(expr.otherwise))
+        ends = []
+        writer.put(f"br i1 {condition.text}, label %{name}.then, label %{name}.else")
+        for label, side in (("then", expr.then), ("else", expr.otherwise)):
+            writer.start_block(f"{name}.{label}")
+            value = self.splat(self.evaluate(side), lanes)
+            ends.append((value.text, writer.label))
+            writer.put(f"br label %{name}.end")
+        writer.start_block(f"{name}.end")
+        (then, then_label), (otherwise, else_label) = ends
+        kind = llvm_type(expr.dtype, lanes)
+        return self.result(f"phi {kind} [ {then}, %{then_label} ], [ {otherwise}, %{else_label} ]", lanes, expr.dtype)
+
+    def lanes_in(self, expr: Expr) -> int:
+        """Lanes of an expression's value."""
+        lanes = self.lanes_of((expr,))
+        for node in walk(expr):
+            if isinstance(node, Load):
+                lanes = max(lanes, self.storage[node.buffer].lanes)
+        return lanes
+
+    def masked_load(self, condition: Value, expr: Select) -> Value | None:
+        """A contiguous load under a mask, when one side is just that and the other a literal."""
+        load, other = expr.then, expr.otherwise
+        if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
+            return None
+        place = self.place(load.buffer, load.indices)
+        if place.stride != 1 or self.storage[load.buffer].lanes > 1:
+            return None
+        lanes = condition.lanes
+        kind = llvm_type(expr.dtype, lanes)
+        suffix = f"v{lanes}{_suffix(expr.dtype)}.p0"
+        passthru = literal(other.value, expr.dtype, lanes)
+        pointer = f"ptr align {item_bytes(expr.dtype)} {self.address(place, load.buffer)}"
+        return self.result(
+            f"call {kind} @llvm.masked.load.{suffix}({pointer}, {condition.typed}, {kind} {passthru})",
+            lanes,
+            expr.dtype,
+        )
+
+
+def _suffix(dtype: str) -> str:
+    return f"{'f' if is_float(dtype) else 'i'}{item_bytes(dtype) * 8}"

@@ -1,0 +1,163 @@
+"""In: buffers and index expressions. Out: addresses, and values moved to and from them.
+
+Always: what an outer loop adds to an address is computed where that loop starts; unrolled loops only add constants.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from compiler.codegen.arithmetic import cast
+from compiler.codegen.types import literal, llvm_type, memory_type
+from compiler.codegen.values import Place, Ramp, Scalar, Storage, Value
+from compiler.codegen.writer import FunctionWriter
+from compiler.errors import LoweringError
+from compiler.ir.affine import Affine, flat_index
+from compiler.ir.expr import INDEX, Buffer, Expr, Var
+from compiler.ir.visit import walk
+
+
+class MemoryEmitter(ABC):
+    """Finds addresses. `pointers` are the buffers' base addresses, `vector_bytes` is the register width."""
+
+    def __init__(self, pointers: dict[Buffer, str], vector_bytes: int) -> None:
+        self.writer = FunctionWriter()
+        self.vector_bytes = vector_bytes
+        self.storage = {buffer: Storage(pointer) for buffer, pointer in pointers.items()}
+        self.env: dict[Var, int | Scalar | Ramp] = {}
+        self.vector: Var | None = None
+        self.stack_bytes = 0
+        # Both are keyed by identity, which is safe because the tuples are kept alive beside the answers.
+        self.forms: dict[tuple[int, tuple[int, ...]], tuple[Affine, tuple[Expr, ...]]] = {}
+        self.moves: dict[tuple[int, Var | None], tuple[bool, tuple[Expr, ...]]] = {}
+
+    # ---------------------------------------------------------------- statements
+
+    @abstractmethod
+    def evaluate(self, expr: Expr) -> Value:
+        """Write the instructions of an expression."""
+
+    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Affine:
+        """The flat index, worked out once an access and not once an unrolled copy."""
+        key = (id(indices), buffer.shape)
+        if key not in self.forms:
+            self.forms[key] = (flat_index(buffer.shape, indices), indices)
+        return self.forms[key][0]
+
+    def lanes_of(self, exprs: tuple[Expr, ...]) -> int:
+        """Lanes of the active vector loop if any of the expressions moves with it, else 1."""
+        ramp = self.env.get(self.vector) if self.vector is not None else None
+        if not isinstance(ramp, Ramp):
+            return 1
+        key = (id(exprs), self.vector)
+        if key not in self.moves:
+            self.moves[key] = (any(node == self.vector for expr in exprs for node in walk(expr)), exprs)
+        return ramp.lanes if self.moves[key][0] else 1
+
+    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Place:
+        """Where an element lies: literals, then what each outer loop adds, then the lanes."""
+        storage = self.storage[buffer]
+        form = self.form(buffer, indices)
+        offset = form.const
+        stride: int | None = 0
+        by_depth: dict[int, list[tuple[str, int]]] = {}
+        for atom, coefficient in form.terms.items():
+            bound = self.env.get(atom) if isinstance(atom, Var) else None
+            if isinstance(bound, int):
+                offset += coefficient * bound
+            elif isinstance(bound, Scalar):
+                by_depth.setdefault(bound.depth, []).append((bound.text, coefficient))
+            elif isinstance(bound, Ramp):
+                offset += coefficient * bound.offset
+                stride = None if stride is None else stride + coefficient
+                if bound.base is not None:
+                    base = self.env[bound.base]
+                    assert isinstance(base, Scalar)
+                    by_depth.setdefault(base.depth, []).append((base.text, coefficient))
+            else:
+                value, depth = self.atom(atom)
+                if value.lanes > 1:
+                    return Place("", 0, None)
+                by_depth.setdefault(depth, []).append((value.text, coefficient))
+        kind = memory_type(buffer.dtype)
+        pointer = storage.pointer
+        current = by_depth.pop(-1, [])
+        for depth in sorted(by_depth):
+            for text, coefficient in sorted(by_depth[depth]):
+                if coefficient != 1:
+                    text = self.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
+                pointer = self.writer.hoisted(
+                    depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}"
+                )
+        for text, coefficient in current:
+            scaled = self.writer.value(f"mul i64 {text}, {coefficient}")
+            pointer = self.writer.value(f"getelementptr {kind}, ptr {pointer}, i64 {scaled}")
+        return Place(pointer, offset * storage.lanes, stride)
+
+    def atom(self, expr: Expr) -> tuple[Value, int]:
+        """The value of an index that is not affine, and the scope it belongs to (-1: here and now)."""
+        key = ("atom", expr, tuple((node, self.env.get(node)) for node in walk(expr) if isinstance(node, Var)))
+        if key in self.writer.in_block:
+            return Value(self.writer.in_block[key], 1, INDEX), -1
+        value = self.evaluate(expr)
+        if value.lanes == 1:
+            self.writer.in_block[key] = value.text
+        return value, -1
+
+    def address(self, place: Place, buffer: Buffer) -> str:
+        """The pointer of a place."""
+        if place.offset == 0:
+            return place.pointer
+        kind = memory_type(buffer.dtype)
+        key = ("address", kind, place.pointer, place.offset)
+        return self.writer.once(key, f"getelementptr {kind}, ptr {place.pointer}, i64 {place.offset}")
+
+    def each_lane(self, make: Callable[[], str]) -> list[str]:
+        """`make` once a lane, with the vector variable standing for that lane alone."""
+        assert self.vector is not None
+        ramp = self.env[self.vector]
+        assert isinstance(ramp, Ramp)
+        results = []
+        for lane in range(ramp.lanes):
+            self.env[self.vector] = Ramp(ramp.base, ramp.offset + lane, 1)
+            results.append(make())
+        self.env[self.vector] = ramp
+        return results
+
+    def result(self, instruction: str, lanes: int, dtype: str) -> Value:
+        """Append an instruction with a result."""
+        return Value(self.writer.value(instruction), lanes, dtype)
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        """The value in every lane."""
+        if value.lanes == lanes:
+            return value
+        if value.lanes != 1:
+            raise LoweringError(f"a vector of {value.lanes} lanes meets one of {lanes}")
+        if not value.text.startswith("%"):
+            return Value(f"splat ({value.typed})", lanes, value.dtype)
+        kind = llvm_type(value.dtype, lanes)
+        key = ("splat", value.text, lanes)
+        if key not in self.writer.in_block:
+            first = self.writer.value(f"insertelement {kind} poison, {value.typed}, i64 0")
+            zeros = f"<{lanes} x i32> zeroinitializer"
+            self.writer.in_block[key] = self.writer.value(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
+        return Value(self.writer.in_block[key], lanes, value.dtype)
+
+    def aligned(self, values: Sequence[Value]) -> list[Value]:
+        """The values with the same number of lanes."""
+        lanes = max(value.lanes for value in values)
+        return [self.splat(value, lanes) for value in values]
+
+    def from_memory(self, value: Value) -> Value:
+        """A loaded byte as a bool; other types are as they are."""
+        if value.dtype != "bool":
+            return value
+        zero = literal(0, "int8", value.lanes)
+        return self.result(f"icmp ne {memory_type('bool', value.lanes)} {value.text}, {zero}", value.lanes, "bool")
+
+    def to_memory(self, value: Value, dtype: str) -> Value:
+        """A value as it is stored."""
+        value = cast(self.result, value, dtype)
+        if dtype != "bool":
+            return value
+        return self.result(f"zext {value.typed} to {memory_type('bool', value.lanes)}", value.lanes, "int8")

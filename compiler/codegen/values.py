@@ -1,0 +1,59 @@
+"""In: nothing. Out: what the generator knows of a value, a loop variable, a buffer and an address.
+
+Always: frozen; names are LLVM's, with their sigil.
+"""
+
+from dataclasses import dataclass
+
+from compiler.codegen.types import llvm_type
+from compiler.ir.expr import Var
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A result in a register: its name or literal, lanes and type."""
+
+    text: str
+    lanes: int
+    dtype: str
+
+    @property
+    def typed(self) -> str:
+        """The operand with its LLVM type."""
+        return f"{llvm_type(self.dtype, self.lanes)} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A loop variable in a register, known from scope `depth` inwards."""
+
+    text: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A vector variable: lane n holds `base + offset + n`."""
+
+    base: Var | None
+    offset: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a buffer lives. `lanes` > 1 when every element is a vector: an accumulator inside a vector loop."""
+
+    pointer: str
+    lanes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address: a pointer, a constant offset in elements, and the distance between lanes (None: `lanes` are not at a
+    constant distance).
+    """
+
+    pointer: str
+    offset: int
+    stride: int | None
