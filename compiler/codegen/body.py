@@ -174,8 +174,6 @@ class BodyEmitter(ExpressionEmitter):
                 self.writer.put(f"store {memory_type(stmt.buffer.dtype)} {item}, ptr {scalar}, align {size}")
         self.writer.loaded.pop(stmt.buffer.name, None)
 
-    # ---------------------------------------------------------------- addresses
-
 
 def _chunks(start: int, end: int, lanes: int) -> list[tuple[int, int]]:
     """(offset, lanes) pieces of a vector loop: full registers, then powers of two."""

@@ -30,8 +30,6 @@ class MemoryEmitter(ABC):
         self.forms: dict[tuple[int, tuple[int, ...]], tuple[Affine, tuple[Expr, ...]]] = {}
         self.moves: dict[tuple[int, Var | None], tuple[bool, tuple[Expr, ...]]] = {}
 
-    # ---------------------------------------------------------------- statements
-
     @abstractmethod
     def evaluate(self, expr: Expr) -> Value:
         """Write the instructions of an expression."""

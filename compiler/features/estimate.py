@@ -15,8 +15,11 @@ from compiler.target import HardwareParams
 _LATENCY = 4.0
 """Cycles before the result of a multiply-add can be used."""
 
-_PER_CYCLE = 2.0
+PER_CYCLE = 2.0
 """Vector operations, and vector loads, that a core starts in a cycle."""
+
+_STEP = 0.6
+"""Cycles of a step of the register tile that no unit can hide."""
 
 _SPILL = 2.0
 """Cycles that an accumulator in memory costs per step."""
@@ -30,8 +33,8 @@ _FORK = 4000.0
 _OVERLAP = 0.25
 """The share of the shorter of arithmetic and memory time that is not hidden by the longer."""
 
-_BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 12.0, "traffic_8m": 5.0}
-"""Bandwidth towards a core from beyond a cache of this capacity."""
+_BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 28.0, "traffic_8m": 20.0}
+"""Sustained bandwidth towards a core from beyond a cache of this capacity."""
 
 
 def estimate_columns(values: Mapping[str, Floats | float], hardware: HardwareParams) -> Columns:
@@ -39,7 +42,7 @@ def estimate_columns(values: Mapping[str, Floats | float], hardware: HardwarePar
     accumulators = np.maximum(values["tile_accumulators"], 1.0)
     steps = values["tile_vector_operations"] / accumulators
     loads = values["tile_vector_loads"] + values["tile_broadcasts"] + values["tile_gathers"]
-    step = np.maximum(np.maximum(accumulators, loads) / _PER_CYCLE, _LATENCY) + _SPILL * values["tile_spilled"]
+    step = np.maximum(np.maximum(accumulators, loads) / PER_CYCLE, _LATENCY) + _STEP + _SPILL * values["tile_spilled"]
     blocks = steps / np.maximum(values["tile_reduction"], 1.0)
     arithmetic = steps * step + 2.0 * values["tile_accumulator_moves"] + _BLOCK * blocks
     memory = np.zeros(1)

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 """Version of the table; a cost model that was trained on another one cannot be used."""
 
 BUFFERS = 5

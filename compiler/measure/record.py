@@ -29,7 +29,8 @@ class MeasureRecord:
     """One trial, whole: what was tried, where, how it ended, and where it came from.
 
     `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK.
-    `error` holds the full text of a failure. `elapsed` is the run's own clock in seconds when the trial's round was stored; it goes on counting across a resume.
+    `error` holds the full text of a failure. `elapsed` is the run's own clock in seconds when the trial's round was
+    stored; it goes on counting across a resume.
     """
 
     record_id: str
