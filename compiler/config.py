@@ -14,7 +14,6 @@ from pathlib import Path
 
 from compiler.errors import OptionError
 
-
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""
 

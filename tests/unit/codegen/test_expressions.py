@@ -108,7 +108,9 @@ def test_casts(source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "floor", "ceil", "round", "abs"])
+@pytest.mark.parametrize(
+    "name", ["exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "floor", "ceil", "round", "abs"]
+)
 def test_math_functions(name: str, dtype: str) -> None:
     a = te.placeholder((LENGTH,), dtype, "a")
     values = np.abs(sample(dtype, 0)) + 0.1 if name in ("log", "sqrt", "rsqrt") else sample(dtype, 0)

@@ -63,7 +63,9 @@ def test_what_needs_tiling() -> None:
     assert needs_multi_level_tiling(ComputeDAG([u, v, te.compute((8, 8), lambda i, j: u[i] * v[j], "outer")]), 2)
     x = te.placeholder((4, 9, 8), name="x")
     k = te.reduce_axis(2, "k")
-    assert not needs_multi_level_tiling(ComputeDAG([x, te.compute((4, 8, 8), lambda n, h, c: te.max(x[n, h + k, c], k), "p")]), 1)
+    assert not needs_multi_level_tiling(
+        ComputeDAG([x, te.compute((4, 8, 8), lambda n, h, c: te.max(x[n, h + k, c], k), "p")]), 1
+    )
 
 
 def test_what_is_strictly_inlineable() -> None:
@@ -74,7 +76,7 @@ def test_what_is_strictly_inlineable() -> None:
         (te.compute((8, 8), lambda i, j: te.exp(a[i, j]), "costly"), False),
         (te.compute((8, 8), lambda i, j: te.if_then_else(i > 2, a[i, j], 0.0), "branch"), False),
         (te.compute((8,), lambda i: a[i, i], "diagonal"), False),
-        (te.compute((8, 8), lambda i, j: te.const(1.0), "constant"), True),
+        (te.compute((8, 8), lambda *_: te.const(1.0), "constant"), True),
     ]
     for tensor, expected in cases:
         dag = ComputeDAG([a, tensor])
