@@ -12,6 +12,7 @@ from typing import Protocol
 
 from compiler.codegen.cpu import describe
 from compiler.driver.build import build_kernel
+from compiler.driver.hardware import hardware_of
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
 from compiler.executor.network import CompiledNetwork, Coverage
 from compiler.graph.ir import Graph
@@ -21,7 +22,7 @@ from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.default import default_steps
 from compiler.schedule.steps import Step, load_steps
 from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from compiler.target import Target
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def compile_graph(
     that the network is meant to run on. `cut` is the partition, when the caller has it already.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
-    cut = cut or partition(graph, target, HardwareParams(num_cores=threads))
+    cut = cut or partition(graph, target, hardware_of(target, threads))
     choices = [_choose(task, (best or {}).get(task.workload_key)) for task in cut.tasks]
     choices, artifacts = _build(choices, build)
     plan, constants = to_plan(graph, cut, {artifact.name: artifact for artifact in artifacts})

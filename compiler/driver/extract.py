@@ -7,12 +7,13 @@ Always: deterministic; a broken network is a `ModelError`.
 from functools import lru_cache
 from pathlib import Path
 
+from compiler.driver.hardware import hardware_of
 from compiler.frontend.network import load_network
 from compiler.graph.ir import Graph
 from compiler.graph.partition import Partition, partition
 from compiler.graph.pipeline import optimize
 from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from compiler.target import Target
 
 
 class ExtractedNetwork:
@@ -56,5 +57,5 @@ def extract_network(network: str, target: str, threads: int) -> ExtractedNetwork
 def _extract(network: str, target: str, threads: int, stamp: int) -> ExtractedNetwork:  # noqa: ARG001 - the stamp is part of the cache's key
     machine = Target.parse(target)
     graph = optimize(load_network(network))
-    cut = partition(graph, machine, HardwareParams(num_cores=threads))
+    cut = partition(graph, machine, hardware_of(machine, threads))
     return ExtractedNetwork(network, machine, threads, graph, cut)

@@ -1,0 +1,26 @@
+"""Hardware parameters follow the target's instruction set."""
+
+import pytest
+
+from compiler.driver.hardware import hardware_of
+from compiler.target import Target
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4", (64, 32)),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell", (32, 16)),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64 -mattr=+avx512f", (64, 32)),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64", (16, 16)),
+        ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1", (16, 32)),
+    ],
+)
+def test_vector_unit_of_a_named_processor(text: str, expected: tuple[int, int]) -> None:
+    hardware = hardware_of(Target.parse(text), 3)
+    assert (hardware.vector_unit_bytes, hardware.vector_registers) == expected
+    assert hardware.num_cores == 3
+
+
+def test_the_host_has_a_vector_unit() -> None:
+    assert hardware_of(Target.host(), 1).vector_unit_bytes in (16, 32, 64)
