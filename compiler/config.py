@@ -80,6 +80,9 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        # Nobody reacts to events or reads them back here, and the processor is needed for timing.
+        "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+        "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     }
     wanted = quiet if "PREFECT_API_URL" in os.environ else {**quiet, **embedded}

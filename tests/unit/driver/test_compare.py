@@ -1,0 +1,33 @@
+"""Errors of outputs, and timing in turns."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from compiler.driver import compare
+
+
+def test_the_error_is_relative_to_the_largest_reference_value() -> None:
+    reference = [np.array([0.0, -10.0], np.float32), np.array([1.0], np.float32)]
+    outputs = [np.array([0.5, -10.0], np.float32), np.array([1.02], np.float32)]
+    assert np.isclose(compare._error(outputs, reference), 0.05)
+
+
+def test_no_number_and_another_shape_are_infinitely_wrong() -> None:
+    reference = [np.ones(2, np.float32)]
+    assert compare._error([np.array([1.0, np.nan], np.float32)], reference) == float("inf")
+    assert compare._error([np.ones((1, 2), np.float32)], reference) == float("inf")
+
+
+def test_zeros_do_not_divide() -> None:
+    assert compare._error([np.zeros(2, np.float32)], [np.zeros(2, np.float32)]) == 0.0
+
+
+def test_everyone_gets_a_turn_and_is_timed_apart() -> None:
+    order: list[str] = []
+    runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    seconds = compare._time_in_turn(runs)
+    assert set(seconds) == {"a", "b"}
+    assert all(0.0 < each < 0.01 for each in seconds.values())
+    changes = sum(first != second for first, second in pairwise(order))
+    assert changes >= 2 * compare._LEAST_TURNS - 1
