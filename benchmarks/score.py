@@ -1,20 +1,17 @@
-"""In: nothing. Out: JSON lines, programs scored a second and core. Always: real search spaces, a trained model.
+"""In: how many programs to draw. Out: JSON lines, programs scored a second and core.
 
-`python -m benchmarks.score [--only REGEX] [--programs N] [--repeat N] [--out FILE]`. For convolutions of a ResNet-50
-programs are drawn; timed are the replay of their steps with bounds, the features, the prediction, and all of them.
+    python -m benchmarks.score [--only REGEX] [--seconds S] [--out FILE] [--programs N]
+
+For convolutions of a ResNet-50 programs are drawn; timed are the replay of their steps with bounds, the features, the
+prediction, and all of them. Always: real search spaces, a trained model. The bar is 20,000 for features and model.
 """
 
-import argparse
-import json
-import re
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import Figure, Run, parse, seconds_of
 from compiler import te
 from compiler.cost_model import TrainingBatch, XGBModel
 from compiler.features import extract
@@ -71,17 +68,6 @@ def _padded(x: Tensor, padding: int) -> Tensor:
     )
 
 
-def seconds_of(work: Callable[[], object], repeat: int) -> float:
-    """The median time of one call, after one that does not count."""
-    work()
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
-
-
 def trained_model(space: SketchSpace) -> XGBModel:
     """A model of usual size for the programs of a space, trained on invented times."""
     rng = np.random.default_rng(1)
@@ -92,11 +78,12 @@ def trained_model(space: SketchSpace) -> XGBModel:
     return model
 
 
-def figures(name: str, programs: int, repeat: int) -> Iterator[dict[str, Any]]:
+def figures(name: str, run: Run) -> Iterator[Figure]:
     """Programs a second of every stage, for the largest space of one convolution."""
     task = convolution(*CONVOLUTIONS[name])
     space = max(build_spaces(task, SearchOptions()), key=lambda one: one.layout.width)
     model = trained_model(space)
+    programs = run.options["programs"]
     rows = space.sample(np.random.default_rng(0), programs)
     groups = [group for _, group in space.groups(rows)]
 
@@ -114,37 +101,24 @@ def figures(name: str, programs: int, repeat: int) -> Iterator[dict[str, Any]]:
             for _, group in space.groups(rows)
         ],
     }
+    details = {"programs": programs, "families": len(groups), "statements": found[0].shape[1]}
     for stage, work in stages.items():
-        yield {
-            "case": name,
-            "backend": "retune",
-            "threads": 1,
-            "metric": f"programs scored: {stage}",
-            "value": round(programs / seconds_of(work, repeat)),
-            "unit": "1/s",
-            "programs": programs,
-            "families": len(groups),
-            "statements": found[0].shape[1],
-        }
+        speed = programs / seconds_of(work, seconds=run.seconds)
+        yield Figure(name, "retune", 1, f"programs scored: {stage}", speed, "1/s", details=details)
 
 
-def main() -> None:
-    """Print one JSON line a figure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="regular expression on the case")
-    parser.add_argument("--programs", type=int, default=2048)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="append to this file as well")
-    arguments = parser.parse_args()
-    for name in CONVOLUTIONS:
-        if not re.search(arguments.only, name):
-            continue
-        for figure in figures(name, arguments.programs, arguments.repeat):
-            line = json.dumps(figure) + "\n"
-            sys.stdout.write(line)
-            if arguments.out:
-                with arguments.out.open("a") as file:
-                    file.write(line)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print five JSON lines a convolution."""
+    run = parse(
+        __doc__,
+        argv,
+        seconds=1,
+        seconds_help="seconds for each figure",
+        options={"programs": (2048, "programs scored at once")},
+    )
+    for name in filter(run.wants, CONVOLUTIONS):
+        for figure in figures(name, run):
+            run.write(figure)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""In: a number of rows. Out: JSON lines with the cost of appends and queries. Always: synthetic.
+"""In: a number of rows. Out: JSON lines with the cost of appends and queries.
 
-`python -m benchmarks.store --rows 1000000`; the store is made in a temporary folder and removed.
+    python -m benchmarks.store [--only REGEX] [--seconds S] [--out FILE] [--rows N]
+
+The store is filled with `--rows` rows, or for `--seconds` when that ends sooner, in a temporary folder that is removed.
+Always: synthetic records. The bars are 50 ms for an append, 1 s for the best of every task among 10 million rows.
 """
 
-import argparse
 import json
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import Figure, Run, parse, percentile
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.files import new_id
 from storage.parquet import ParquetRecordStore
@@ -68,52 +69,51 @@ def timed(call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def measure(root: Path, rows: int) -> Iterator[tuple[str, str, float]]:
-    """Case, metric and milliseconds, one after the other, on a store of at least `rows` rows."""
+def measure(root: Path, run: Run) -> Iterator[Figure]:
+    """Append, then query, one after the other."""
     rng = np.random.default_rng(0)
     store = ParquetRecordStore(root)
-    appends = []
-    for number in range(max(1, -(-rows // ROUND))):
+    appends: list[float] = []
+    began = time.perf_counter()
+    for number in range(max(1, -(-run.options["rows"] // ROUND))):
         records = synthetic_round(number, rng)
         appends.append(timed(partial(store.append, records)))
+        if time.perf_counter() - began > run.seconds:
+            break
+    details: dict[str, object] = {"rows": len(appends) * ROUND}
+
+    def figure(case: str, metric: str, value: float) -> Figure:
+        return Figure(case, "retune", 1, metric, value, "ms", details=details)
+
     task_key = synthetic_round(0, rng)[0].task_key
-    yield "append_round_of_64", "median", float(np.median(appends))
-    yield "append_round_of_64", "p99", float(np.percentile(appends, 99))
+    yield figure("append_round_of_64", "median", float(np.median(appends)))
+    yield figure("append_round_of_64", "p99", percentile(appends, 0.99))
     cold = ParquetRecordStore(root)
-    yield "best_per_task", "cold", timed(lambda: cold.best_per_task(target=TARGET))
-    yield "best_per_task", "warm", timed(lambda: cold.best_per_task(target=TARGET))
-    yield "best_of_one_task", "warm", timed(lambda: cold.best(task_key, target=TARGET))
-    yield "records_of_one_task", "cold", timed(lambda: cold.records(task_key, target=TARGET))
-    yield "records_of_one_task", "warm", timed(lambda: cold.records(task_key, target=TARGET))
-    yield "training_rows", "cold", timed(ParquetRecordStore(root).training_rows)
+    yield figure("best_per_task", "cold", timed(lambda: cold.best_per_task(target=TARGET)))
+    yield figure("best_per_task", "warm", timed(lambda: cold.best_per_task(target=TARGET)))
+    yield figure("best_of_one_task", "warm", timed(lambda: cold.best(task_key, target=TARGET)))
+    yield figure("records_of_one_task", "cold", timed(lambda: cold.records(task_key, target=TARGET)))
+    yield figure("records_of_one_task", "warm", timed(lambda: cold.records(task_key, target=TARGET)))
+    yield figure("training_rows", "cold", timed(ParquetRecordStore(root).training_rows))
     with connect(root) as sql:
-        yield "sql_best_view", "cold", timed(sql.sql("SELECT task_name, seconds FROM best").fetchall)
+        yield figure("sql_best_view", "cold", timed(sql.sql("SELECT task_name, seconds FROM best").fetchall))
         counted = sql.sql("SELECT status_name, count(*) FROM records GROUP BY ALL")
-        yield "sql_failures_by_cause", "warm", timed(counted.fetchall)
+        yield figure("sql_failures_by_cause", "warm", timed(counted.fetchall))
 
 
-def main() -> None:
-    """Print one JSON object per figure, and append them to `--out`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print one JSON line for every case that `--only` lets through."""
+    run = parse(
+        __doc__,
+        argv,
+        seconds=60,
+        seconds_help="most seconds to fill the store for",
+        options={"rows": (100_000, "rows in the store")},
+    )
     with tempfile.TemporaryDirectory(prefix="retune-store-") as folder:
-        for case, metric, value in measure(Path(folder), options.rows):
-            line: dict[str, Any] = {
-                "case": case,
-                "backend": "retune",
-                "threads": 1,
-                "metric": metric,
-                "value": round(value, 3),
-                "unit": "ms",
-                "rows": options.rows,
-            }
-            text = json.dumps(line) + "\n"
-            sys.stdout.write(text)
-            if options.out:
-                with options.out.open("a") as file:
-                    file.write(text)
+        for figure in measure(Path(folder), run):
+            if run.wants(figure.case):
+                run.write(figure)
 
 
 if __name__ == "__main__":

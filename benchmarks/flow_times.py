@@ -1,0 +1,111 @@
+"""In: a `TuneJob` as JSON, a file name. Out: the file, with the seconds of the flow, its rounds and their stages.
+
+Always: a process of its own, in an environment made for Prefect, started by `benchmarks.orchestration`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from compiler.driver.tuning import Tuning
+from compiler.measure.builder import LocalBuilder
+from compiler.measure.runner import LocalRunner
+from flows import allocate_trials, tune_network
+from storage.parquet import ParquetRecordStore
+
+STAGES: dict[str, tuple[type, str]] = {
+    "ask": (Tuning, "ask"),
+    "build": (LocalBuilder, "build"),
+    "measure": (LocalRunner, "run"),
+    "store": (ParquetRecordStore, "append"),
+    "tell": (Tuning, "tell"),
+}
+"""The work of a round, as the methods that do it."""
+
+PARTS = ("extract_tasks", "allocate_trials", "compile_network", "publish")
+"""What `tune-network` calls, in this order."""
+
+
+class Stopwatch:
+    """Seconds by name, of functions that were wrapped; stages count only inside a round. `first` is when the first part
+    of the flow began.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.parts: dict[str, float] = {}
+        self.first = 0.0
+        self.rounds = 0.0
+        self.count = 0
+        self._inside = False
+
+    def stage(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, its time added to stage `name`."""
+
+        def timed(*args: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **named)
+            finally:
+                if self._inside:
+                    self.seconds[name] += time.perf_counter() - start
+
+        return timed
+
+    def round(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, each call of which is a round."""
+
+        def timed(*args: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            self._inside = True
+            try:
+                return function(*args, **named)
+            finally:
+                self._inside = False
+                self.rounds += time.perf_counter() - start
+                self.count += 1
+
+        return timed
+
+    def part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which is called once."""
+
+        def timed(*args: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            self.first = self.first or start
+            try:
+                return function(*args, **named)
+            finally:
+                self.parts[name] = time.perf_counter() - start
+
+        return timed
+
+
+def main(job: str, out: str) -> None:
+    """Run the flow under a stopwatch."""
+    watch = Stopwatch()
+    for name, (owner, method) in STAGES.items():
+        setattr(owner, method, watch.stage(name, getattr(owner, method)))
+    allocate_trials.tune_round = watch.round(allocate_trials.tune_round)
+    for name in PARTS:
+        setattr(tune_network, name, watch.part(name, getattr(tune_network, name)))
+    start = time.perf_counter()
+    tune_network.tune_network(**json.loads(job))
+    end = time.perf_counter()
+    parts = {"start": watch.first - start, **watch.parts}
+    parts["end"] = end - start - sum(parts.values())
+    times = {
+        "flow": end - start,
+        "parts": parts,
+        "rounds": watch.rounds,
+        "count": watch.count,
+        "stages": watch.seconds,
+    }
+    Path(out).write_text(json.dumps(times), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,183 @@
+"""In: a command line and figures. Out: one JSON object a line, on stdout and in `--out`.
+
+Always: every line names the machine it was measured on, with the FMA peak measured in the same run.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.peak import measured_peak
+from compiler import config
+
+PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect")
+"""Whose versions a line names, where they are installed."""
+
+PAUSE_SECONDS = 0.02
+"""Between turns: long enough for the idle threads of the contender before to stop spinning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number. `backend` is "retune" for ours; `error` is the result's largest difference from the
+    reference's, relative to its largest value; `details` are further fields of the line.
+    """
+
+    case: str
+    backend: str
+    threads: int
+    metric: str
+    value: float
+    unit: str
+    peak_ratio: float | None = None
+    error: float | None = None
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The figure and the machine as one line of JSON; what is not finite becomes null."""
+        fields: dict[str, object] = {
+            "case": self.case,
+            "backend": self.backend,
+            "threads": self.threads,
+            "metric": self.metric,
+            "value": _rounded(self.value),
+            "unit": self.unit,
+        }
+        if self.peak_ratio is not None:
+            fields["peak_ratio"] = _rounded(self.peak_ratio)
+        if self.error is not None:
+            fields["error"] = _rounded(self.error)
+        return json.dumps({**fields, **self.details, "machine": machine(self.threads)}, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was asked for on the command line. `options` holds the values of the program's own options."""
+
+    only: str
+    threads: tuple[int, ...]
+    seconds: float
+    out: Path | None
+    options: Mapping[str, int]
+
+    def wants(self, case: str) -> bool:
+        """Whether `--only` lets the case through."""
+        return re.search(self.only, case) is not None
+
+    def write(self, figure: Figure) -> None:
+        """Print a figure's line, and append it to `--out`."""
+        text = figure.line() + "\n"
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if self.out:
+            with self.out.open("a", encoding="utf-8") as file:
+                file.write(text)
+
+
+def parse(
+    description: str | None,
+    argv: Sequence[str] | None,
+    *,
+    seconds: float,
+    seconds_help: str,
+    threads: Sequence[int] = (1,),
+    options: Mapping[str, tuple[int, str]] | None = None,
+) -> Run:
+    """Read the options that every program has, and its own.
+
+    `seconds` is the default of `--seconds`. `threads` are the thread counts that the program measures, cut down to what
+    the machine has. `options` are further whole numbers by name: default and help.
+    """
+    counts = tuple(count for count in threads if count <= config.usable_cores()) or (1,)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="REGEX", help="measure only cases whose name matches")
+    parser.add_argument("--threads", type=int, choices=counts, metavar="N", help=f"one of {counts}; default: all")
+    parser.add_argument("--seconds", type=float, default=seconds, metavar="S", help=f"{seconds_help}; {seconds:g}")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the lines to this file as well")
+    own = dict(options or {})
+    for name, (default, text) in own.items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; {default}")
+    given = parser.parse_args(argv)
+    if given.seconds <= 0:
+        parser.error("--seconds must be more than 0")
+    chosen = (given.threads,) if given.threads else counts
+    return Run(given.only, chosen, given.seconds, given.out, {name: getattr(given, name) for name in own})
+
+
+def machine(threads: int) -> dict[str, object]:
+    """Where a figure comes from. `peak_gflops` is the FMA peak of `threads` threads, measured in this process;
+    `load` is the load average of the last minute, other programs included.
+    """
+    return {
+        "cpu": config.device_name(),
+        "cores": config.usable_cores(),
+        "peak_gflops": _rounded(measured_peak(threads)),
+        "load": _rounded(os.getloadavg()[0]),
+        "versions": _versions(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def seconds_of(work: Callable[[], object], *, seconds: float, least: int = 3) -> float:
+    """The median seconds of one call, from at least `least` calls and for `seconds`, after one that does not count."""
+    work()
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < least or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def in_turn(
+    contenders: Mapping[str, Callable[[], object]], *, turns: int = 15, turn_seconds: float = 0.03
+) -> dict[str, float]:
+    """The median seconds of one call of every contender, each timed for a short turn after the other, again and again.
+
+    So a noisy moment hits all alike. The first call of each turn does not count.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(turns):
+        for name, run in contenders.items():
+            time.sleep(PAUSE_SECONDS)
+            run()
+            began = start = time.perf_counter()
+            while start - began < turn_seconds:
+                run()
+                end = time.perf_counter()
+                samples[name].append(end - start)
+                start = end
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, the nearest one that occurs."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"retune": config.engine_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

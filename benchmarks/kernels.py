@@ -1,0 +1,62 @@
+"""In: seconds for each operator. Out: JSON lines, how fast its tuned kernel is. Always: next to ONNX Runtime.
+
+    python -m benchmarks.kernels [--only REGEX] [--threads N] [--seconds S] [--out FILE]
+
+Every operator is tuned alone for `--seconds`, its winner is verified and timed again, and then all contenders take
+turns in a fresh process: `retune` is our kernel alone, `retune-network` has the changes of layout from and to NCHW
+around it; `onnxruntime` is a session of one node, which changes the layout too where it likes, `onnxruntime-node` the
+operator alone as its profiler reports it; `numpy` has the AVX-512 kernels of its OpenBLAS. Weights are constants.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.harness import Figure, Run, parse
+from benchmarks.operators import OPERATORS, operator_network
+from benchmarks.peak import measured_peak
+from benchmarks.peers import KERNEL, Peer, peer_environment
+from benchmarks.tuning import Workers, open_workers, tune
+from compiler.driver.compile_network import compile_graph
+from compiler.measure.worker_process import WorkerProcess
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print five JSON lines an operator and thread count, six for matrix products."""
+    run = parse(__doc__, argv, seconds=15, seconds_help="seconds of tuning for each operator", threads=(1, 2))
+    for threads in run.threads:
+        with open_workers(threads) as workers:
+            for name in filter(run.wants, OPERATORS):
+                for figure in figures(name, threads, workers, run):
+                    run.write(figure)
+
+
+def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
+    """Tune one operator and time it beside its peers."""
+    network = operator_network(name, threads)
+    (task,) = network.tasks
+    tuned = tune(network, workers, run.seconds)
+    winner = tuned.winners[task.workload_key]
+    compiled = compile_graph(network.graph, network.target, tuned.best, threads=threads, cut=network.partition)
+    with tempfile.TemporaryDirectory(prefix="retune-kernels-") as folder:
+        path = compiled.save(Path(folder) / f"{name}.retune")
+        with WorkerProcess(environment=peer_environment(threads)) as worker:
+            is_product = name.startswith(("matmul", "dense"))
+            arguments = (path, task.name, OPERATORS[name](), threads, is_product)
+            peers: list[Peer] = worker.call("benchmarks.peers:time_operator", *arguments)
+    peak = measured_peak(threads)
+    spent: dict[str, object] = {
+        "trials": tuned.trials,
+        "failed": tuned.failed,
+        "tuning_seconds": round(tuned.seconds, 1),
+        "untuned_ms": round(winner.default_seconds * 1e3, 4),
+        "served_by": winner.record.mutation if winner.record else "default schedule",
+    }
+    for peer in peers:
+        speed = task.flop_count / peer.seconds / 1e9
+        details = {"ms": round(peer.seconds * 1e3, 4), **(spent if peer.backend == KERNEL else {})}
+        yield Figure(name, peer.backend, threads, "speed", speed, "GFLOP/s", speed / peak, peer.error, details)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""In: seconds to tune for. Out: JSON lines, what the workflow engine costs. Always: a real run in a folder of its own.
+
+    python -m benchmarks.orchestration [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--batch N]
+
+`tune-network` runs on embedded Prefect in a fresh process. What lies inside a round but neither in asking, building,
+measuring, storing nor learning is orchestration; so is what the whole command takes beyond the flow itself. The bar is
+5% of the wall time.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.harness import Figure, Run, parse
+from benchmarks.tuning import BATCH
+from compiler import config
+from flows.parameters import TuneJob
+
+CASES = ("mlp", "mobilenet_v2", "resnet18")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a line for the share of rounds, then for what the command takes."""
+    run = parse(
+        __doc__,
+        argv,
+        seconds=60,
+        seconds_help="seconds of tuning for each network",
+        threads=(2,),
+        options={"batch": (BATCH, "most programs in a round")},
+    )
+    for threads in run.threads:
+        for name in filter(run.wants, CASES):
+            for figure in figures(name, threads, run):
+                run.write(figure)
+
+
+def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
+    """Tune one network by the flow, in a process of its own, and account for its wall time."""
+    with tempfile.TemporaryDirectory(prefix="retune-orchestration-") as folder:
+        home = Path(folder) / "home"
+        (home / "prefect").mkdir(parents=True)
+        batch = run.options["batch"]
+        job = TuneJob.checked(name, minutes=run.seconds / 60, threads=threads, batch=batch, home=str(home))
+        times = Path(folder) / "times.json"
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.flow_times", json.dumps(asdict(job)), str(times)],
+            env=config.child_environment(config.prefect_environment(home)),
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        command = time.perf_counter() - began
+        found = json.loads(times.read_text(encoding="utf-8"))
+    rounds, stages, flow = found["rounds"], found["stages"], found["flow"]
+    share = 100 * (rounds - sum(stages.values())) / rounds
+    details = {
+        "rounds": found["count"],
+        "seconds_in_rounds": round(rounds, 2),
+        "seconds_by_stage": {stage: round(seconds, 3) for stage, seconds in stages.items()},
+    }
+    yield Figure(name, "retune", threads, "orchestration share of rounds", share, "%", details=details)
+    outside = {"seconds_by_part": {part: round(seconds, 2) for part, seconds in found["parts"].items()}}
+    yield Figure(name, "retune", threads, "wall time of the flow", flow, "s", details=outside)
+    yield Figure(name, "retune", threads, "wall time of the command beyond the flow", command - flow, "s")
+
+
+if __name__ == "__main__":
+    main()

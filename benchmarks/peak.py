@@ -1,0 +1,90 @@
+"""In: a number of threads. Out: the most float32 operations a second that this machine does.
+
+Always: measured, never looked up: fused multiply-adds on full registers and nothing else, compiled by our own back end.
+"""
+
+import time
+from functools import cache
+
+from compiler.codegen.cpu import compile_module, function_attributes
+from compiler.runtime.artifact import ArgSpec, KernelArtifact
+from compiler.runtime.buffers import aligned_array
+from compiler.runtime.loader import load_kernels
+from compiler.target import HardwareParams, Target
+
+ACCUMULATORS = 16
+"""Independent chains: more than latency times throughput of any machine we know, fewer than there are registers."""
+
+STEPS = 1_500_000
+REPEATS = 20
+_PAUSE_SECONDS = 0.01
+
+
+@cache
+def measured_peak(threads: int) -> float:
+    """GFLOP/s of `threads` threads: the best of several tries, since other load can only slow one down."""
+    hardware = HardwareParams(num_cores=threads)
+    lanes = hardware.vector_unit_bytes // 4
+    text = _module(lanes, function_attributes(hardware.vector_unit_bytes))
+    target = Target.host()
+    args = (
+        ArgSpec("factors", (lanes,), "float32", False),
+        ArgSpec("sums", (threads, lanes), "float32", True),
+    )
+    artifact = KernelArtifact("peak", compile_module(text, target), args, 0, str(target))
+    factors, sums = (aligned_array(arg.shape, arg.dtype) for arg in args)
+    factors[...] = 0.5
+    run = load_kernels([artifact])["peak"].bind([factors, sums], threads)
+    run()
+    best = float("inf")
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+        time.sleep(_PAUSE_SECONDS)
+    return 2.0 * lanes * ACCUMULATORS * STEPS * threads / best / 1e9
+
+
+def _module(lanes: int, attributes: str) -> str:
+    """A kernel: each thread does `STEPS` times `ACCUMULATORS` multiply-adds `a = a * x + x`, then stores the sum."""
+    vector = f"<{lanes} x float>"
+    fma = f"@llvm.fma.v{lanes}f32"
+    numbers = range(ACCUMULATORS)
+    chains = "\n".join(f"  %a{n} = phi {vector} [ %x, %entry ], [ %b{n}, %loop ]" for n in numbers)
+    steps = "\n".join(f"  %b{n} = call {vector} {fma}({vector} %a{n}, {vector} %x, {vector} %x)" for n in numbers)
+    sums = "\n".join(f"  %s{n} = fadd {vector} {f'%s{n - 1}' if n > 1 else '%b0'}, %b{n}" for n in numbers if n > 0)
+    return f"""
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+declare {vector} {fma}({vector}, {vector}, {vector})
+
+define internal void @peak.team(ptr %buffers) #0 {{
+entry:
+  %factors = load ptr, ptr %buffers
+  %x = load {vector}, ptr %factors
+  %slot = getelementptr ptr, ptr %buffers, i64 1
+  %out = load ptr, ptr %slot
+  %number = call i32 @omp_get_thread_num()
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+{chains}
+{steps}
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, {STEPS}
+  br i1 %more, label %loop, label %done
+done:
+{sums}
+  %own = getelementptr {vector}, ptr %out, i32 %number
+  store {vector} %s{ACCUMULATORS - 1}, ptr %own
+  ret void
+}}
+
+define i32 @peak(ptr %buffers, i32 %threads) #0 {{
+entry:
+  call void @GOMP_parallel(ptr @peak.team, ptr %buffers, i32 %threads, i32 0)
+  ret i32 0
+}}
+
+attributes #0 = {{ nounwind {attributes} }}
+"""

@@ -1,0 +1,127 @@
+"""In: a network, a thread count, seconds. Out: what serves each of its tasks, and how the rounds went.
+
+Always: policy, model, workers and choice of winners are those of the flows, without the workflow engine and the store.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from compiler import config
+from compiler.driver.budget import Budget
+from compiler.driver.extract import ExtractedNetwork
+from compiler.driver.tuning import Origin, Tuning, begin
+from compiler.driver.winners import Winner, choose_winner
+from compiler.measure.builder import LocalBuilder
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.runner import LocalRunner
+from compiler.search.task_scheduler import SchedulerOptions
+from storage.files import new_id
+
+BATCH = 64
+FINALISTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The processes that build and time programs."""
+
+    builder: LocalBuilder
+    runner: LocalRunner
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Wall seconds of the parts of one round, and how many of its `programs` failed."""
+
+    ask: float
+    build: float
+    measure: float
+    tell: float
+    programs: int
+    failed: int
+
+    @property
+    def total(self) -> float:
+        """Wall seconds of the whole round."""
+        return self.ask + self.build + self.measure + self.tell
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The winners by task key, programs measured and failed, and wall seconds of the search without the winners."""
+
+    winners: dict[str, Winner]
+    trials: int
+    failed: int
+    seconds: float
+
+    @property
+    def best(self) -> dict[str, MeasureRecord]:
+        """The winning records by task key; tasks that the default schedule serves are left out."""
+        return {key: winner.record for key, winner in self.winners.items() if winner.record is not None}
+
+
+@contextmanager
+def open_workers(threads: int) -> Iterator[Workers]:
+    """Build processes on all cores and one that times programs on `threads` threads."""
+    with LocalBuilder() as builder, LocalRunner(options=MeasureOptions(threads=threads)) as runner:
+        yield Workers(builder, runner)
+
+
+def begin_tuning(network: ExtractedNetwork, seed: int = 0) -> Tuning:
+    """A run of the network's tasks before its first round."""
+    options = MeasureOptions(threads=network.threads).to_json()
+    device, target = config.device_name(), str(network.target)
+    origin = Origin("benchmark", network.name, target, device, network.threads, seed, options)
+    return begin(network.tasks, network.weights, origin)
+
+
+def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
+    """Spend about `seconds` on the network's tasks, then choose what serves them."""
+    began = time.monotonic()
+    tuning = begin_tuning(network)
+    budget = Budget(None, seconds)
+    records: dict[str, list[MeasureRecord]] = {key: [] for key in network.task_keys}
+    while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
+        index = tuning.choose(SchedulerOptions())
+        if index is None:
+            break
+        count = budget.round_size(BATCH, len(tuning.tasks), tuning.trials)
+        measured, _ = play_round(tuning, index, count, workers, began)
+        records[tuning.tasks[index].task.workload_key] += measured
+    spent = time.monotonic() - began
+    winners = {}
+    for task in network.tasks:
+        found = sorted((one for one in records[task.workload_key] if one.costs), key=lambda one: one.seconds)
+        winners[task.workload_key] = choose_winner(task, found[:FINALISTS], workers.builder, workers.runner)
+    failed = sum(one.status is not MeasureStatus.OK for found in records.values() for one in found)
+    return Tuned(winners, tuning.trials, failed, spent)
+
+
+def play_round(
+    tuning: Tuning, index: int, count: int, workers: Workers, began: float
+) -> tuple[tuple[MeasureRecord, ...], RoundTimes]:
+    """One round of one task, part by part. `began` is when the run's clock stood at 0; a task with nothing left is
+    exhausted.
+    """
+    task, best = tuning.tasks[index].task, tuning.tasks[index].state.best_seconds
+    marks = [time.monotonic()]
+    candidates = tuning.ask(index, count)
+    marks.append(time.monotonic())
+    built = workers.builder.build(task, [candidate.steps for candidate in candidates])
+    marks.append(time.monotonic())
+    measured = workers.runner.run(task, built, best_seconds=best)
+    marks.append(time.monotonic())
+    records = tuning.records_of(index, candidates, built, measured, time.monotonic() - began, new_id)
+    if records:
+        tuning.tell(index, records)
+    else:
+        tuning.exhaust(index, "it has no program left that was not measured")
+    marks.append(time.monotonic())
+    ask, build, run, tell = (later - earlier for earlier, later in pairwise(marks))
+    failed = sum(record.status is not MeasureStatus.OK for record in records)
+    return records, RoundTimes(ask, build, run, tell, len(records), failed)

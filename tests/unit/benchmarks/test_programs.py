@@ -1,0 +1,114 @@
+"""Every program of `benchmarks` runs with tiny options and prints lines of the agreed form. No figure is judged."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import candidate, harness, kernels, networks, orchestration, peak, score, store
+from benchmarks import round as rounds
+from benchmarks.operators import OPERATORS, operator_network
+from benchmarks.peak import measured_peak
+
+MAIN = Callable[[Sequence[str]], None]
+
+FIELDS = {"case": str, "backend": str, "threads": int, "metric": str, "value": float, "unit": str, "machine": dict}
+
+
+@pytest.fixture(autouse=True)
+def short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak is measured anew, but hastily."""
+    measured_peak.cache_clear()
+    monkeypatch.setattr(peak, "STEPS", 1000)
+    monkeypatch.setattr(peak, "REPEATS", 2)
+
+
+def _lines(main: MAIN, argv: Sequence[str], out: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """What a program prints, checked; the file must hold the same."""
+    main([*argv, "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert out.read_text(encoding="utf-8") == printed
+    found: list[dict[str, Any]] = [json.loads(line) for line in printed.splitlines()]
+    assert found
+    for line in found:
+        assert all(isinstance(line[name], kind) for name, kind in FIELDS.items()), line
+        assert math.isfinite(line["value"]), line
+        assert line["threads"] == 1 or main is orchestration.main
+        assert {"cpu", "cores", "peak_gflops", "load", "versions", "date"} <= line["machine"].keys()
+    return found
+
+
+def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "dense_1x512", "--threads", "1", "--seconds", "0.1"]
+    lines = _lines(kernels.main, argv, tmp_path / "out.jsonl", capsys)
+    by_backend = {line["backend"]: line for line in lines}
+    assert set(by_backend) == {"retune", "retune-network", "onnxruntime", "onnxruntime-node", "numpy"}
+    for backend in ("retune", "numpy"):
+        assert by_backend[backend]["error"] < 1e-4
+    assert all(line["peak_ratio"] > 0 for line in lines)
+    assert by_backend["retune"]["trials"] > 0
+
+
+def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "mlp", "--threads", "1", "--seconds", "0.1"]
+    lines = _lines(networks.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {line["backend"] for line in lines} == {"retune", "retune-untuned", "onnxruntime"}
+    assert all(line["error"] < 1e-4 for line in lines if line["backend"] != "onnxruntime")
+
+
+def test_candidate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "conv2d_3x3_c512", "--programs", "2"]
+    lines = _lines(candidate.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {"CPU time, median", "wall time, p90", "CPU time of llvm, median"} <= {line["metric"] for line in lines}
+
+
+def test_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--threads", "1", "--seconds", "0.1", "--batch", "4"]
+    lines = _lines(rounds.main, argv, tmp_path / "out.jsonl", capsys)
+    assert [line["metric"] for line in lines] == ["first round", *(f"round: {part}" for part in rounds.PARTS)]
+    assert all(line["programs"] == 4 for line in lines)
+
+
+def test_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "14x14", "--seconds", "0.01", "--programs", "16"]
+    lines = _lines(score.main, argv, tmp_path / "out.jsonl", capsys)
+    assert all(line["unit"] == "1/s" for line in lines)
+
+
+def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _lines(store.main, ["--rows", "128", "--only", "best"], tmp_path / "out.jsonl", capsys)
+    assert {line["case"] for line in lines} == {"best_per_task", "best_of_one_task", "sql_best_view"}
+    assert all(line["rows"] == 128 for line in lines)
+
+
+@pytest.mark.slow
+def test_orchestration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "mlp", "--seconds", "1", "--batch", "4"]
+    lines = _lines(orchestration.main, argv, tmp_path / "out.jsonl", capsys)
+    assert lines[0]["metric"] == "orchestration share of rounds"
+    assert lines[0]["seconds_by_stage"].keys() == {"ask", "build", "measure", "store", "tell"}
+    assert lines[0]["rounds"] > 0
+
+
+def test_a_value_that_is_not_finite_is_null() -> None:
+    figure = harness.Figure("case", "retune", 1, "metric", math.inf, "ms", error=math.nan)
+    line = json.loads(figure.line())
+    assert line["value"] is None
+    assert line["error"] is None
+
+
+def test_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--threads", "99"], ["--seconds", "0"], ["--rows", "many"]):
+        with pytest.raises(SystemExit):
+            store.main(argv)
+        assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_every_operator_is_one_tuning_task(name: str) -> None:
+    network = operator_network(name, 1)
+    assert len(network.tasks) == 1
+    assert network.tasks[0].flop_count > 0
