@@ -7,53 +7,31 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from compiler.errors import OptionError
-
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""
-
-
-class Debug(IntEnum):
-    """How much of the pipeline is logged; every level includes the ones before."""
-
-    QUIET = 0
-    TIMES = 1  # one line per task and round
-    STATES = 2  # + chosen schedules
-    LOOPS = 3  # + lowered loops
-    SOURCE = 4  # + LLVM IR
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """The settings that are read from the environment, once.
 
-    `home` (RETUNE_HOME) is the state folder: records, run ledger, artifacts and Prefect's database. `check`
-    (RETUNE_CHECK) runs the IR checkers
-    after every pass. `debug` (RETUNE_DEBUG, 0 to 4) is the ladder of `Debug`. `session` is the mark of the session that
-    this process belongs to, empty outside of one.
+    `home` (RETUNE_HOME) is the state folder: records, run ledger, artifacts and Prefect's database. `session`
+    (RETUNE_SESSION) is the mark of the session that this process belongs to, empty outside of one.
     """
 
     home: Path = Path(".retune")
-    check: bool = False
-    debug: Debug = Debug.QUIET
     session: str = ""
 
 
 def load(environment: Mapping[str, str] | None = None) -> Config:
-    """Read the settings from `environment`, by default that of this process.
-
-    Raises: OptionError when a value cannot be read.
-    """
+    """Read the settings from `environment`, by default that of this process."""
     given = os.environ if environment is None else environment
     return Config(
         home=Path(given.get("RETUNE_HOME") or ".retune").absolute(),
-        check=_flag("RETUNE_CHECK", given.get("RETUNE_CHECK", "0")),
-        debug=_debug(given.get("RETUNE_DEBUG", "0")),
         session=given.get(SESSION, ""),
     )
 
@@ -120,16 +98,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "0+source"
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("0", "1"):
-        raise OptionError(f"{name} is {text!r}; it must be 0 or 1")
-    return text == "1"
-
-
-def _debug(text: str) -> Debug:
-    try:
-        return Debug(int(text))
-    except ValueError:
-        raise OptionError(f"RETUNE_DEBUG is {text!r}; it must be a number from 0 to {max(Debug):d}") from None

@@ -22,6 +22,8 @@ def show_report(report: Report, stream: TextIO) -> None:
         f"after {report.trials} trials in {report.elapsed:.0f} s",
         soft_wrap=True,
     )
+    if report.comparison.note:
+        console.print(report.comparison.note, soft_wrap=True)
     if not report.is_right:
         console.print(f"THE OUTPUTS ARE WRONG: an error is larger than {TOLERANCE:g}", soft_wrap=True)
     for name, path in (("network", report.artifact), ("records", report.records), ("report", report.folder)):

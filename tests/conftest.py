@@ -17,7 +17,6 @@ os.environ.update(
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "RETUNE_HOME": f"{_STATE.name}/retune",
-        "RETUNE_CHECK": "1",
     }
 )
 

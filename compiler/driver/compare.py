@@ -3,7 +3,7 @@ the reference's.
 
 Always: timed in turn in one process, so that a noisy moment hits all alike.
 
-The reference is ONNX Runtime where it is installed, else the first network given.
+The reference is ONNX Runtime where it is installed and can run the model, else the first network given.
 """
 
 import math
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
 from compiler.driver.report import Comparison, Contender
+from compiler.errors import MeasureError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
 
@@ -46,17 +47,21 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
         executor.run()
         outputs[name] = [executor.get_output(index) for index in range(executor.get_num_outputs())]
         runs[name] = executor.run
+    note = "" if is_installed() else "ONNX Runtime is not installed: pip install 'retune[report]'"
     if is_installed():
-        session = OnnxRuntime(model, threads)
-        outputs[REFERENCE] = session.run(inputs)
-        runs[REFERENCE] = lambda: session.run(inputs)
+        try:
+            session = OnnxRuntime(model, threads)
+            outputs[REFERENCE] = session.run(inputs)
+            runs[REFERENCE] = lambda: session.run(inputs)
+        except MeasureError as error:
+            note = str(error)
     reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
     seconds = _time_in_turn(runs)
     contenders = tuple(
         Contender(name, seconds[name], None if name == reference else _error(outputs[name], outputs[reference]))
         for name in runs
     )
-    return Comparison(reference, contenders)
+    return Comparison(reference, contenders, note)
 
 
 def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]]:

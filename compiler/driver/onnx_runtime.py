@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.errors import MeasureError
+
 try:
     import onnxruntime
 except ImportError:  # the extra `report` brings it
@@ -20,15 +22,22 @@ def is_installed() -> bool:
 
 
 class OnnxRuntime:
-    """A session of ONNX Runtime on `threads` threads. Raises: RuntimeError when it cannot run the model."""
+    """A session of ONNX Runtime on `threads` threads."""
 
     def __init__(self, model: bytes, threads: int) -> None:
+        """Load the model. Raises: MeasureError when it cannot."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no common base of their own
+            raise MeasureError(f"ONNX Runtime cannot load the model: {error}") from error
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
-        """The network's outputs, in its order."""
-        return [np.asarray(output) for output in self._session.run(None, dict(inputs))]
+        """The network's outputs, in its order. Raises: MeasureError when it cannot run."""
+        try:
+            return [np.asarray(output) for output in self._session.run(None, dict(inputs))]
+        except Exception as error:  # as above
+            raise MeasureError(f"ONNX Runtime cannot run the model: {error}") from error

@@ -32,12 +32,14 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All ways to run the network, timed in turn in one process. `reference` names the one that outputs were compared
-    with.
+    """All ways to run the network, timed in turn in one process.
+
+    `reference` names the one that outputs were compared with, `note` says why ONNX Runtime did not take part.
     """
 
     reference: str
     contenders: tuple[Contender, ...]
+    note: str = ""
 
     @property
     def is_right(self) -> bool:
@@ -145,6 +147,7 @@ class Report:
             "",
             f"Errors are the largest difference from {self.comparison.reference}, relative to its largest output; "
             f"{'all are' if self.is_right else 'NOT all are'} within {TOLERANCE:g}.",
+            *([self.comparison.note] if self.comparison.note else []),
             "",
             "| kernel | uses | trials | default ms | best ms | GFLOP/s | served by |",
             "|---|---:|---:|---:|---:|---:|---|",
