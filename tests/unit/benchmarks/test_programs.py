@@ -24,6 +24,7 @@ def short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
     measured_peak.cache_clear()
     monkeypatch.setattr(peak, "STEPS", 1000)
     monkeypatch.setattr(peak, "REPEATS", 2)
+    monkeypatch.setattr(peak, "MOST_REPEATS", 2)
 
 
 def _lines(main: MAIN, argv: Sequence[str], out: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
