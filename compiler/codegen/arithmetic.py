@@ -17,6 +17,8 @@ Emit = Callable[[str, int, str], Value]
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     """`lhs op rhs` on values of one type and the same number of lanes."""
     kind = f"{llvm_type(lhs.dtype, lhs.lanes)} {lhs.text}, {rhs.text}"
+    if lhs.dtype == "bool" and op in (BinaryOp.ADD, BinaryOp.MUL):
+        return emit(f"{'or' if op is BinaryOp.ADD else 'and'} {kind}", lhs.lanes, "bool")
     if op in LOGICAL:
         return emit(f"{op.value} {kind}", lhs.lanes, "bool")
     if op in COMPARISONS:
@@ -38,7 +40,7 @@ def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     if is_float(lhs.dtype):
         compare = "fcmp ugt" if op is BinaryOp.MAX else "fcmp ult"
     else:
-        sign = "u" if is_unsigned(lhs.dtype) else "s"
+        sign = "u" if is_unsigned(lhs.dtype) or lhs.dtype == "bool" else "s"
         compare = f"icmp {sign}{'gt' if op is BinaryOp.MAX else 'lt'}"
     chosen = emit(f"{compare} {kind}", lhs.lanes, "bool")
     return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)

@@ -97,7 +97,7 @@ class ExpressionEmitter(MemoryEmitter):
 
     def binary(self, expr: Binary) -> Value:
         """Arithmetic, comparison or logic on scalars or vectors."""
-        if expr.op is BinaryOp.ADD and is_float(expr.dtype):
+        if expr.op is BinaryOp.ADD and expr.dtype in ("float32", "float64"):
             for product, other in ((expr.rhs, expr.lhs), (expr.lhs, expr.rhs)):
                 if isinstance(product, Binary) and product.op is BinaryOp.MUL:
                     parts = (product.lhs, product.rhs, other)
@@ -109,7 +109,7 @@ class ExpressionEmitter(MemoryEmitter):
     def select(self, expr: Select) -> Value:
         """A lazy choice: one branch for all lanes, a masked load, or a plain select where neither side reads memory."""
         condition = self.evaluate(expr.condition)
-        reads = any(isinstance(node, Load) for side in (expr.then, expr.otherwise) for node in walk(side))
+        reads = any(_may_fault(node) for side in (expr.then, expr.otherwise) for node in walk(side))
         if not reads:
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
             lanes = max(condition.lanes, then.lanes)
@@ -150,6 +150,8 @@ class ExpressionEmitter(MemoryEmitter):
         load, other = expr.then, expr.otherwise
         if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
             return None
+        if any(_may_fault(node) for index in load.indices for node in walk(index)):
+            return None
         place = self.place(load.buffer, load.indices)
         if place.stride != 1 or self.storage[load.buffer].lanes > 1:
             return None
@@ -163,6 +165,13 @@ class ExpressionEmitter(MemoryEmitter):
             lanes,
             expr.dtype,
         )
+
+
+def _may_fault(node: Expr) -> bool:
+    """Whether evaluating a node where its value is not wanted could stop the process."""
+    if isinstance(node, Binary) and node.op in (BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
+        return not is_float(node.dtype) and not (isinstance(node.rhs, Const) and node.rhs.value > 0)
+    return isinstance(node, Load)
 
 
 def _suffix(dtype: str) -> str:

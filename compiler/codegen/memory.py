@@ -12,7 +12,7 @@ from compiler.codegen.values import Place, Ramp, Scalar, Storage, Value
 from compiler.codegen.writer import FunctionWriter
 from compiler.errors import LoweringError
 from compiler.ir.affine import Affine, flat_index
-from compiler.ir.expr import INDEX, Buffer, Expr, Var
+from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
 from compiler.ir.visit import walk
 
 
@@ -93,13 +93,20 @@ class MemoryEmitter(ABC):
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
         """The value of an index that is not affine, and the scope it belongs to (-1: here and now)."""
+        if any(isinstance(node, Load) for node in walk(expr)):
+            # Not remembered: what it reads may be written between two uses.
+            return self.as_index(self.evaluate(expr)), -1
         key = ("atom", expr, tuple((node, self.env.get(node)) for node in walk(expr) if isinstance(node, Var)))
         if key in self.writer.in_block:
             return Value(self.writer.in_block[key], 1, INDEX), -1
-        value = self.evaluate(expr)
+        value = self.as_index(self.evaluate(expr))
         if value.lanes == 1:
             self.writer.in_block[key] = value.text
         return value, -1
+
+    def as_index(self, value: Value) -> Value:
+        """The value in the type of indices."""
+        return cast(self.result, value, INDEX)
 
     def address(self, place: Place, buffer: Buffer) -> str:
         """The pointer of a place."""

@@ -1,5 +1,6 @@
 """In: NumPy type names and numbers. Out: LLVM's spelling of them. Always: exact, a float literal keeps every bit."""
 
+import math
 import struct
 
 import numpy as np
@@ -52,7 +53,9 @@ def literal(value: float, dtype: str, lanes: int = 1) -> str:
         exact = float(np.float32(value)) if dtype == "float32" else float(value)
         text = f"0x{struct.unpack('>Q', struct.pack('>d', exact))[0]:016X}"
     elif dtype == "float16":
-        text = f"0xH{struct.unpack('>H', struct.pack('>e', value))[0]:04X}"
+        largest = float(np.finfo("float16").max)
+        near = value if abs(value) <= largest else math.copysign(math.inf, value)
+        text = f"0xH{struct.unpack('>H', struct.pack('>e', near))[0]:04X}"
     elif dtype == "bfloat16":
         text = f"0xR{struct.unpack('>I', struct.pack('>f', value))[0] >> 16:04X}"
     else:

@@ -269,7 +269,12 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
         dtype = BOOL if isinstance(value, bool) else INDEX if isinstance(value, int) else "float32"
     if dtype == BOOL:
         return Const(bool(value), BOOL)
-    return Const(float(value) if is_float(dtype) else int(value), dtype)
+    if is_float(dtype):
+        return Const(float(value), dtype)
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max:
+        raise DefinitionError(f"{value} is no {dtype}: that type holds {limits.min} to {limits.max}")
+    return Const(int(value), dtype)
 
 
 def as_expr(value: Operand, dtype: str | None = None) -> Expr:

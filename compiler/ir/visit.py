@@ -39,25 +39,36 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it)."""
+    expr = _rebuilt(expr, lambda child: transform(child, rule))
+    result = rule(expr)
+    return expr if result is None else result
+
+
+def _rebuilt(expr: Expr, visit: Callable[[Expr], Expr]) -> Expr:
+    """The node with `visit` applied to its operands; itself when none changes."""
     changes: dict[str, object] = {}
     for name in _child_fields(type(expr)):
         value = getattr(expr, name)
         if isinstance(value, Expr):
-            new: object = transform(value, rule)
+            new: object = visit(value)
         elif isinstance(value, tuple) and any(isinstance(item, Expr) for item in value):
-            items = tuple(transform(item, rule) if isinstance(item, Expr) else item for item in value)
+            items = tuple(visit(item) if isinstance(item, Expr) else item for item in value)
             new = items if any(a is not b for a, b in zip(items, value, strict=True)) else value
         else:
             continue
         if new is not value:
             changes[name] = new
-    if changes:
-        rebuilt = replace(expr, **changes)  # type: ignore[type-var]
-        expr = binary(rebuilt.op, rebuilt.lhs, rebuilt.rhs) if isinstance(rebuilt, Binary) else rebuilt
-    result = rule(expr)
-    return expr if result is None else result
+    if not changes:
+        return expr
+    rebuilt = replace(expr, **changes)  # type: ignore[type-var]
+    return binary(rebuilt.op, rebuilt.lhs, rebuilt.rhs) if isinstance(rebuilt, Binary) else rebuilt
 
 
 def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
-    """Replace every leaf (or sub-expression) that is a key of `mapping`."""
-    return transform(expr, lambda node: mapping.get(node))
+    """Replace every node that is a key of `mapping`, all at once: what is put in is not looked at again."""
+
+    def visit(node: Expr) -> Expr:
+        # Looked up before it is rebuilt: a rebuilt node may fold to an operand that is a key by chance, as `0 + i`.
+        return mapping[node] if node in mapping else _rebuilt(node, visit)
+
+    return visit(expr)

@@ -67,7 +67,9 @@ class _Builder:
         buffers: list[Buffer] = []
         taken: set[str] = set()
         for stage_id, node in enumerate(self.state.dag.nodes):
-            name = node.op.name if node.op.name not in taken else f"{node.op.name}.{stage_id}"
+            name = node.op.name
+            while name in taken:
+                name = f"{name}.{stage_id}"
             taken.add(name)
             found = self.bounds.get(stage_id)
             if isinstance(self.state.stages[stage_id].location, Attached) and found is not None:
@@ -162,6 +164,11 @@ class _Builder:
                 )
             var = _loop_var((stage_id, iterator.name))
             parts = self._parts(stage_id, iterator.name, fused, sizes, var) if iterator.name in fused else ()
+            if iterator.kind is IterKind.MIXED and _fixed(extent) > 1:
+                raise LoweringError(
+                    f"{stage.op.name}: the loop {iterator.name} mixes axes of the result with reduce axes; "
+                    "fuse only loops of one kind"
+                )
             reduces = iterator.kind is not IterKind.SPATIAL and iterator.kind is not IterKind.SPECIAL
             loops.append(_Loop(var, _fixed(extent), _KINDS[iterator.annotation], reduces, parts))
         return loops

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Select
+from compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Select, is_float
 from compiler.schedule.state import Number
 
 LoopKey = tuple[int, str]
@@ -65,7 +65,9 @@ def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopK
     match index:
         case Const():
             return Linear(int(index.value))
-        case Cast():
+        case _ if is_float(index.dtype):
+            pass
+        case Cast() if index.dtype in ("int64", "int32"):
             return linearize(index.value, leaves, extents)
         case Select():
             sides = (linearize(side, leaves, extents) for side in (index.then, index.otherwise))

@@ -30,6 +30,7 @@ from compiler.schedule.state import (
 )
 
 _BY_TAG: dict[str, type["Step"]] = {}
+_ANNOTATIONS = frozenset(int(annotation) for annotation in Annotation)
 
 
 def ceil_div(value: Number, divisor: Number) -> Number:
@@ -98,6 +99,8 @@ class Annotate(Step):
         stage = state.stages[self.stage]
         if iterator.annotation is not Annotation.NONE:
             raise ScheduleError(f"{stage.op.name}: the loop {iterator.name} is annotated already")
+        if self.annotation not in _ANNOTATIONS:
+            raise ScheduleError(f"{stage.op.name}: {self.annotation} is no annotation of a loop")
         if self.annotation == Annotation.VECTORIZE and iterator.kind is not IterKind.SPATIAL:
             raise ScheduleError(
                 f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can be a vector loop"
@@ -385,30 +388,47 @@ def _shifted(stage: Stage, from_id: int) -> Stage:
     return stage
 
 
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise ScheduleError(f"{value!r} is no whole number")
+    return value
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ScheduleError(f"{value!r} is no list of numbers")
+    return tuple(map(_whole, value))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ScheduleError(f"{value!r} is no text")
+    return value
+
+
 _FIELD_READERS: dict[str, Callable[[Any], Any]] = {
-    "iters": tuple,
-    "order": tuple,
-    "lengths": tuple,
-    "inner_to_outer": bool,
+    "iters": _numbers,
+    "order": _numbers,
+    "lengths": _numbers,
+    "inner_to_outer": lambda value: bool(_whole(value)),
+    "text": _text,
+    "scope": _text,
 }
+"""How a field is read back; a field that is not listed is a whole number."""
 
 
 def step_from_row(row: Sequence[Any]) -> Step:
     """The step that `Step.to_row` wrote.
 
-    Raises: ScheduleError for an unknown tag or a wrong number of fields.
+    Raises: ScheduleError for an unknown tag, a wrong number of fields, or a field of another type.
     """
-    if not row or row[0] not in _BY_TAG:
+    if not isinstance(row, list) or not row or not isinstance(row[0], str) or row[0] not in _BY_TAG:
         raise ScheduleError(f"unknown transform step {row!r}; known tags: {', '.join(sorted(_BY_TAG))}")
     kind = _BY_TAG[row[0]]
     names = [item.name for item in fields(kind)]
     if len(row) - 1 != len(names):
         raise ScheduleError(f"the step {row!r} must have {len(names)} fields after its tag")
-    return kind(**{name: _FIELD_READERS.get(name, _same)(value) for name, value in zip(names, row[1:], strict=True)})
-
-
-def _same(value: Any) -> Any:
-    return value
+    return kind(**{name: _FIELD_READERS.get(name, _whole)(value) for name, value in zip(names, row[1:], strict=True)})
 
 
 def dump_steps(steps: Iterable[Step]) -> str:

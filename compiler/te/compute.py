@@ -28,6 +28,8 @@ def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "place
 
 def reduce_axis(extent: int, name: str = "k") -> Axis:
     """An axis to reduce over, 0 .. extent-1."""
+    if "." in name or "@" in name:
+        raise DefinitionError(f"the axis name {name!r} holds '.' or '@', which loops made from axes are named with")
     return Axis(name, _checked_shape(name, (extent,))[0], AxisKind.REDUCE)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from compiler.errors import DefinitionError
-from compiler.ir.expr import INDEX, Expr, Operand, as_expr
+from compiler.ir.expr import BOOL, INDEX, Expr, Operand, as_expr, is_float
 
 
 class AxisKind(IntEnum):
@@ -64,10 +64,13 @@ class Reduce(Expr):
     @property
     def identity(self) -> float:
         """The value that the combiner leaves unchanged."""
-        info = np.finfo(self.dtype) if self.dtype.startswith("float") else np.iinfo(self.dtype)
-        low = -np.inf if self.dtype.startswith("float") else int(info.min)
-        high = np.inf if self.dtype.startswith("float") else int(info.max)
-        return {"sum": 0, "prod": 1, "max": low, "min": high}[self.combiner]
+        if self.combiner in ("sum", "prod"):
+            return 0 if self.combiner == "sum" else 1
+        low, high = (-np.inf, np.inf) if is_float(self.dtype) else (0, 1)
+        if not is_float(self.dtype) and self.dtype != BOOL:
+            info = np.iinfo(self.dtype)
+            low, high = int(info.min), int(info.max)
+        return low if self.combiner == "max" else high
 
     def __str__(self) -> str:
         return f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"

@@ -182,5 +182,11 @@ def _annotate(state: State, stage_id: int, rng: np.random.Generator) -> State:
 
 
 def inputs_of(dag: ComputeDAG, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
-    """Random inputs of a graph."""
-    return {tensor: rng.uniform(-1, 1, tensor.shape).astype(tensor.dtype) for tensor in dag.inputs}
+    """Random inputs of a graph; whole numbers are small, and not negative in a tensor that picks rows."""
+    values: dict[Tensor, np.ndarray] = {}
+    for tensor in dag.inputs:
+        low = -9 if tensor.dtype.startswith("int") and tensor.name != "picks" else 0
+        whole = not tensor.dtype.startswith("float")
+        drawn = rng.integers(low, 10, tensor.shape) if whole else rng.uniform(-1, 1, tensor.shape)
+        values[tensor] = drawn.astype(tensor.dtype)
+    return values

@@ -12,7 +12,7 @@ from compiler.runtime.buffers import FencedArray
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Step
+from compiler.schedule.steps import Annotate, ComputeAt, Step
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
@@ -184,3 +184,52 @@ def test_reductions_inside_a_vector_loop(combiner: str) -> None:
     expected = evaluate([output], {a: values[0]})[0]
     got = run([a], output, values, (Annotate(1, 0, Annotation.VECTORIZE),))
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "max", "min", "prod"])
+def test_reductions_of_bools(combiner: str) -> None:
+    a = te.placeholder((4, LENGTH), "bool", "a")
+    k = te.reduce_axis(4, "k")
+    value = np.stack([sample("bool", seed) for seed in range(4)])
+    check([a], te.compute((LENGTH,), lambda i: getattr(te, combiner)(a[k, i], k), "c"), [value])
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "max", "min"])
+def test_arithmetic_of_bools(name: str) -> None:
+    a, b = te.placeholder((LENGTH,), "bool", "a"), te.placeholder((LENGTH,), "bool", "b")
+    check(
+        [a, b], te.compute((LENGTH,), lambda i: BINARY[name](a[i], b[i]), "c"), [sample("bool", 0), sample("bool", 1)]
+    )
+
+
+def test_a_division_by_zero_that_is_not_taken_does_not_happen() -> None:
+    a = te.placeholder((LENGTH,), "int64", "a")
+    quotient = te.compute((LENGTH,), lambda i: te.if_then_else(te.const(0) < i, a[i] + te.const(7) // i, a[i]), "c")
+    plain = te.compute((LENGTH,), lambda i: te.if_then_else(te.const(0) < i, te.const(70) // i, te.const(0)), "c")
+    check([a], quotient, [sample("int64", 0)])
+    check([a], te.compute((LENGTH,), lambda i: a[i] + plain[i], "d"), [sample("int64", 0)])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_an_index_of_a_narrow_type(dtype: str) -> None:
+    a, places = te.placeholder((LENGTH,), "float32", "a"), te.placeholder((LENGTH,), dtype, "places")
+    values = [sample("float32", 0), np.random.default_rng(1).integers(0, LENGTH, LENGTH).astype(dtype)]
+    check([a, places], te.compute((LENGTH,), lambda i: a[places[i]] * 2.0, "c"), values)
+
+
+def test_a_computed_index_is_read_again_after_it_was_written() -> None:
+    a, places = te.placeholder((LENGTH,), "float32", "a"), te.placeholder((4,), "int64", "places")
+    turned = te.compute((4,), lambda i: (places[i] * 3) % LENGTH, "turned")
+    output = te.compute((4,), lambda i: a[turned[i]], "c")
+    values = [sample("float32", 0), np.array([5, 50, 7, 21])]
+    expected = evaluate([output], dict(zip([a, places], values, strict=True)))[0]
+    stages = ComputeDAG([a, places, output])
+    inside = ComputeAt(stages.id_of(turned), stages.id_of(output), 0)
+    unrolled = Annotate(stages.id_of(output), 0, Annotation.UNROLL)
+    np.testing.assert_array_equal(run([a, places], output, values, (inside, unrolled)), expected)
+
+
+def test_half_precision() -> None:
+    a, b = te.placeholder((LENGTH,), "float16", "a"), te.placeholder((LENGTH,), "float16", "b")
+    output = te.compute((LENGTH,), lambda i: te.minimum(a[i] * b[i] + a[i], 1e9), "c")
+    check([a, b], output, [sample("float16", 0), sample("float16", 1)], rtol=2e-2)

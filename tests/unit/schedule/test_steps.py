@@ -161,6 +161,7 @@ def test_every_step_survives_the_log_form() -> None:
         ([ComputeAt(2, 1, 0)], "no loop 0"),
         ([FollowSplit(2, 0, 4, 1)], "no step 4"),
         ([Split(7, 0, 1, (1,))], "no stage 7"),
+        ([Annotate(2, 0, 99)], "99 is no annotation"),
         ([Split(2, 0, 512, (8,)), CacheWrite(2)], "before transforming"),
     ],
 )
@@ -183,7 +184,23 @@ def test_computing_a_stage_where_a_reader_is_not_is_refused() -> None:
         infer_bounds(replay(ComputeDAG([a, d]), [ComputeAt(1, 2, 0)]))
 
 
-@pytest.mark.parametrize("text", ["[", "{}", '[["XX",1]]', '[["SP",1]]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "{}",
+        "[1]",
+        "[[]]",
+        '[["XX",1]]',
+        '[["SP",1]]',
+        '[["SP",0,0,20,3,1]]',
+        '[["SP",0,0,20,[2.5],1]]',
+        '[["AN","x",0,2]]',
+        '[["FU",1,[null]]]',
+        '[["PR",1,0,3]]',
+        '[[["AN"],1]]',
+    ],
+)
 def test_a_damaged_log_is_a_schedule_error(text: str) -> None:
     with pytest.raises(ScheduleError):
         load_steps(text)

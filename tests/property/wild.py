@@ -1,0 +1,129 @@
+"""In: a computation and a random generator. Out: a random schedule with nothing spared.
+
+Always: reproducible; a step that does not fit is left out, so what is returned replays and has bounds.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from compiler.errors import ScheduleError
+from compiler.schedule.access import consumers
+from compiler.schedule.bounds import infer_stage_bounds
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
+from compiler.schedule.steps import (
+    Annotate,
+    CacheWrite,
+    ComputeAt,
+    ComputeInline,
+    ComputeRoot,
+    FollowSplit,
+    Fuse,
+    Pragma,
+    Reorder,
+    Split,
+    Step,
+)
+
+MAX_UNROLLED = 4
+
+
+def wild_steps(dag: ComputeDAG, rng: np.random.Generator) -> tuple[Step, ...]:
+    """Steps of every kind in a random order, then annotations."""
+    state = State.initial(dag)
+    moves: tuple[Callable[[State, int, np.random.Generator], Step | None], ...] = (
+        _split, _split, _split, _fuse, _reorder, _attach, _attach, _attach, _inline, _root, _cache, _follow
+    )  # fmt: skip
+    for _ in range(int(rng.integers(0, 5 + 5 * len(dag.ops)))):
+        stage_id = int(rng.integers(len(state.stages)))
+        if state.stages[stage_id].is_compute:
+            state = _tried(state, moves[int(rng.integers(len(moves)))](state, stage_id, rng))
+    for stage_id in range(len(state.stages)):
+        if state.stages[stage_id].is_compute and not isinstance(state.stages[stage_id].location, Inlined):
+            state = _annotated(state, stage_id, rng)
+    return tuple(step for step in state.steps if isinstance(step, Step))
+
+
+def _tried(state: State, step: Step | None) -> State:
+    if step is None:
+        return state
+    try:
+        after = state.apply(step)
+        infer_stage_bounds(after)
+    except ScheduleError:
+        return state
+    return after
+
+
+def _split(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    iters = state.stages[stage_id].iters
+    if not iters:
+        return None
+    index = int(rng.integers(len(iters)))
+    extent = iters[index].extent
+    high = min(extent, 34) if isinstance(extent, int) else 12
+    lengths = tuple(int(rng.integers(1, high + 1)) for _ in range(int(rng.integers(1, 4))))
+    return Split(stage_id, index, extent if isinstance(extent, int) else 0, lengths, bool(rng.random() < 0.7))
+
+
+def _follow(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    splits = [number for number, step in enumerate(state.steps) if isinstance(step, Split)]
+    iters = state.stages[stage_id].iters
+    if not splits or not iters:
+        return None
+    return FollowSplit(stage_id, int(rng.integers(len(iters))), int(rng.choice(splits)), int(rng.integers(1, 4)))
+
+
+def _fuse(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    count = len(state.stages[stage_id].iters)
+    if count < 2:
+        return Fuse(stage_id, ()) if count == 0 else None
+    first = int(rng.integers(count - 1))
+    return Fuse(stage_id, tuple(range(first, int(rng.integers(first + 2, min(count, first + 3) + 1)))))
+
+
+def _reorder(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    return Reorder(stage_id, tuple(int(i) for i in rng.permutation(len(state.stages[stage_id].iters))))
+
+
+def _attach(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    readers = consumers(state, stage_id)
+    targets = [stage for stage in range(stage_id + 1, len(state.stages)) if stage in readers or rng.random() < 0.2]
+    targets = [stage for stage in targets if state.stages[stage].iters]
+    if not targets:
+        return None
+    target = int(rng.choice(targets))
+    return ComputeAt(stage_id, target, int(rng.integers(len(state.stages[target].iters))))
+
+
+def _inline(_state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    return ComputeInline(stage_id) if rng.random() < 0.5 else None
+
+
+def _root(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    attached = isinstance(state.stages[stage_id].location, Attached)
+    return ComputeRoot(stage_id) if attached and rng.random() < 0.3 else None
+
+
+def _cache(_state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    return CacheWrite(stage_id, "local") if rng.random() < 0.5 else None
+
+
+def _annotated(state: State, stage_id: int, rng: np.random.Generator) -> State:
+    bounds = infer_stage_bounds(state)
+    stage = state.stages[stage_id]
+    spatial = [index for index, loop in enumerate(stage.iters) if loop.kind is IterKind.SPATIAL]
+    if spatial and rng.random() < 0.6:
+        state = _tried(state, Annotate(stage_id, int(rng.choice(spatial[-2:])), Annotation.VECTORIZE))
+    for index, extent in enumerate(bounds[stage_id].iter_extents):
+        if int(extent) <= MAX_UNROLLED and rng.random() < 0.15:
+            state = _tried(state, Annotate(stage_id, index, Annotation.UNROLL))
+    if isinstance(stage.location, Root) and rng.random() < 0.5 and spatial[:1] == [0]:
+        depth = 1
+        while depth < len(stage.iters) and rng.random() < 0.5:
+            depth += 1
+        if depth > 1:
+            state = _tried(state, Fuse(stage_id, tuple(range(depth))))
+        state = _tried(state, Annotate(stage_id, 0, Annotation.PARALLEL))
+    return state.apply(Pragma(stage_id, 0, f"auto_unroll_max_step${rng.choice([0, 16, 64, 512])}"))
