@@ -1,0 +1,52 @@
+"""Linear forms: exact where the index is affine, a hull everywhere else, for one program or many."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from compiler.ir.expr import BinaryOp, Expr, Var, binary
+from compiler.schedule.linear import Linear, linearize
+
+A, B = Var("a"), Var("b")
+KEYS = {A: (0, "a"), B: (0, "b")}
+LEAVES: dict[Expr, Linear] = {var: Linear(0, {key: 1}) for var, key in KEYS.items()}
+EXTENTS = {(0, "a"): 5, (0, "b"): 3}
+
+INDICES: list[Expr] = [
+    A * 4 + B - 2,
+    (A - B) * 3,
+    A // 2 + B,
+    (A * 3 + B) % 4,
+    (A * 3 + B) // 15,
+    (B + 1) % 8,
+    A * B,
+    binary(BinaryOp.MIN, A, B * 2),
+    binary(BinaryOp.MAX, A - 3, 0),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_limits_cover_every_value(index: Expr) -> None:
+    form = linearize(index, LEAVES, EXTENTS)
+    low, high = form.limits(EXTENTS)
+    for a, b in itertools.product(range(5), range(3)):
+        value = eval(str(index), {"a": a, "b": b, "min": min, "max": max})
+        assert low <= value <= high
+        base = form.const + form.terms.get((0, "a"), 0) * a + form.terms.get((0, "b"), 0) * b
+        assert base <= value <= base + form.spread
+        if form.exact:
+            assert value == base
+
+
+def test_affine_indices_are_exact_and_others_say_so() -> None:
+    assert linearize(A * 4 + B - 2, LEAVES, EXTENTS).exact
+    assert linearize((B + 1) % 8, LEAVES, EXTENTS).exact  # stays below 8, so the remainder changes nothing
+    assert not linearize(A // 2, LEAVES, EXTENTS).exact
+
+
+def test_numbers_may_be_arrays_of_programs() -> None:
+    extents = {(0, "a"): np.array([5, 9]), (0, "b"): np.array([3, 1])}
+    low, high = linearize(A * 4 - B, LEAVES, extents).limits(extents)
+    assert list(np.broadcast_to(low, 2)) == [-2, 0]
+    assert list(np.broadcast_to(high, 2)) == [16, 32]
