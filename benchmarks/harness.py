@@ -58,7 +58,7 @@ class Figure:
             fields["peak_ratio"] = _rounded(self.peak_ratio)
         if self.error is not None:
             fields["error"] = _rounded(self.error)
-        return json.dumps({**fields, **self.details, "machine": machine(self.threads)}, allow_nan=False)
+        return json.dumps(_finite({**fields, **self.details, "machine": machine(self.threads)}), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,13 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _finite(value: object) -> object:
+    """The same with null for every number that JSON cannot write."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rounded(value: float) -> float | None:

@@ -50,6 +50,7 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
         "failed": tuned.failed,
         "tuning_seconds": round(tuned.seconds, 1),
         "untuned_ms": round(winner.default_seconds * 1e3, 4),
+        "rejected": list(winner.rejected),
         "served_by": winner.record.mutation if winner.record else "default schedule",
     }
     for peer in peers:
