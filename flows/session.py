@@ -9,9 +9,11 @@ import sys
 from dataclasses import asdict
 
 import typer
+from prefect import get_client
+from prefect.settings import PREFECT_API_URL
 
 from compiler import config
-from compiler.errors import RetuneError
+from compiler.errors import OptionError, RetuneError
 from flows.guardian import start_guardian
 from flows.live import shown_on
 from flows.outcome import show_report
@@ -27,6 +29,7 @@ def main(text: str) -> int:
     """Run the flow for the job in `text` and print its report. Returns the exit code."""
     job = TuneJob(**json.loads(text))
     try:
+        require_server()
         with shown_on(sys.stdout):
             report = tune_network(**asdict(job))
     except RetuneError as error:
@@ -37,6 +40,18 @@ def main(text: str) -> int:
         return INTERRUPTED
     show_report(report, sys.stdout)
     return 0 if report.is_right else WRONG_RESULT
+
+
+def require_server() -> None:
+    """See whether the user's own Prefect server answers, where PREFECT_API_URL names one. Raises: OptionError."""
+    url = PREFECT_API_URL.value()
+    if url:
+        with get_client(sync_client=True) as client:
+            failure = client.api_healthcheck()
+        if failure is not None:
+            raise OptionError(
+                f"the Prefect server at {url} does not answer ({failure}): start it, or unset PREFECT_API_URL"
+            )
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def started(network: Path, home: Path, log: Path, api: str | None) -> Iterator["
     """The command in a process of its own; with `api`, on that Prefect server, else on an embedded one."""
     extra = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     environment = config.child_environment({**extra, **({"PREFECT_API_URL": api} if api else {})})
-    for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH"):
-        environment.pop(name, None)
+    for name in () if api else ("PREFECT_HOME", "PREFECT_PROFILES_PATH"):
+        environment.pop(name)
     with log.open("ab") as stream:
         process = subprocess.Popen(command(network, home), stdout=stream, stderr=stream, env=environment)
     try:
