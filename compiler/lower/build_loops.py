@@ -13,16 +13,17 @@ from compiler.errors import LoweringError
 from compiler.ir.expr import BinaryOp, Buffer, Expr, Load, Var, as_expr, binary, const
 from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
-from compiler.schedule.bounds import infer_stage_bounds, inline_body, part_stride
+from compiler.schedule.bounds import infer_stage_bounds, inline_body
 from compiler.schedule.linear import Linear, LoopKey
+from compiler.schedule.relations import axis_exprs, overrunning, padded_strides
 from compiler.schedule.state import (
+    ANNOTATION_TEXT,
     Annotation,
     Attached,
     FuseRelation,
     IterKind,
     Number,
     Root,
-    SplitRelation,
     State,
 )
 from compiler.te.tensor import ComputeOp, Reduce, TensorRead
@@ -61,24 +62,46 @@ class _Builder:
         self.bounds = infer_stage_bounds(state)
         every = (loop for found in self.bounds.values() for loop in found.own)
         self.trivial = {loop.key for loop in every if _fixed(loop.extent) == 1}
+        self.strides: dict[int, tuple[int, ...]] = {}
         self.buffers = self._make_buffers()
 
     def _make_buffers(self) -> list[Buffer]:
         buffers: list[Buffer] = []
         taken: set[str] = set()
         for stage_id, node in enumerate(self.state.dag.nodes):
-            name = node.op.name
+            output = stage_id in self.state.dag.output_ids
+            name = node.tensor.name if output else node.op.name
             while name in taken:
                 name = f"{name}.{stage_id}"
             taken.add(name)
             found = self.bounds.get(stage_id)
             if isinstance(self.state.stages[stage_id].location, Attached) and found is not None:
-                shape = tuple(_fixed(extent) for extent in found.region.extents)
+                shape = self._allocated(stage_id, tuple(_fixed(extent) for extent in found.region.extents))
                 buffers.append(Buffer(name, shape, node.op.dtype, "local"))
             else:
-                inner = isinstance(node.op, ComputeOp) and stage_id not in self.state.dag.output_ids
-                buffers.append(Buffer(name, node.op.shape, node.op.dtype, "workspace" if inner else "global"))
+                shape = self._allocated(stage_id, node.op.shape)
+                inner = isinstance(node.op, ComputeOp) and not output
+                buffers.append(Buffer(name, shape, node.op.dtype, "workspace" if inner else "global"))
         return buffers
+
+    def _allocated(self, stage_id: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a stage's buffer; one with padding between its rows is a flat one with strides of its own."""
+        stage = self.state.stages[stage_id]
+        if stage.alignment is None or not isinstance(stage.op, ComputeOp):
+            return shape
+        dim = [axis.name for axis in stage.op.axes].index(stage.alignment.axis)
+        strides = padded_strides(shape, dim, stage.alignment.factor, stage.alignment.offset)
+        self.strides[stage_id] = strides
+        return (shape[0] * strides[0],)
+
+    def _place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The indices of an element in the stage's buffer."""
+        if stage_id not in self.strides:
+            return indices
+        position: Expr = const(0)
+        for index, stride in zip(indices, self.strides[stage_id], strict=True):
+            position = position + index * stride
+        return (position,)
 
     def function(self, name: str) -> LoopFunction:
         dag = self.state.dag
@@ -102,7 +125,7 @@ class _Builder:
         for axis, low in zip(op.axes, bounds.region.mins, strict=True):
             absolute[axis] = local[axis] + self._start(low)
         attached = isinstance(self.state.stages[stage_id].location, Attached)
-        target = tuple((local if attached else absolute)[axis] for axis in op.axes)
+        target = self._place(stage_id, tuple((local if attached else absolute)[axis] for axis in op.axes))
         guards = self._guards(stage_id, op, values, absolute)
         buffer = self.buffers[stage_id]
         body = self._value(stage_id, absolute)
@@ -160,7 +183,8 @@ class _Builder:
         for iterator, extent in zip(stage.iters, bounds.iter_extents, strict=True):
             if iterator.annotation not in _KINDS:
                 raise LoweringError(
-                    f"{stage.op.name}: the loop {iterator.name} is bound to a GPU thread, which a CPU lacks"
+                    f"{stage.op.name}: the loop {iterator.name} is bound to {ANNOTATION_TEXT[iterator.annotation]}, "
+                    "which a CPU lacks; use parallel, vectorize or unroll"
                 )
             var = _loop_var((stage_id, iterator.name))
             parts = self._parts(stage_id, iterator.name, fused, sizes, var) if iterator.name in fused else ()
@@ -199,22 +223,10 @@ class _Builder:
         variables.
         """
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
-        values: dict[str, Expr] = {
+        loops: dict[str, Expr] = {
             loop.key[1]: const(0) if _fixed(loop.extent) == 1 else _loop_var(loop.key) for loop in bounds.own
         }
-        for relation in reversed(stage.relations):
-            if isinstance(relation, SplitRelation):
-                total: Expr = const(0)
-                for part, stride in zip(relation.parts, _strides(relation, bounds.sizes), strict=True):
-                    total = total + values[part] * stride
-                values[relation.parent] = total
-            elif relation.fused in values:
-                stride = 1
-                for part in reversed(relation.parts):
-                    quotient = values[relation.fused] // stride
-                    values[part] = quotient if part == relation.parts[0] else quotient % _fixed(bounds.sizes[part])
-                    stride *= _fixed(bounds.sizes[part])
-        return values
+        return axis_exprs(stage.relations, _fixed_all(bounds.sizes), loops)
 
     def _guards(
         self, stage_id: int, op: ComputeOp, values: Mapping[str, Expr], absolute: Mapping[Expr, Expr]
@@ -224,14 +236,7 @@ class _Builder:
         """
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
         around: dict[LoopKey, Number] = {loop.key: loop.extent for loop in (*bounds.outer, *bounds.own)}
-        guards = []
-        for relation in stage.relations:
-            if isinstance(relation, SplitRelation):
-                strides = _strides(relation, bounds.sizes)
-                parts = zip(relation.parts, strides, strict=True)
-                last = sum((_fixed(bounds.sizes[part]) - 1) * stride for part, stride in parts)
-                if last >= _fixed(bounds.sizes[relation.parent]):
-                    guards.append(values[relation.parent] < _fixed(bounds.sizes[relation.parent]))
+        guards = [values[name] < size for name, size in overrunning(stage.relations, _fixed_all(bounds.sizes))]
         for axis, low, extent in zip(op.axes, bounds.region.mins, bounds.region.extents, strict=True):
             start, end = low.limits(around)
             if _fixed(end) + _fixed(extent) > axis.extent:
@@ -260,20 +265,12 @@ class _Builder:
             if isinstance(self.state.stages[producer].location, Attached):
                 mins = self.bounds[producer].region.mins
                 indices = tuple(index - self._start(low) for index, low in zip(indices, mins, strict=True))
-            return Load(self.buffers[producer], indices)
+            return Load(self.buffers[producer], self._place(producer, indices))
 
         if isinstance(body, Reduce):
             source = transform(substitute(body.source, axes), load)
             return Reduce(body.combiner, source, body.axes)
         return transform(substitute(body, axes), load)
-
-
-def _strides(relation: SplitRelation, sizes: Mapping[str, Number]) -> list[int]:
-    """How many points one turn of each part moves on, outermost first."""
-    strides = [1]
-    for level in range(len(relation.parts) - 1, 0, -1):
-        strides.append(strides[-1] * _fixed(part_stride(relation, level, sizes)))
-    return strides[::-1]
 
 
 def _loop_var(key: LoopKey) -> Var:
@@ -294,6 +291,10 @@ def _fixed(value: Number) -> int:
     if value.size != 1:
         raise LoweringError("one program is lowered at a time; pick its tile sizes first")
     return int(value.reshape(()))
+
+
+def _fixed_all(sizes: Mapping[str, Number]) -> dict[str, int]:
+    return {name: _fixed(size) for name, size in sizes.items()}
 
 
 def _guarded(conditions: list[Expr], stmt: Stmt) -> Stmt:

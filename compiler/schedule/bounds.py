@@ -19,6 +19,7 @@ from compiler.ir.expr import Expr
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.counts import OpCounts, count_operations
 from compiler.schedule.linear import Linear, LoopKey, linearize
+from compiler.schedule.relations import loop_sizes, part_stride
 from compiler.schedule.state import (
     Annotation,
     Attached,
@@ -31,7 +32,6 @@ from compiler.schedule.state import (
     Stage,
     State,
 )
-from compiler.schedule.steps import split_extents
 from compiler.te.tensor import ComputeOp, Reduce, Tensor, TensorRead
 
 
@@ -317,19 +317,13 @@ def _clipped(low: Linear, reach: Number, full: int) -> tuple[Linear, Number]:
 
 
 def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, outer: tuple[Loop, ...]) -> StageBounds:
-    sizes: dict[str, Number] = {axis.name: size for axis, size in zip(op.axes, region.extents, strict=True)}
-    sizes.update({axis.name: axis.extent for axis in op.reduce_axes})
-    for relation in stage.relations:
-        if isinstance(relation, FuseRelation):
-            product: Number = 1
-            for part in relation.parts:
-                product = product * sizes[part]
-            sizes[relation.fused] = product
-        else:
-            for name, extent in zip(relation.parts, split_extents(sizes[relation.parent], relation), strict=True):
-                if extent is None:
-                    raise ScheduleError(f"{op.name}: the length of {name} is unknown")
-                sizes[name] = extent
+    axes = {axis.name: size for axis, size in zip(op.axes, region.extents, strict=True)}
+    axes.update({axis.name: axis.extent for axis in op.reduce_axes})
+    sizes: dict[str, Number] = {}
+    for name, extent in loop_sizes(stage.relations, axes).items():
+        if extent is None:
+            raise ScheduleError(f"{op.name}: the length of {name} is unknown")
+        sizes[name] = extent
     fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}
     own = []
     for iterator in stage.iters:
@@ -375,11 +369,3 @@ def _joined(relation: SplitRelation, sizes: Mapping[str, Number], value_of: Call
         if level:
             stride = stride * part_stride(relation, level, sizes)
     return total
-
-
-def part_stride(relation: SplitRelation, level: int, sizes: Mapping[str, Number]) -> Number:
-    """How many points one turn of the next outer part skips, per turn of part `level`: its uncut length."""
-    if relation.inner_to_outer:
-        length = relation.lengths[level - 1]
-        return 1 if length is None else length
-    return sizes[relation.parts[level]]

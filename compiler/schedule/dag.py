@@ -13,7 +13,7 @@ from typing import Any
 
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Binary, Buffer, Call, Cast, Const, Expr, Load, Not, Select, is_float
-from compiler.ir.visit import substitute, transform, walk
+from compiler.ir.visit import transform, walk
 from compiler.te.tensor import Axis, ComputeOp, Operation, PlaceholderOp, Reduce, Tensor, TensorRead
 
 
@@ -111,25 +111,9 @@ class ComputeDAG:
         digest = hashlib.md5(str(self).encode(), usedforsecurity=False).hexdigest()
         return json.dumps([digest, *(list(tensor.shape) for tensor in (*self.inputs, *self.outputs))])
 
-    def cache_write(self, op_id: int, scope: str) -> "ComputeDAG":
-        """A graph in which operation `op_id` is computed into a new tensor (which takes its number) and then copied
-        (number + 1).
-
-        Raises: DefinitionError for a placeholder.
-        """
-        node = self.nodes[op_id]
-        if not isinstance(node.op, ComputeOp):
-            raise DefinitionError(f"{node.tensor.name} is an input; only a computed tensor can have a write cache")
-        op = node.op
-        renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in (*op.axes, *op.reduce_axes)}
-        body = substitute(op.body, {axis: renamed[axis] for axis in renamed})
-        if isinstance(op.body, Reduce) and isinstance(body, Reduce):
-            body = Reduce(body.combiner, body.source, tuple(renamed[axis] for axis in op.reduce_axes))
-        cache = Tensor(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
-        attrs = {key: value for key, value in op.attrs.items() if key != "layout_free_placeholders"}
-        copy = ComputeOp(op.name, op.axes, cache[op.axes], attrs)
-        nodes = (*self.nodes[:op_id], Node(cache, cache.op), Node(node.tensor, copy), *self.nodes[op_id + 1 :])
-        return ComputeDAG._from_parts(nodes, self.inputs, self.outputs)
+    def with_nodes(self, nodes: Sequence[Node]) -> "ComputeDAG":
+        """A graph of other operations, producers before consumers, with the same inputs and outputs."""
+        return ComputeDAG._from_parts(tuple(nodes), self.inputs, self.outputs)
 
     @cached_property
     def layout_free(self) -> frozenset[int]:

@@ -44,7 +44,7 @@ class Annotation(IntEnum):
     TENSORIZE = 11
 
 
-_ANNOTATION_TEXT = {
+ANNOTATION_TEXT = {
     Annotation.NONE: "for",
     Annotation.UNROLL: "unroll",
     Annotation.VECTORIZE: "vectorize",
@@ -58,6 +58,7 @@ _ANNOTATION_TEXT = {
     Annotation.THREAD_Z: "threadIdx.z",
     Annotation.TENSORIZE: "tensorize",
 }
+"""How a loop of each kind is printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,15 @@ Relation = SplitRelation | FuseRelation
 
 
 @dataclass(frozen=True, slots=True)
+class Alignment:
+    """One step along `axis` moves `offset` elements more than a multiple of `factor` in the stage's buffer."""
+
+    axis: str
+    factor: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """The loops of one operation, outermost first, how they came from its axes, and where they stand."""
 
@@ -125,6 +135,7 @@ class Stage:
     location: Location = Root()
     relations: tuple[Relation, ...] = ()
     unroll_limit: Number = 0
+    alignment: Alignment | None = None
 
     @property
     def is_compute(self) -> bool:
@@ -138,8 +149,8 @@ class Stage:
 
     @property
     def has_reduce_iter(self) -> bool:
-        """Whether any loop is not purely spatial."""
-        return any(iterator.kind is not IterKind.SPATIAL for iterator in self.iters)
+        """Whether any loop reduces."""
+        return any(iterator.kind in (IterKind.REDUCTION, IterKind.MIXED) for iterator in self.iters)
 
 
 class Step(Protocol):
@@ -230,11 +241,14 @@ class State:
         stage = self.stages[stage_id]
         if not (isinstance(stage.unroll_limit, int) and stage.unroll_limit == 0):
             yield f"{'  ' * depth}{stage.op.name} auto_unroll: {stage.unroll_limit}"
+        if stage.alignment is not None:
+            align = stage.alignment
+            yield f"{'  ' * depth}{stage.op.name} storage_offset: {align.offset} of {align.factor} at {align.axis}"
         for index, iterator in enumerate(stage.iters):
             trivial = isinstance(iterator.extent, int) and iterator.extent == 1
             if not trivial:
                 extent = "(None)" if iterator.extent is None else f"(0,{iterator.extent})"
-                yield f"{'  ' * depth}{_ANNOTATION_TEXT[iterator.annotation]} {iterator.name} {extent}"
+                yield f"{'  ' * depth}{ANNOTATION_TEXT[iterator.annotation]} {iterator.name} {extent}"
                 depth += 1
             for attached in self.attached_at(stage_id, index):
                 yield from self._stage_lines(attached, depth)

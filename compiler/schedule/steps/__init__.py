@@ -1,0 +1,36 @@
+"""In: a state. Out: the state after one transform. Always: one class a step, found by its tag when a log is read."""
+
+from compiler.schedule.steps.annotate import Annotate, Pragma, StorageAlign
+from compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row
+from compiler.schedule.steps.loops import (
+    FollowFusedSplit,
+    FollowSplit,
+    Fuse,
+    Reorder,
+    Split,
+    split_loop,
+)
+from compiler.schedule.steps.place import ComputeAt, ComputeInline, ComputeRoot
+from compiler.schedule.steps.stages import CacheRead, CacheWrite, Rfactor
+
+__all__ = [
+    "Annotate",
+    "CacheRead",
+    "CacheWrite",
+    "ComputeAt",
+    "ComputeInline",
+    "ComputeRoot",
+    "FollowFusedSplit",
+    "FollowSplit",
+    "Fuse",
+    "Pragma",
+    "Reorder",
+    "Rfactor",
+    "Split",
+    "Step",
+    "StorageAlign",
+    "dump_steps",
+    "load_steps",
+    "split_loop",
+    "step_from_row",
+]

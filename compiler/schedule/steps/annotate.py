@@ -1,0 +1,123 @@
+"""In: a state. Out: the state with advice on how a loop runs or how a buffer is laid out.
+
+Always: the order of the computation stays as it is.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from compiler.errors import ScheduleError
+from compiler.schedule.state import (
+    Alignment,
+    Annotation,
+    FuseRelation,
+    Inlined,
+    IterKind,
+    SplitRelation,
+    Stage,
+    State,
+)
+from compiler.schedule.steps.base import Step, iterator_of, spliced
+from compiler.te.tensor import ComputeOp
+
+_ANNOTATIONS = frozenset(int(annotation) for annotation in Annotation)
+_UNORDERED = (IterKind.SPATIAL, IterKind.SPECIAL)
+"""Loops whose turns may run at the same time: they write different elements, or there is only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotate(Step):
+    """Say how a loop runs."""
+
+    tag: ClassVar[str] = "AN"
+
+    iter: int
+    annotation: int
+
+    def apply(self, state: State) -> State:
+        """`for i` becomes `parallel i`, `vectorize i`, …"""
+        iterator = iterator_of(state, self.stage, self.iter)
+        stage = state.stages[self.stage]
+        if iterator.annotation is not Annotation.NONE:
+            raise ScheduleError(f"{stage.op.name}: the loop {iterator.name} is annotated already")
+        if self.annotation not in _ANNOTATIONS or self.annotation == Annotation.NONE:
+            raise ScheduleError(
+                f"{stage.op.name}: {self.annotation} is no annotation of the loop {iterator.name}; "
+                f"known: 1 to {max(_ANNOTATIONS)}"
+            )
+        if self.annotation == Annotation.VECTORIZE and iterator.kind not in _UNORDERED:
+            raise ScheduleError(
+                f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can be a vector loop"
+            )
+        if self.annotation == Annotation.PARALLEL and iterator.kind not in _UNORDERED:
+            raise ScheduleError(
+                f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can run in parallel"
+            )
+        changed = replace(iterator, annotation=Annotation(self.annotation))
+        return state.with_stage(self.stage, replace(stage, iters=spliced(stage.iters, self.iter, 1, (changed,))))
+
+
+@dataclass(frozen=True, slots=True)
+class Pragma(Step):
+    """Advice to the code generator: `auto_unroll_max_step$N`."""
+
+    tag: ClassVar[str] = "PR"
+
+    iter: int
+    text: str
+
+    def apply(self, state: State) -> State:
+        """Sets the stage's unroll limit."""
+        stage = state.stage(self.stage)
+        name, sign, value = self.text.partition("$")
+        if name != "auto_unroll_max_step" or not sign or not value.isdigit():
+            raise ScheduleError(f"{stage.op.name}: the pragma {self.text!r} is unknown; known: auto_unroll_max_step$N")
+        return state.with_stage(self.stage, replace(stage, unroll_limit=int(value)))
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAlign(Step):
+    """Pad the buffer of a stage, so that rows do not compete for the same cache sets."""
+
+    tag: ClassVar[str] = "SA"
+
+    iter: int
+    factor: int
+    offset: int
+
+    def apply(self, state: State) -> State:
+        """One step along the axis of loop `iter` moves a multiple of `factor`, plus `offset`, elements."""
+        iterator = iterator_of(state, self.stage, self.iter)
+        stage = state.stages[self.stage]
+        name = stage.op.name
+        if self.factor < 1 or not 0 <= self.offset < self.factor:
+            raise ScheduleError(
+                f"{name}: cannot align {iterator.name} to {self.offset} modulo {self.factor}; "
+                "the factor must be positive and the offset below it"
+            )
+        if self.stage in state.dag.output_ids:
+            raise ScheduleError(
+                f"{name}: an output lies where its reader expects it; align a write cache of it instead (cache_write)"
+            )
+        if isinstance(stage.location, Inlined):
+            raise ScheduleError(f"{name}: it is inlined and has no storage; align it before, or compute it somewhere")
+        alignment = Alignment(_axis_under(stage, iterator.name), self.factor, self.offset)
+        return state.with_stage(self.stage, replace(stage, alignment=alignment))
+
+
+def _axis_under(stage: Stage, loop: str) -> str:
+    """The axis that a loop, or what it was split from, runs over."""
+    name = loop
+    for relation in reversed(stage.relations):
+        if isinstance(relation, SplitRelation) and name in relation.parts:
+            name = relation.parent
+        elif isinstance(relation, FuseRelation) and name == relation.fused:
+            raise ScheduleError(
+                f"{stage.op.name}: the loop {loop} was fused from {', '.join(relation.parts)}; "
+                "align the storage along one of those before fusing"
+            )
+    if not isinstance(stage.op, ComputeOp) or name not in {axis.name for axis in stage.op.axes}:
+        raise ScheduleError(
+            f"{stage.op.name}: its storage has no dimension for the loop {loop}; align along a spatial loop"
+        )
+    return name

@@ -1,0 +1,170 @@
+"""In: a state. Out: the state after one transform.
+
+Always: a step is one frozen class; replay, printing, storage and comparison come from its fields.
+
+The log form of a step is a JSON list that starts with its tag, the form of TVM's logs.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from compiler.errors import ScheduleError
+from compiler.schedule.state import Iterator, Stage, State
+
+_BY_TAG: dict[str, type["Step"]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transform of one stage. Subclasses are the leaves of the grammar; each registers its `tag`."""
+
+    tag: ClassVar[str] = ""
+
+    stage: int
+
+    def __init_subclass__(cls) -> None:
+        if cls.tag:
+            _BY_TAG[cls.tag] = cls
+
+    def apply(self, state: State) -> State:
+        """The state after this step.
+
+        Raises: ScheduleError naming the stage, the loop and the way out.
+        """
+        raise NotImplementedError
+
+    def to_row(self) -> list[Any]:
+        """The log form: the tag, then the fields in order.
+
+        Raises: ScheduleError for a tile size that is not known yet.
+        """
+        return [self.tag, *(_plain(getattr(self, item.name)) for item in fields(self))]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (int, str)):
+        return int(value) if isinstance(value, int) else value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.integer):
+        return int(value)
+    raise ScheduleError(f"a step with the value {value!r} cannot be written to a record; fill in its tile sizes first")
+
+
+def iterator_of(state: State, stage_id: int, iter_id: int) -> Iterator:
+    """Loop number `iter_id` of a stage.
+
+    Raises: ScheduleError when there is none.
+    """
+    stage = state.stage(stage_id)
+    if not 0 <= iter_id < len(stage.iters):
+        raise ScheduleError(f"{stage.op.name}: there is no loop {iter_id}; the stage has {len(stage.iters)}")
+    return stage.iters[iter_id]
+
+
+def spliced(iters: Sequence[Iterator], start: int, count: int, new: Iterable[Iterator]) -> tuple[Iterator, ...]:
+    """The loops with `count` of them, from `start` on, replaced by `new`."""
+    return (*iters[:start], *new, *iters[start + count :])
+
+
+def refuse_attached(state: State, stage_id: int, action: str) -> None:
+    """Check that no stage is computed inside a loop of this one.
+
+    Raises: ScheduleError that names the stage inside.
+    """
+    stage = state.stage(stage_id)
+    for index in range(len(stage.iters)):
+        for inner in state.attached_at(stage_id, index):
+            raise ScheduleError(
+                f"{stage.op.name}: cannot {action}: {state.stages[inner].op.name} is computed inside; move that first"
+            )
+
+
+def refuse_annotated(stage: Stage, action: str) -> None:
+    """Check that the stage's loops are not annotated and its buffer is not aligned.
+
+    Raises: ScheduleError that names the loop.
+    """
+    for iterator in stage.iters:
+        if iterator.annotation:
+            raise ScheduleError(
+                f"{stage.op.name}: cannot {action}: its loop {iterator.name} is annotated; annotate afterwards"
+            )
+    if stage.alignment is not None:
+        raise ScheduleError(f"{stage.op.name}: cannot {action}: its storage is aligned; align it afterwards")
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise ScheduleError(f"{value!r} is no whole number")
+    return value
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ScheduleError(f"{value!r} is no list of numbers")
+    return tuple(map(_whole, value))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ScheduleError(f"{value!r} is no text")
+    return value
+
+
+_FIELD_READERS: dict[str, Callable[[Any], Any]] = {
+    "iters": _numbers,
+    "order": _numbers,
+    "lengths": _numbers,
+    "source_steps": _numbers,
+    "readers": _numbers,
+    "inner_to_outer": lambda value: bool(_whole(value)),
+    "by_factor": lambda value: bool(_whole(value)),
+    "text": _text,
+    "scope": _text,
+}
+"""How a field is read back; a field that is not listed is a whole number."""
+
+
+def _reader_of(field: str) -> Callable[[Any], Any]:
+    return _FIELD_READERS.get(field, _whole)
+
+
+def step_from_row(row: Sequence[Any]) -> Step:
+    """The step that `Step.to_row` wrote.
+
+    Raises: ScheduleError for an unknown tag, a wrong number of fields, or a field of another type.
+    """
+    if not isinstance(row, list) or not row or not isinstance(row[0], str) or row[0] not in _BY_TAG:
+        raise ScheduleError(f"unknown transform step {row!r}; known tags: {', '.join(sorted(_BY_TAG))}")
+    kind = _BY_TAG[row[0]]
+    names = [item.name for item in fields(kind)]
+    if len(row) - 1 != len(names):
+        raise ScheduleError(f"the step {row!r} must have {len(names)} fields after its tag")
+    values = {name: _reader_of(name)(value) for name, value in zip(names, row[1:], strict=True)}
+    return kind(**values)
+
+
+def dump_steps(steps: Iterable[Step]) -> str:
+    """The steps as one JSON text, the form that records keep."""
+    return json.dumps([step.to_row() for step in steps], separators=(",", ":"))
+
+
+def load_steps(text: str) -> tuple[Step, ...]:
+    """The steps of `dump_steps`.
+
+    Raises: ScheduleError when the text is not a list of steps.
+    """
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ScheduleError(f"transform steps are not JSON: {error}") from None
+    if not isinstance(rows, list):
+        raise ScheduleError("transform steps must be a JSON list")
+    return tuple(step_from_row(row) for row in rows)

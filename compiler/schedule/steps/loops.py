@@ -1,0 +1,199 @@
+"""In: a state. Out: the state with the loops of one stage split, fused or permuted.
+
+Always: the loops run over the same points; a stage computed inside a loop stays inside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from compiler.errors import ScheduleError
+from compiler.schedule.relations import split_extents
+from compiler.schedule.state import Annotation, FuseRelation, Iterator, IterKind, Number, SplitRelation, State
+from compiler.schedule.steps.base import Step, iterator_of, spliced
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse(Step):
+    """Make one loop of several neighbours."""
+
+    tag: ClassVar[str] = "FU"
+
+    iters: tuple[int, ...]
+
+    def apply(self, state: State) -> State:
+        """`for i: for j` becomes `for i@j@` with extent(i) × extent(j). An empty list makes a loop of one turn around a
+        rank-0 stage.
+        """
+        stage = state.stage(self.stage)
+        if not self.iters:
+            return self._around_everything(state)
+        first, last = self.iters[0], self.iters[-1]
+        if list(self.iters) != list(range(first, last + 1)):
+            raise ScheduleError(
+                f"{stage.op.name}: only neighbouring loops fuse, outermost first; got {list(self.iters)}"
+            )
+        parts = [iterator_of(state, self.stage, index) for index in self.iters]
+        for part in parts:
+            if part.annotation is not Annotation.NONE and len(parts) > 1:
+                raise ScheduleError(f"{stage.op.name}: the loop {part.name} is annotated; fuse before annotating")
+        for index in self.iters[:-1]:
+            for inner in state.attached_at(self.stage, index):
+                raise ScheduleError(
+                    f"{stage.op.name}: cannot fuse {stage.iters[index].name} with the loop below it: "
+                    f"{state.stages[inner].op.name} is computed between them; move it first"
+                )
+        extent: Number | None = 1
+        for part in parts:
+            extent = None if extent is None or part.extent is None else extent * part.extent
+        kinds = {part.kind for part in parts}
+        kind = parts[0].kind if len(kinds) == 1 else IterKind.MIXED
+        name = "".join(f"{part.name}@" for part in parts)
+        relation = FuseRelation(tuple(part.name for part in parts), name)
+        fused = replace(
+            stage,
+            iters=spliced(stage.iters, first, len(parts), (Iterator(name, extent, kind),)),
+            relations=(*stage.relations, relation),
+        )
+        moved = state.with_stage(self.stage, fused)
+        return moved.move_attachments(
+            self.stage, lambda at: first if at == last else at - len(parts) + 1 if at > last else at
+        )
+
+    def _around_everything(self, state: State) -> State:
+        """One loop of one turn outside all loops, for a stage whose result has no axes."""
+        stage = state.stage(self.stage)
+        if not stage.is_compute or any(it.kind is not IterKind.REDUCTION for it in stage.iters):
+            raise ScheduleError(f"{stage.op.name}: fusing no loops is only for a stage without spatial loops")
+        around = Iterator("", 1, IterKind.SPECIAL)
+        moved = state.with_stage(self.stage, replace(stage, iters=(around, *stage.iters)))
+        return moved.move_attachments(self.stage, lambda at: at + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder(Step):
+    """Permute the loops."""
+
+    tag: ClassVar[str] = "RE"
+
+    order: tuple[int, ...]
+
+    def apply(self, state: State) -> State:
+        """Loop number `order[n]` becomes loop n. Stages computed inside a loop move with it."""
+        stage = state.stage(self.stage)
+        if sorted(self.order) != list(range(len(stage.iters))):
+            raise ScheduleError(
+                f"{stage.op.name}: the order {list(self.order)} must name each of {len(stage.iters)} loops once"
+            )
+        position = {old: new for new, old in enumerate(self.order)}
+        moved = state.with_stage(self.stage, replace(stage, iters=tuple(stage.iters[index] for index in self.order)))
+        return moved.move_attachments(self.stage, position.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Step):
+    """Tile a loop. An unknown tile size is None; `extent` 0 means unknown."""
+
+    tag: ClassVar[str] = "SP"
+
+    iter: int
+    extent: int
+    lengths: tuple[Number | None, ...]
+    inner_to_outer: bool = True
+
+    def apply(self, state: State) -> State:
+        """`for i` becomes `for i.0: … for i.n`; the lengths are those of the inner n loops (or of the outer n), the
+        other one gets the rest.
+        """
+        return split_loop(state, self.stage, self.iter, self.lengths, self.inner_to_outer)
+
+
+def split_loop(
+    state: State, stage_id: int, iter_id: int, lengths: Sequence[Number | None], inner_to_outer: bool
+) -> State:
+    """The state with one loop tiled; see `Split`."""
+    iterator = iterator_of(state, stage_id, iter_id)
+    stage = state.stages[stage_id]
+    if iterator.annotation is not Annotation.NONE:
+        raise ScheduleError(f"{stage.op.name}: the loop {iterator.name} is annotated; split it before annotating")
+    if not lengths:
+        raise ScheduleError(f"{stage.op.name}: splitting {iterator.name} needs at least one length")
+    if any(isinstance(length, int) and length < 1 for length in lengths):
+        raise ScheduleError(f"{stage.op.name}: the lengths {list(lengths)} of {iterator.name} must be positive")
+    names = tuple(f"{iterator.name}.{level}" for level in range(len(lengths) + 1))
+    relation = SplitRelation(iterator.name, names, tuple(lengths), inner_to_outer)
+    extents = split_extents(iterator.extent, relation)
+    parts = [Iterator(name, extent, iterator.kind) for name, extent in zip(names, extents, strict=True)]
+    changed = replace(stage, iters=spliced(stage.iters, iter_id, 1, parts), relations=(*stage.relations, relation))
+    added = len(lengths)
+    return state.with_stage(stage_id, changed).move_attachments(
+        stage_id, lambda at: at + added if at >= iter_id else at
+    )
+
+
+def _followed(state: State, stage_id: int, step_id: int) -> Split:
+    """Step number `step_id`, which must be a split."""
+    name = state.stage(stage_id).op.name
+    if not 0 <= step_id < len(state.steps):
+        raise ScheduleError(f"{name}: there is no step {step_id} to follow; the program has {len(state.steps)}")
+    source = state.steps[step_id]
+    if not isinstance(source, Split):
+        raise ScheduleError(f"{name}: step {step_id} is no split, so it cannot be followed")
+    return source
+
+
+@dataclass(frozen=True, slots=True)
+class FollowSplit(Step):
+    """Tile a loop as an earlier split did, with its inner levels merged into `n_split` + 1 parts."""
+
+    tag: ClassVar[str] = "FSP"
+
+    iter: int
+    source_step: int
+    n_split: int
+
+    def apply(self, state: State) -> State:
+        """Re-reads the source split every time, so changing that one changes this one."""
+        source = _followed(state, self.stage, self.source_step)
+        if not 1 <= self.n_split <= len(source.lengths) + 1:
+            raise ScheduleError(
+                f"{state.stage(self.stage).op.name}: a split into {len(source.lengths) + 1} parts cannot be followed "
+                f"into {self.n_split + 1}"
+            )
+        last = _product(source.lengths[self.n_split - 1 :])
+        lengths = (*source.lengths[: self.n_split - 1], last)
+        return split_loop(state, self.stage, self.iter, lengths, True)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowFusedSplit(Step):
+    """Split a loop in two as the fusion of one level of several earlier splits is long."""
+
+    tag: ClassVar[str] = "FFSP"
+
+    iter: int
+    source_steps: tuple[int, ...]
+    level: int
+    by_factor: bool = True
+
+    def apply(self, state: State) -> State:
+        """The product of the sources' lengths number `level` is the inner extent (`by_factor`) or the outer one."""
+        name = state.stage(self.stage).op.name
+        if not self.source_steps:
+            raise ScheduleError(f"{name}: a fused split needs at least one split to follow")
+        lengths = []
+        for step_id in self.source_steps:
+            source = _followed(state, self.stage, step_id)
+            if not 0 <= self.level < len(source.lengths):
+                raise ScheduleError(
+                    f"{name}: step {step_id} has no length number {self.level} to follow; it has {len(source.lengths)}"
+                )
+            lengths.append(source.lengths[self.level])
+        return split_loop(state, self.stage, self.iter, (_product(lengths),), self.by_factor)
+
+
+def _product(lengths: Sequence[Number | None]) -> Number | None:
+    total: Number | None = 1
+    for length in lengths:
+        total = None if total is None or length is None else total * length
+    return total

@@ -1,0 +1,71 @@
+"""In: a state. Out: the state with a stage computed somewhere else.
+
+Always: what is computed stays as it is; a place that cannot work is found when bounds are inferred.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from compiler.errors import ScheduleError
+from compiler.schedule.state import Attached, Inlined, Location, Root, State
+from compiler.schedule.steps.base import Step, iterator_of, refuse_attached
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeAt(Step):
+    """Compute a stage inside a loop of one of its readers, as much of it as one turn of that loop needs."""
+
+    tag: ClassVar[str] = "CA"
+
+    target_stage: int
+    target_iter: int
+
+    def apply(self, state: State) -> State:
+        """The stage's extents become unknown until bounds are inferred."""
+        iterator_of(state, self.target_stage, self.target_iter)
+        name = state.stage(self.stage).op.name
+        if self.target_stage <= self.stage:
+            raise ScheduleError(
+                f"{name}: can only be computed inside a later stage, not {state.stages[self.target_stage].op.name}"
+            )
+        if isinstance(state.stages[self.target_stage].location, Inlined):
+            raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} is inlined and has no loops")
+        if self.stage in state.dag.output_ids:
+            raise ScheduleError(f"{name}: an output cannot be computed inside another stage")
+        return _relocated(state, self.stage, Attached(self.target_stage, self.target_iter))
+
+
+def _relocated(state: State, stage_id: int, location: Location) -> State:
+    stage = state.stage(stage_id)
+    if not stage.is_compute:
+        raise ScheduleError(f"{stage.op.name}: an input has no loops to place; cache it first (cache_read)")
+    iters = tuple(replace(iterator, extent=None) for iterator in stage.iters)
+    return state.with_stage(stage_id, replace(stage, iters=iters, location=location))
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRoot(Step):
+    """Give a stage a loop nest of its own again."""
+
+    tag: ClassVar[str] = "CR"
+
+    def apply(self, state: State) -> State:
+        """Undoes `ComputeAt`."""
+        return _relocated(state, self.stage, Root())
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInline(Step):
+    """Compute an elementwise stage wherever it is read."""
+
+    tag: ClassVar[str] = "CI"
+
+    def apply(self, state: State) -> State:
+        """The stage's loops disappear."""
+        stage = state.stage(self.stage)
+        if not stage.is_compute or stage.has_reduce_iter or self.stage in state.dag.output_ids:
+            raise ScheduleError(
+                f"{stage.op.name}: only a computed stage that is neither reduction nor output can be inlined"
+            )
+        refuse_attached(state, self.stage, "inline it")
+        return state.with_stage(self.stage, replace(stage, location=Inlined()))
