@@ -4,6 +4,7 @@ Always: the passes of a target are one tuple, in order.
 """
 
 from compiler.ir.stmt import LoopFunction
+from compiler.ir.verify import verify
 from compiler.lower.build_loops import build_loops
 from compiler.lower.passes import LegalizeLoops, LoopPass, PackConstants, RegisterTiles, UnrollLocals
 from compiler.schedule.state import State
@@ -16,12 +17,16 @@ def cpu_passes(hardware: HardwareParams) -> tuple[LoopPass, ...]:
     return (LegalizeLoops(), PackConstants(), RegisterTiles(width), UnrollLocals(width))
 
 
-def lower(state: State, name: str, hardware: HardwareParams) -> LoopFunction:
-    """The kernel `name` of a concrete state, ready for code generation.
+def lower(state: State, name: str, hardware: HardwareParams, check: bool = False) -> LoopFunction:
+    """The kernel `name` of a concrete state, ready for code generation; `check` verifies it after every pass.
 
     Raises: ScheduleError, LoweringError.
     """
     function = build_loops(state, name)
+    if check:
+        verify(function, "build-loops")
     for loop_pass in cpu_passes(hardware):
         function = loop_pass.apply(function)
+        if check:
+            verify(function, loop_pass.name)
     return function

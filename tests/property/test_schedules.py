@@ -10,10 +10,12 @@ import pytest
 from compiler import te
 from compiler.driver.build import build_kernel, kernel_source
 from compiler.errors import LoweringError
+from compiler.lower.pipeline import lower
 from compiler.runtime.buffers import CANARY, FencedArray
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default import default_steps
+from compiler.schedule.state import replay
 from compiler.schedule.steps import ComputeAt, ComputeInline, Fuse, Step, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
@@ -28,6 +30,11 @@ HARDWARE = HardwareParams(2)
 def check(dag: ComputeDAG, steps: tuple[Step, ...], rng: np.random.Generator, threads: int) -> None:
     """Build, run in fenced buffers and compare."""
     task = SearchTask("random", dag, Target.host(), HARDWARE)
+    try:
+        lower(replay(dag, steps), "kernel", HARDWARE, check=True)
+    except LoweringError as error:
+        assert ", after " not in str(error), f"{error}\n{dag}\n{dump_steps(steps)}"  # the verifier's: never right
+        raise
     artifact = build_kernel(task, steps, "kernel")
     values = inputs_of(dag, rng)
     expected = evaluate(dag.outputs, values)

@@ -1,0 +1,82 @@
+"""In: the loop IR of a kernel. Out: nothing, or the first rule that it breaks.
+
+Always: cheap; what it accepts has a meaning, so a pass that makes nonsense is named before code is made of it.
+
+The rules: a variable is bound once on its path and before it is used; an access has as many indices as its buffer has
+dimensions; only outputs, workspace and allocated buffers are written, and an allocated buffer is used inside its
+allocation alone; extents are positive; conditions are bools.
+"""
+
+from compiler.errors import LoweringError
+from compiler.ir.expr import BOOL, Buffer, Expr, Load, Var
+from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopFunction, Stmt, Store, exprs_of
+from compiler.ir.visit import walk
+
+_ALLOCATED = ("local", "register")
+
+
+def verify(function: LoopFunction, after: str) -> None:
+    """Check a kernel; `after` names the pass that made it.
+
+    Raises: LoweringError naming the pass and the rule.
+    """
+    inputs = len(function.params) - function.outputs
+    names = [buffer.name for buffer in (*function.params, *function.workspace)]
+    try:
+        for name in names:
+            _demand(names.count(name) == 1, f"two buffers are called {name}")
+        readable = frozenset((*function.params, *function.workspace))
+        _Checker(frozenset(function.params[:inputs])).statement(function.body, frozenset(), readable)
+    except _BrokenRuleError as broken:
+        raise LoweringError(f"{function.name}, after {after}: {broken}") from None
+
+
+class _BrokenRuleError(Exception):
+    """A rule that does not hold, in words."""
+
+
+def _demand(holds: bool, rule: str) -> None:
+    if not holds:
+        raise _BrokenRuleError(rule)
+
+
+class _Checker:
+    """Walks a kernel with the variables that are bound and the buffers that exist; `constant` are not written."""
+
+    def __init__(self, constant: frozenset[Buffer]) -> None:
+        self.constant = constant
+
+    def statement(self, stmt: Stmt, bound: frozenset[Var], buffers: frozenset[Buffer]) -> None:
+        for expr in exprs_of(stmt):
+            self.expression(expr, bound, buffers)
+        match stmt:
+            case Block():
+                for inner in stmt.statements:
+                    self.statement(inner, bound, buffers)
+            case For() | Let():
+                _demand(stmt.var not in bound, f"{stmt.var} is bound inside a loop or let that binds it")
+                _demand(stmt.extent > 0, f"the extent {stmt.extent} of {stmt.var} is not positive")
+                self.statement(stmt.body, bound | {stmt.var}, buffers)
+            case If():
+                _demand(stmt.condition.dtype == BOOL, f"the condition {stmt.condition} is a {stmt.condition.dtype}")
+                self.statement(stmt.body, bound, buffers)
+            case Allocate():
+                _demand(stmt.buffer.scope in _ALLOCATED, f"{stmt.buffer} is allocated but {stmt.buffer.scope}")
+                _demand(stmt.buffer not in buffers, f"{stmt.buffer} is allocated inside its own allocation")
+                _demand(all(extent > 0 for extent in stmt.buffer.shape), f"{stmt.buffer} has no elements")
+                self.statement(stmt.body, bound, buffers | {stmt.buffer})
+            case Store():
+                _demand(stmt.buffer not in self.constant, f"the input {stmt.buffer} is written")
+                self.access(stmt.buffer, stmt.indices, buffers)
+
+    def expression(self, expr: Expr, bound: frozenset[Var], buffers: frozenset[Buffer]) -> None:
+        for node in walk(expr):
+            if isinstance(node, Var):
+                _demand(node in bound, f"{node} is used where nothing binds it")
+            if isinstance(node, Load):
+                self.access(node.buffer, node.indices, buffers)
+
+    def access(self, buffer: Buffer, indices: tuple[Expr, ...], buffers: frozenset[Buffer]) -> None:
+        _demand(buffer in buffers, f"{buffer} ({buffer.scope}) is used where it does not exist")
+        ranks = f"{buffer} has {len(buffer.shape)} dimensions, but is accessed with {len(indices)} indices"
+        _demand(len(indices) == len(buffer.shape), ranks)

@@ -1,0 +1,41 @@
+"""Small computations whose loops fit on a page, and how golden text is written in the tests."""
+
+import textwrap
+
+from compiler import te
+from compiler.ir.stmt import LoopFunction
+from compiler.lower.build_loops import build_loops
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import replay
+from compiler.schedule.steps import Step
+
+
+def doubled(n: int) -> ComputeDAG:
+    """y[i] = 2 x[i]"""
+    x = te.placeholder((n,), name="x")
+    return ComputeDAG([x, te.compute((n,), lambda i: x[i] * 2.0, "y")])
+
+
+def window() -> ComputeDAG:
+    """b[i] = a[i] + a[i + 2] with a = x + 1; x has 10 elements, b 8."""
+    x = te.placeholder((10,), name="x")
+    a = te.compute((10,), lambda i: x[i] + 1.0, "a")
+    return ComputeDAG([x, te.compute((8,), lambda i: a[i] + a[i + 2], "b")])
+
+
+def matmul(n: int, m: int, k: int) -> ComputeDAG:
+    """C = A B; B may be packed."""
+    a, b = te.placeholder((n, k), name="A"), te.placeholder((k, m), name="B")
+    r = te.reduce_axis(k, "k")
+    c = te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", {"layout_free_placeholders": (b,)})
+    return ComputeDAG([a, b, c])
+
+
+def loops(dag: ComputeDAG, *steps: Step) -> LoopFunction:
+    """The loops of a schedule before any pass."""
+    return build_loops(replay(dag, steps), "k")
+
+
+def golden(text: str) -> str:
+    """A golden text as it stands in a test: without the indentation and the first line break."""
+    return textwrap.dedent(text).strip()
