@@ -74,12 +74,18 @@ def usable_cores() -> int:
 
 def device_name() -> str:
     """The identity of this machine's processor, as records carry it: the same text means that times may be compared."""
-    model = platform.processor() or platform.machine()
+    fields = _first_processor()
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    kind = [f"{key.removeprefix('cpu ')} {fields[key]}" for key in ("cpu family", "model", "stepping") if key in fields]
+    return ", ".join([name, *([" ".join(kind)] if kind else []), f"{os.cpu_count()} cores"])
+
+
+def _first_processor() -> dict[str, str]:
+    """What Linux says of processor 0, by field; empty elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = named[0].partition(":")[2].strip() if named else model
-    return f"{model} ({os.cpu_count()} cores)"
+    text = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0] if cpuinfo.exists() else ""
+    lines = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
 
 
 def engine_version() -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +26,7 @@ from compiler.errors import OptionError, RetuneError, StoreError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.frontend import zoo
+from flows.outcome import PIPE_WIDTH
 from flows.parameters import DEFAULT_TRIALS, TuneJob
 from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
@@ -97,40 +99,45 @@ def run(
 @records_app.command("list")
 def records_list(store: Store = None) -> None:
     """List every task that was ever tuned: its trials, failures and best time."""
-    table = Table("task", "threads", "trials", "failed", "best ms", "target", "device")
+    table = _table("task", "threads", "trials", "failed", "best ms", "target", "device")
     for task in _records(store).tasks():
         best = "-" if task.best_seconds is None else f"{task.best_seconds * 1e3:.4f}"
         table.add_row(
             task.task_name, f"{task.threads}", f"{task.trials}", f"{task.failures}", best, task.target, task.device
         )
-    Console().print(table)
+    _show(table)
 
 
 @records_app.command("best")
 def records_best(store: Store = None) -> None:
     """List the best record of every task on this machine."""
-    table = Table("task", "threads", "best ms", "record", "network", "run")
+    table = _table("record", "task", "threads", "best ms", "network")
     for record in _records(store).best_per_task(device=config.device_name()).values():
         table.add_row(
-            record.task_name,
-            f"{record.threads}",
-            f"{record.seconds * 1e3:.4f}",
-            record.record_id,
-            record.network,
-            record.run_id,
+            record.record_id, record.task_name, f"{record.threads}", f"{record.seconds * 1e3:.4f}", record.network
         )
-    Console().print(table)
+    _show(table)
 
 
 @records_app.command("show")
-def records_show(
-    record_id: Annotated[str, typer.Argument(help="The id of a record.")], store: Store = None
-) -> None:
+def records_show(record_id: Annotated[str, typer.Argument(help="The id of a record.")], store: Store = None) -> None:
     """Print one record, every field of it, as JSON."""
     found = [record for record in _records(store).records() if record.record_id == record_id]
     if not found:
         raise OptionError(f"no record {record_id} in {_home(store)}; `retune records best` lists some")
     typer.echo(json.dumps({**asdict(found[0]), "status": found[0].status.name}, indent=2))
+
+
+def _table(*headings: str) -> Table:
+    """A table whose cells are never cut: ids are copied from it."""
+    table = Table(box=box.SIMPLE)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading == "record")
+    return table
+
+
+def _show(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def _prepare_state_folder(home: Path) -> None:

@@ -41,9 +41,7 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
     with open_workers(job.measuring) as workers:
-        winners = tuple(
-            confirm(task.name, workers, task, best.get(task.workload_key, ())) for task in extracted.tasks
-        )
+        winners = tuple(confirm(task.name, workers, task, best.get(task.workload_key, ())) for task in extracted.tasks)
     serving = {winner.task_key: winner.record for winner in winners if winner.record is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")

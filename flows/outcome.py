@@ -9,12 +9,12 @@ from rich.table import Table
 
 from compiler.driver.report import TOLERANCE, Report
 
-_PIPE_WIDTH = 160
+PIPE_WIDTH = 160
 
 
 def show_report(report: Report, stream: TextIO) -> None:
     """Write what a run brought: the network's latencies, its kernels, and where everything lies."""
-    console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+    console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False)
     console.print(_kernels(report))
     console.print(_latencies(report))
     console.print(

@@ -15,11 +15,7 @@ from compiler.measure.record import MeasureRecord
 
 
 @task(name="compile", task_run_name="compile-{label}", cache_policy=NO_CACHE)
-def compile_to(
-    label: str, extracted: ExtractedNetwork, best: Mapping[str, MeasureRecord], path: Path
-) -> Path:
+def compile_to(label: str, extracted: ExtractedNetwork, best: Mapping[str, MeasureRecord], path: Path) -> Path:
     """Compile a network with the best record of each task, by workload key, and save it at `path`."""
-    network = compile_graph(
-        extracted.graph, extracted.target, best, threads=extracted.threads, cut=extracted.partition
-    )
+    network = compile_graph(extracted.graph, extracted.target, best, threads=extracted.threads, cut=extracted.partition)
     return network.save(path)

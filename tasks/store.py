@@ -36,9 +36,7 @@ def open_run(home: Path, fingerprint: str, describe: dict[str, Any]) -> Run:
 
 
 @task(name="recall", task_run_name="recall-{run_id}", cache_policy=NO_CACHE)
-def recall(
-    run_id: str, home: Path, keys: Sequence[str], target: str, device: str, threads: int
-) -> Known:
+def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: str, threads: int) -> Known:
     """The records that a run starts from: its own, and those that other runs had stored for the same tasks when it
     began.
     """

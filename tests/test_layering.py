@@ -165,9 +165,7 @@ def test_a_dependency_has_one_door(dependency: str) -> None:
 
 def test_imports_are_absolute_and_at_the_top() -> None:
     wrong = [
-        str(each)
-        for each in IMPORTS
-        if each.module.startswith(".") or (each.nested and _top(each.module) in PACKAGES)
+        str(each) for each in IMPORTS if each.module.startswith(".") or (each.nested and _top(each.module) in PACKAGES)
     ]
     assert wrong == []
 

@@ -37,7 +37,10 @@ class Runner(LocalRunner):
         self.looks = list(looks)
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None  # noqa: ARG002
+        self,
+        task: SearchTask,
+        builds: Sequence[BuildResult],
+        best_seconds: float | None = None,  # noqa: ARG002
     ) -> list[MeasureResult]:
         look = self.looks.pop(0)
         assert len(look) == len(builds)
