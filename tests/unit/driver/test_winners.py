@@ -38,7 +38,7 @@ class Runner(LocalRunner):
 
     def run(
         self,
-        task: SearchTask,
+        task: SearchTask,  # noqa: ARG002
         builds: Sequence[BuildResult],
         best_seconds: float | None = None,  # noqa: ARG002
     ) -> list[MeasureResult]:
