@@ -13,7 +13,7 @@ from prefect import flow
 from compiler.driver.tuning import Tuning, TuningSummary
 from compiler.search.task_scheduler import SchedulerOptions
 from flows.parameters import TuneJob
-from flows.progress import RoundDone, RoundStarted, RunOpened, TaskStopped, announce
+from flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from storage.files import new_id
 from tasks.build import build
 from tasks.extract import extract_tasks
@@ -31,6 +31,8 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     extracted = extract_tasks(job.network, job.target, job.threads)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     tuning = begin_tuning(extracted, job.origin(run_id))
+    if known.own or known.programs:
+        announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs"))
     replay(run_id, tuning, known.history, known.own)
     announce(RunOpened.of(tuning, job.home, known.programs))
     budget = job.budget

@@ -4,11 +4,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 
 from compiler import te
-from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, common_failure
+from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
 from compiler.schedule.dag import ComputeDAG
@@ -160,3 +161,32 @@ def test_rows_carry_where_a_program_came_from() -> None:
     assert record.task_key == run.tasks[1].task.workload_key
     assert record.round == 0
     assert record.elapsed == 1.0
+
+
+def pretended(run: Tuning, index: int) -> tuple[MeasureRecord, ...]:
+    """A round whose times depend on the programs alone."""
+    candidates = run.ask(index, 24)
+    builds = [BuildResult(None, MeasureStatus.OK, "", 0.1) for _ in candidates]
+    seconds = [1e-3 * (1 + crc32(candidate.steps_text.encode()) % 1000) for candidate in candidates]
+    results = [MeasureResult((each,), MeasureStatus.OK, "", 0.1) for each in seconds]
+    ids = (f"{run.rounds:03d}-{number:03d}" for number in itertools.count())
+    return run.records_of(index, candidates, builds, results, run.elapsed + 1.0, lambda: next(ids))
+
+
+def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> None:
+    tasks, weights = [matmul(32), matmul(64)], [1, 2]
+    run = begin(tasks, weights, ORIGIN)
+    stored: list[MeasureRecord] = []
+    for _ in range(4):
+        index = run.choose(SchedulerOptions())
+        assert index is not None
+        records = pretended(run, index)
+        stored += records
+        run.tell(index, records)
+    again = begin(tasks, weights, ORIGIN)
+    again.replay({}, stored)
+    for index in range(2):
+        expected = [candidate.steps_text for candidate in run.ask(index, 24)]
+        assert len(expected) == 24
+        assert [candidate.steps_text for candidate in again.ask(index, 24)] == expected
+        assert not set(expected) & {record.steps for record in stored}
