@@ -33,7 +33,8 @@ def check(dag: ComputeDAG, steps: tuple[Step, ...], rng: np.random.Generator, th
     try:
         lower(replay(dag, steps), "kernel", HARDWARE, check=True)
     except LoweringError as error:
-        assert ", after " not in str(error), f"{error}\n{dag}\n{dump_steps(steps)}"  # the verifier's: never right
+        if ", after " in str(error):  # what the verifier found is a defect, not a refusal
+            pytest.fail(f"{error}\n{dag}\n{dump_steps(steps)}")
         raise
     artifact = build_kernel(task, steps, "kernel")
     values = inputs_of(dag, rng)
