@@ -50,7 +50,7 @@ def part_stride(relation: SplitRelation, level: int, sizes: Mapping[str, Number]
 
 def loop_sizes(relations: Sequence[Relation], axes: Mapping[str, Number]) -> dict[str, Number | None]:
     """Extents of the axes and of everything they were split or fused into; None where a length is unknown."""
-    sizes: dict[str, Number | None] = dict(axes)
+    sizes: dict[str, Number | None] = {"": 1, **axes}  # the loop of a stage without axes has no name
     for relation in relations:
         if isinstance(relation, FuseRelation):
             product: Number | None = 1

@@ -15,8 +15,8 @@ from compiler.runtime.buffers import CANARY, FencedArray
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default import default_steps
-from compiler.schedule.state import replay
-from compiler.schedule.steps import ComputeAt, ComputeInline, Fuse, Step, dump_steps, load_steps
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Split, Step, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
@@ -120,3 +120,14 @@ def test_a_loop_of_mixed_axes_is_refused() -> None:
     dag = ComputeDAG([x, te.compute((4,), lambda i: te.sum(x[i, k], k), "total")])
     with pytest.raises(LoweringError, match="mixes axes"):
         check(dag, (Fuse(1, (0, 1)),), np.random.default_rng(0), 1)
+
+
+@pytest.mark.parametrize(
+    "more", [(Split(2, 0, 1, (4,)),), (Annotate(2, 0, Annotation.PARALLEL),), (ComputeAt(1, 2, 0),)]
+)
+def test_the_loop_of_a_result_without_axes_is_a_loop_like_any_other(more: tuple[Step, ...]) -> None:
+    x = te.placeholder((2, 3), name="x")
+    i, j = te.reduce_axis(2, "i"), te.reduce_axis(3, "j")
+    total = te.compute((), lambda: te.sum(x[i, j], [i, j]), "total")
+    dag = ComputeDAG([x, te.compute((), lambda: total[()] * 0.5, "halved")])
+    check(dag, (Fuse(2, ()), *more), np.random.default_rng(0), 1)
