@@ -3,15 +3,10 @@
 Always: integer division rounds towards minus infinity; a NaN on the left of a maximum or minimum stays.
 """
 
-from collections.abc import Callable
-
 from compiler.codegen.intrinsics import call_instruction
 from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
-from compiler.codegen.values import Value
+from compiler.codegen.values import Emit, Value
 from compiler.ir.expr import COMPARISONS, LOGICAL, BinaryOp
-
-Emit = Callable[[str, int, str], Value]
-"""Appends an instruction, given its text and the lanes and type of its result."""
 
 
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:

@@ -1,12 +1,14 @@
 """In: a math call and its arguments. Out: LLVM instructions.
 
-Always: one table from our names to LLVM's; what LLVM lacks is composed here.
+Always: one table from our names to LLVM's; float32 has functions of its own, and half-width floats go through it.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
 
-from compiler.codegen.types import is_float, item_bytes, literal, llvm_type
+from compiler.codegen.lane_writer import LaneWriter
+from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
+from compiler.codegen.values import Emit, Value
+from compiler.codegen.vector_math import FLOAT32
 from compiler.errors import LoweringError
 
 _INTRINSICS = {
@@ -21,63 +23,71 @@ _INTRINSICS = {
     "abs": "fabs",
     "fma": "fma",
 }
+_LIBRARY = {"erf": {"float32": "erff", "float64": "erf"}}
+"""libm functions that LLVM has no name for, by type."""
+_EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
+"""Functions that half-width floats need no wider type for."""
 
 
-class Operand(Protocol):
-    """A value in a register."""
+def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str) -> Value:
+    """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
+    the result is a bool); `emit` appends an instruction.
 
-    @property
-    def text(self) -> str:
-        """Name or literal."""
-        ...
-
-    @property
-    def lanes(self) -> int:
-        """Number of lanes."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Element type."""
-        ...
-
-    @property
-    def typed(self) -> str:
-        """The operand with its LLVM type."""
-        ...
-
-
-Result = TypeVar("Result", bound=Operand)
-
-
-def call_instruction(emit: Callable[[str, int, str], Result], name: str, args: Sequence[Result], dtype: str) -> Result:
-    """Write a call of a math function on scalars or vectors; `emit` appends an instruction.
-
-    Raises: LoweringError for an unknown function.
+    Raises: LoweringError for a function that is not known for the type.
     """
-    lanes = args[0].lanes
-    kind = llvm_type(dtype, lanes)
-    if name == "abs" and not is_float(dtype):
-        return emit(f"call {kind} @llvm.abs.{_suffix(dtype, lanes)}({args[0].typed}, i1 false)", lanes, dtype)
+    first, lanes = args[0], args[0].lanes
+    if not is_float(first.dtype):
+        return _of_integer(emit, name, first)
+    if name == "isnan":
+        return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
+    if dtype in ("float16", "bfloat16") and name not in _EXACT:
+        wide = [emit(f"fpext {arg.typed} to {llvm_type('float32', lanes)}", lanes, "float32") for arg in args]
+        result = call_instruction(emit, name, wide, "float32")
+        return emit(f"fptrunc {result.typed} to {llvm_type(dtype, lanes)}", lanes, dtype)
+    if dtype == "float32" and name in FLOAT32:
+        return FLOAT32[name](emit, *args)
     if name in _INTRINSICS:
-        operands = ", ".join(arg.typed for arg in args)
-        return emit(f"call {kind} @llvm.{_INTRINSICS[name]}.{_suffix(dtype, lanes)}({operands})", lanes, dtype)
-    one = literal(1.0, dtype, lanes)
+        return LaneWriter(emit, lanes, dtype).call(_INTRINSICS[name], *args)
     if name == "rsqrt":
-        root = call_instruction(emit, "sqrt", args, dtype)
-        return emit(f"fdiv {kind} {one}, {root.text}", lanes, dtype)
+        return _reciprocal_root(emit, first)
     if name == "sigmoid":
-        negated = emit(f"fneg {args[0].typed}", lanes, dtype)
-        grown = call_instruction(emit, "exp", [negated], dtype)
-        total = emit(f"fadd {grown.typed}, {one}", lanes, dtype)
-        return emit(f"fdiv {kind} {one}, {total.text}", lanes, dtype)
-    if name == "erf" and dtype in ("float32", "float64"):
-        return _library_call(emit, "erff" if dtype == "float32" else "erf", args[0], dtype)
+        return _sigmoid(emit, first)
+    if dtype in _LIBRARY.get(name, {}):
+        return _library_call(emit, _LIBRARY[name][dtype], first)
     raise LoweringError(f"no code for the function {name} on {dtype}")
 
 
-def _library_call(emit: Callable[[str, int, str], Result], symbol: str, arg: Result, dtype: str) -> Result:
+def _of_integer(emit: Emit, name: str, value: Value) -> Value:
+    if name == "isnan":
+        return Value(literal(False, "bool", value.lanes), value.lanes, "bool")
+    if name in ("floor", "ceil", "round") or (name == "abs" and value.dtype == "bool"):
+        return value
+    if name != "abs":
+        raise LoweringError(f"no code for the function {name} on {value.dtype}; cast to a float first")
+    if value.dtype.startswith("uint"):
+        return value
+    kind, suffix = llvm_type(value.dtype, value.lanes), intrinsic_suffix(value.dtype, value.lanes)
+    return emit(f"call {kind} @llvm.abs.{suffix}({value.typed}, i1 false)", value.lanes, value.dtype)
+
+
+def _reciprocal_root(emit: Emit, x: Value) -> Value:
+    """Two correctly rounded operations: 1 ulp."""
+    write = LaneWriter(emit, x.lanes, x.dtype)
+    return write.div(write.number(1.0), write.call("sqrt", x))
+
+
+def _sigmoid(emit: Emit, x: Value) -> Value:
+    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), which does not overflow."""
+    write = LaneWriter(emit, x.lanes, x.dtype)
+    one = write.number(1.0)
+    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype)
+    above = write.choose(write.test("olt", x, write.number(0.0)), decay, one)
+    return write.div(above, write.add(one, decay))
+
+
+def _library_call(emit: Emit, symbol: str, arg: Value) -> Value:
     """A libm function lane by lane."""
+    dtype = arg.dtype
     scalar, kind = llvm_type(dtype), llvm_type(dtype, arg.lanes)
     if arg.lanes == 1:
         return emit(f"call {scalar} @{symbol}({scalar} {arg.text})", 1, dtype)
@@ -89,9 +99,3 @@ def _library_call(emit: Callable[[str, int, str], Result], symbol: str, arg: Res
         result = emit(f"insertelement {kind} {text}, {value.typed}, i64 {lane}", arg.lanes, dtype)
         text = result.text
     return result
-
-
-def _suffix(dtype: str, lanes: int) -> str:
-    scalar = f"{'f' if is_float(dtype) else 'i'}{item_bytes(dtype) * 8}"
-    scalar = "bf16" if dtype == "bfloat16" else scalar
-    return scalar if lanes == 1 else f"v{lanes}{scalar}"

@@ -71,3 +71,9 @@ def is_float(dtype: str) -> bool:
 def is_unsigned(dtype: str) -> bool:
     """Whether the type is an unsigned integer type."""
     return dtype.startswith("uint")
+
+
+def intrinsic_suffix(dtype: str, lanes: int = 1) -> str:
+    """How LLVM names an intrinsic's instance for a type, as `v16f32`."""
+    scalar = "bf16" if dtype == "bfloat16" else f"{'f' if is_float(dtype) else 'i'}{item_bytes(dtype) * 8}"
+    return scalar if lanes == 1 else f"v{lanes}{scalar}"

@@ -3,6 +3,7 @@
 Always: frozen; names are LLVM's, with their sigil.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.codegen.types import llvm_type
@@ -21,6 +22,10 @@ class Value:
     def typed(self) -> str:
         """The operand with its LLVM type."""
         return f"{llvm_type(self.dtype, self.lanes)} {self.text}"
+
+
+Emit = Callable[[str, int, str], Value]
+"""Appends an instruction, given its text and the lanes and type of its result."""
 
 
 @dataclass(frozen=True, slots=True)

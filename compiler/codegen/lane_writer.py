@@ -1,0 +1,113 @@
+"""In: values of equal lanes. Out: one LLVM instruction an operation.
+
+Always: no operation has an undefined result, whatever the operands: no conversion of a NaN, no shift by too much.
+"""
+
+from dataclasses import dataclass
+
+from compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type
+from compiler.codegen.values import Emit, Value
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWriter:
+    """Writes arithmetic on `lanes` lanes (1: scalars) of the float type `dtype` and of the integers of its size."""
+
+    emit: Emit
+    lanes: int
+    dtype: str = "float32"
+
+    @property
+    def integer(self) -> str:
+        """The signed integer type that a float's bits fit."""
+        return f"int{item_bytes(self.dtype) * 8}"
+
+    def number(self, value: float) -> Value:
+        """A float constant in every lane."""
+        return Value(literal(value, self.dtype, self.lanes), self.lanes, self.dtype)
+
+    def whole(self, value: int) -> Value:
+        """An integer constant in every lane."""
+        return Value(literal(value, self.integer, self.lanes), self.lanes, self.integer)
+
+    def binary(self, name: str, lhs: Value, rhs: Value) -> Value:
+        """An instruction of two operands, by LLVM's name; it must be defined for all of them."""
+        return self.emit(f"{name} {lhs.typed}, {rhs.text}", self.lanes, lhs.dtype)
+
+    def call(self, name: str, *args: Value) -> Value:
+        """An LLVM intrinsic of operands and result of one type."""
+        kind = llvm_type(args[0].dtype, self.lanes)
+        operands = ", ".join(arg.typed for arg in args)
+        suffix = intrinsic_suffix(args[0].dtype, self.lanes)
+        return self.emit(f"call {kind} @llvm.{name}.{suffix}({operands})", self.lanes, args[0].dtype)
+
+    def add(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs + rhs` of floats."""
+        return self.binary("fadd", lhs, rhs)
+
+    def sub(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs - rhs` of floats."""
+        return self.binary("fsub", lhs, rhs)
+
+    def mul(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs * rhs` of floats."""
+        return self.binary("fmul", lhs, rhs)
+
+    def div(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs / rhs` of floats."""
+        return self.binary("fdiv", lhs, rhs)
+
+    def fma(self, factor: Value, other: Value, addend: Value) -> Value:
+        """`factor * other + addend`, rounded once."""
+        return self.call("fma", factor, other, addend)
+
+    def polynomial(self, variable: Value, coefficients: tuple[float, ...]) -> Value:
+        """The sum of `coefficients[k] * variable**k`, by Horner's rule."""
+        result = self.number(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            result = self.fma(result, variable, self.number(coefficient))
+        return result
+
+    def test(self, comparison: str, lhs: Value, rhs: Value) -> Value:
+        """A comparison by LLVM's name, "olt" for floats or "slt" for integers."""
+        name = "fcmp" if lhs.dtype == self.dtype else "icmp"
+        return self.emit(f"{name} {comparison} {lhs.typed}, {rhs.text}", self.lanes, "bool")
+
+    def choose(self, condition: Value, then: Value, otherwise: Value) -> Value:
+        """`then` in the lanes where the condition holds."""
+        return self.emit(f"select {condition.typed}, {then.typed}, {otherwise.typed}", self.lanes, then.dtype)
+
+    def at_most(self, value: Value, limit: float) -> Value:
+        """The value, or the limit if that is less; a NaN stays."""
+        top = self.number(limit)
+        return self.choose(self.test("ogt", value, top), top, value)
+
+    def at_least(self, value: Value, limit: float) -> Value:
+        """The value, or the limit if that is greater; a NaN stays."""
+        bottom = self.number(limit)
+        return self.choose(self.test("olt", value, bottom), bottom, value)
+
+    def bits(self, value: Value) -> Value:
+        """The float's bits as an integer."""
+        return self.emit(f"bitcast {value.typed} to {llvm_type(self.integer, self.lanes)}", self.lanes, self.integer)
+
+    def from_bits(self, value: Value) -> Value:
+        """The float that has these bits."""
+        return self.emit(f"bitcast {value.typed} to {llvm_type(self.dtype, self.lanes)}", self.lanes, self.dtype)
+
+    def to_float(self, value: Value) -> Value:
+        """The float nearest to a signed integer."""
+        return self.emit(f"sitofp {value.typed} to {llvm_type(self.dtype, self.lanes)}", self.lanes, self.dtype)
+
+    def negative(self, value: Value) -> Value:
+        """The float with the other sign."""
+        return self.emit(f"fneg {value.typed}", self.lanes, self.dtype)
+
+    def magnitude(self, value: Value) -> Value:
+        """The value without its sign."""
+        return self.call("fabs", value)
+
+    def with_sign(self, value: Value, sign: Value) -> Value:
+        """The magnitude of one value with the sign of another."""
+        return self.call("copysign", value, sign)
+

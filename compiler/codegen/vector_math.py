@@ -1,0 +1,152 @@
+"""In: float32 values, scalars or vectors. Out: the instructions of a function of them, at most 4 ulp off.
+
+Always: straight-line code without tables, calls or branches; NaN in, NaN out. Subnormal numbers are numbers like others,
+as arguments and as results (the processor's own flushing modes are off in our threads). Results round to infinity, zero
+and one where the exact values do. An ulp is the distance of the two float32 that enclose the exact value.
+
+The coefficients make the largest relative error of the function smallest (Lawson's iteration on least squares), and were
+rounded to float32 one after the other, each time refitting those left.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+from compiler.codegen.lane_writer import LaneWriter
+from compiler.codegen.values import Emit, Value
+
+_MANTISSA_BITS = 23
+_ONE_BITS = 0x3F800000
+_MANTISSA_MASK = 0x007FFFFF
+_LEAST_NORMAL = 2.0**-126
+
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH = 0.693147182464599609375
+"""ln 2 rounded to float32: the fused product with a small whole number loses nothing when it is subtracted."""
+_LN2_LOW = -1.9046543235e-9
+_ROUNDER = 1.5 * 2.0**23
+"""Added to a small number it leaves the nearest whole number in the low bits of the sum."""
+_ROUNDER_BITS = 0x4B400000
+
+_EXP_BELOW = -104.0
+"""exp is less than half the least float32 here."""
+_EXP_ABOVE = 89.0
+"""exp overflows here."""
+_EXPM1 = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.00836627185344696, 0.0013870694674551487)
+"""(expm1(r) - r) / r**2 for |r| <= ln 2 / 2, to 2**-26 of expm1."""
+
+_ROOT_HALF_BITS = 0x3F3504F3
+"""The bits of sqrt(1/2), where the reduced argument of log begins."""
+_LOG = (
+    0.3333333134651184,
+    -0.2500081956386566,
+    0.2000124156475067,
+    -0.166234090924263,
+    0.14201579988002777,
+    -0.13159610331058502,
+    0.12762217223644257,
+    -0.07636439055204391,
+)
+"""(log(1 + f) - f + f**2 / 2) / f**3 for sqrt(1/2) <= 1 + f <= sqrt(2), to 2**-27 of the logarithm."""
+
+_TANH_ONE = 10.0
+"""tanh rounds to one from here on."""
+
+_ERF_ONE = 4.0
+"""erf rounds to one from here on."""
+_ERF = (
+    0.12837912142276764,
+    -0.37612318992614746,
+    0.11280113458633423,
+    -0.026709215715527534,
+    0.004914906341582537,
+    -0.0005619873991236091,
+)
+"""(erf(x) - x) / x in powers of x**2 for |x| <= 1, to 2**-24 of erf."""
+_ERFC_ROOT = (
+    0.793580174446106,
+    -0.261778861284256,
+    -0.040452826768159866,
+    0.018668100237846375,
+    0.0027685968670994043,
+    -0.0015344066778197885,
+    0.00014151723007671535,
+)
+"""The eighth root of 1 - erf(1 + t) for 0 <= t <= 3, to 2**-25 of erf."""
+
+
+def exp(emit: Emit, x: Value) -> Value:
+    """2**n * exp(r) with x = n ln 2 + r; the power of two comes in two factors, so that subnormal results round once."""
+    write = LaneWriter(emit, x.lanes)
+    shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW))
+    power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))
+    half = write.binary("ashr", power, write.whole(1))
+    rest = write.binary("sub", power, half)
+    scaled = write.mul(write.add(grown, write.number(1.0)), _power_of_two(write, half))
+    return write.mul(scaled, _power_of_two(write, rest))
+
+
+def _reduced_expm1(write: LaneWriter, x: Value) -> tuple[Value, Value]:
+    """(the nearest n to x / ln 2 in the low bits of a float, expm1(x - n ln 2)) for |x| < 2**20."""
+    shifted = write.fma(x, write.number(_LOG2_E), write.number(_ROUNDER))
+    count = write.sub(shifted, write.number(_ROUNDER))
+    rest = write.fma(count, write.number(-_LN2_HIGH), x)
+    rest = write.fma(count, write.number(-_LN2_LOW), rest)
+    square = write.mul(rest, rest)
+    return shifted, write.fma(square, write.polynomial(rest, _EXPM1), rest)
+
+
+def _power_of_two(write: LaneWriter, power: Value) -> Value:
+    """2**power for powers -126 .. 127, of an integer whose higher bits may be anything that is shifted out."""
+    exponent = write.binary("shl", power, write.whole(_MANTISSA_BITS))
+    return write.from_bits(write.binary("add", exponent, write.whole(_ONE_BITS)))
+
+
+def log(emit: Emit, x: Value) -> Value:
+    """k ln 2 + log(1 + f) with x = 2**k (1 + f); a subnormal x is scaled up first."""
+    write = LaneWriter(emit, x.lanes)
+    small = write.test("olt", x, write.number(_LEAST_NORMAL))
+    normal = write.choose(small, write.mul(x, write.number(2.0**_MANTISSA_BITS)), x)
+    offset = write.binary("sub", write.bits(normal), write.whole(_ROOT_HALF_BITS))
+    power = write.binary("ashr", offset, write.whole(_MANTISSA_BITS))
+    power = write.choose(small, write.binary("sub", power, write.whole(_MANTISSA_BITS)), power)
+    mantissa = write.binary("and", offset, write.whole(_MANTISSA_MASK))
+    reduced = write.from_bits(write.binary("add", mantissa, write.whole(_ROOT_HALF_BITS)))
+    count = write.to_float(power)
+    rest = write.sub(reduced, write.number(1.0))
+    curve = write.fma(rest, write.polynomial(rest, _LOG), write.number(-0.5))
+    tail = write.fma(write.mul(rest, rest), curve, write.mul(count, write.number(_LN2_LOW)))
+    result = write.fma(count, write.number(_LN2_HIGH), write.add(rest, tail))
+    result = write.choose(write.test("olt", x, write.number(math.inf)), result, x)
+    result = write.choose(write.test("olt", x, write.number(0.0)), write.number(math.nan), result)
+    return write.choose(write.test("oeq", x, write.number(0.0)), write.number(-math.inf), result)
+
+
+def tanh(emit: Emit, x: Value) -> Value:
+    """m / (m + 2) with m = expm1(2 |x|), and the sign of x."""
+    write = LaneWriter(emit, x.lanes)
+    size = write.at_most(write.magnitude(x), _TANH_ONE)
+    shifted, grown = _reduced_expm1(write, write.add(size, size))
+    scale = _power_of_two(write, write.bits(shifted))
+    whole = write.fma(scale, grown, write.sub(scale, write.number(1.0)))
+    return write.with_sign(write.div(whole, write.add(whole, write.number(2.0))), x)
+
+
+def erf(emit: Emit, x: Value) -> Value:
+    """An odd polynomial for |x| < 1, else 1 - p**8 with a polynomial p in |x| - 1, and the sign of x."""
+    write = LaneWriter(emit, x.lanes)
+    size = write.at_most(write.magnitude(x), _ERF_ONE)
+    inner = write.fma(write.polynomial(write.mul(size, size), _ERF), size, size)
+    root = write.polynomial(write.sub(size, write.number(1.0)), _ERFC_ROOT)
+    fourth = write.mul(write.mul(root, root), write.mul(root, root))
+    outer = write.sub(write.number(1.0), write.mul(fourth, fourth))
+    chosen = write.choose(write.test("olt", size, write.number(1.0)), inner, outer)
+    return write.with_sign(chosen, x)
+
+
+FLOAT32: Mapping[str, Callable[[Emit, Value], Value]] = {
+    "exp": exp,
+    "log": log,
+    "tanh": tanh,
+    "erf": erf,
+}
+"""By the names of the expression language."""
