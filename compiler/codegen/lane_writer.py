@@ -110,4 +110,3 @@ class LaneWriter:
     def with_sign(self, value: Value, sign: Value) -> Value:
         """The magnitude of one value with the sign of another."""
         return self.call("copysign", value, sign)
-

@@ -1,11 +1,11 @@
 """In: float32 values, scalars or vectors. Out: the instructions of a function of them, at most 4 ulp off.
 
-Always: straight-line code without tables, calls or branches; NaN in, NaN out. Subnormal numbers are numbers like others,
-as arguments and as results (the processor's own flushing modes are off in our threads). Results round to infinity, zero
-and one where the exact values do. An ulp is the distance of the two float32 that enclose the exact value.
+Always: straight-line code without tables, calls or branches; NaN in, NaN out. Subnormal numbers are numbers like
+others, as arguments and as results (the processor's own flushing modes are off in our threads). Results round to
+infinity, zero and one where the exact values do. An ulp is the distance of the two float32 that enclose the exact value.
 
-The coefficients make the largest relative error of the function smallest (Lawson's iteration on least squares), and were
-rounded to float32 one after the other, each time refitting those left.
+The coefficients make the largest relative error of the function smallest (Lawson's iteration on least squares), and
+were rounded to float32 one after the other, each time refitting those left.
 """
 
 import math
@@ -75,7 +75,7 @@ _ERFC_ROOT = (
 
 
 def exp(emit: Emit, x: Value) -> Value:
-    """2**n * exp(r) with x = n ln 2 + r; the power of two comes in two factors, so that subnormal results round once."""
+    """2**n * exp(r) with x = n ln 2 + r; the power comes in two factors, so that subnormal results round once."""
     write = LaneWriter(emit, x.lanes)
     shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW))
     power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))

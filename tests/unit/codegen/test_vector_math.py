@@ -85,7 +85,7 @@ def ulp_errors(got: Floats, exact: Floats) -> Floats:
         wide = np.clip(got.astype(np.float64), -OVERFLOW, OVERFLOW)
         exact = np.clip(exact, -OVERFLOW, OVERFLOW)
         _, exponent = np.frexp(exact)
-        errors = np.ldexp(np.abs(wide - exact), 24 - np.maximum(exponent, -125))
+        errors: Floats = np.ldexp(np.abs(wide - exact), 24 - np.maximum(exponent, -125))
     errors[np.isnan(got) & np.isnan(exact)] = 0
     errors[np.isnan(got) != np.isnan(exact)] = np.inf
     return errors
