@@ -28,7 +28,7 @@ from tasks.workers import Workers, open_workers
 def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     """Spend the budget of `job` on its tasks; what the run has spent before counts."""
     home, device = Path(job.home), job.device
-    extracted = extract_tasks(job.network, job.target, job.threads)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     tuning = begin_tuning(extracted, job.origin(run_id))
     if known.own or known.programs:

@@ -4,8 +4,8 @@ Always: exit code 2 for a user's mistake, 130 after Ctrl-C; Prefect is not start
 good.
 
 `retune tune` has two halves. This one reads the options and the network, quickly and without Prefect. Prefect reads
-its settings from the environment
-when it is imported, so the second half, `flows.session`, is a fresh interpreter that this process turns into.
+its settings from the environment when it is imported, so the second half, `flows.session`, is a fresh interpreter
+that this process turns into.
 """
 
 import json
@@ -61,14 +61,17 @@ def tune(
     target: Annotated[
         str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
     ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
+    ] = None,
     store: Store = None,
 ) -> None:
     """Tune a network, compile it with the best programs found, and report what it brought.
 
     The same command after an interruption goes on where the run was stopped.
     """
-    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store)
-    extract_network(job.network, job.target, job.threads)
+    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store, shape)
+    extract_network(job.network, job.target, job.threads, job.shapes)
     _prepare_state_folder(Path(job.home))
     settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
     environment = config.child_environment(settings)
@@ -141,7 +144,8 @@ def _show(table: Table) -> None:
 
 
 def _prepare_state_folder(home: Path) -> None:
-    """Make the folder, with room for Prefect's database, and see whether the records in it can be read by this version.
+    """Make the folder, with room for Prefect's database, and see whether the records in it can be read by this
+    version.
 
     Raises: StoreError, SchemaError.
     """

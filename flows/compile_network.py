@@ -37,7 +37,7 @@ class Compiled:
 def compile_network(job: TuneJob, run_id: str) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from."""
     folder = job.run_folder(run_id)
-    extracted = extract_tasks(job.network, job.target, job.threads)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
     with open_workers(job.measuring) as workers:

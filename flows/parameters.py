@@ -26,10 +26,9 @@ class TuneJob:
     """One request to tune a network.
 
     `network` is a name of the zoo or the path of an ONNX file. The run ends after `trials` measured programs or
-    `minutes` of tuning, whichever comes
-    first; None means no such limit, but one of them is set. `threads` is what the tuned network will run on, `batch`
-    the most programs in a round,
-    `home` the absolute path of the state folder.
+    `minutes` of tuning, whichever comes first; None means no such limit, but one of them is set. `threads` is what
+    the tuned network will run on, `batch` the most programs in a round, `home` the absolute path of the state folder,
+    `shapes` what dynamic inputs are fixed to, see `parse_shape`.
     """
 
     network: str
@@ -40,6 +39,11 @@ class TuneJob:
     seed: int
     batch: int
     home: str
+    shapes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Shapes that come from JSON are a list."""
+        object.__setattr__(self, "shapes", tuple(self.shapes))
 
     @classmethod
     def checked(
@@ -52,6 +56,7 @@ class TuneJob:
         seed: int = 0,
         batch: int = 64,
         home: str | None = None,
+        shapes: Sequence[str] | None = None,
     ) -> Self:
         """A job with every default filled in and every value checked.
 
@@ -76,6 +81,7 @@ class TuneJob:
             seed=seed,
             batch=batch,
             home=str(Path(home).absolute() if home else config.load().home),
+            shapes=tuple(shapes or ()),
         )
 
     @property
@@ -107,7 +113,7 @@ class TuneJob:
 
     def describe(self) -> dict[str, str | int | float | None]:
         """The request as plain values, for the ledger and the report."""
-        return {**asdict(self), "device": self.device}
+        return {**asdict(self), "shapes": " ".join(self.shapes), "device": self.device}
 
     def run_folder(self, run_id: str) -> Path:
         """Where a run keeps its report and its compiled network."""

@@ -3,8 +3,7 @@
 Always: `str(event)` is a complete line for a log; views read the fields.
 
 A flow calls `announce(event)`. In a deployment the line lands in the flow run's log; at the command line a handler
-picks the event from the record
-and draws it (see `flows.live`).
+picks the event from the record and draws it (see `flows.live`).
 """
 
 import logging

@@ -33,17 +33,17 @@ def tune_network(
     seed: int = 0,
     batch: int = 64,
     home: str | None = None,
+    shapes: list[str] | None = None,
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
     `trials` and `minutes` limit the tuning (1000 trials when neither is given), `threads` is the number of threads
-    the network will run on (default:
-    all cores), `home` the state folder (default: RETUNE_HOME or ./.retune).
+    the network will run on (default: all cores), `home` the state folder (default: RETUNE_HOME or ./.retune).
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
-    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, home)
+    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, home, shapes)
     announce(PhaseStarted(f"reading {job.network}"))
-    extracted = extract_tasks(job.network, job.target, job.threads)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
         spent = allocate_trials(job, run.run_id)
         compiled = compile_network(job, run.run_id)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from compiler.driver.hardware import hardware_of
+from compiler.errors import OptionError
 from compiler.frontend.network import load_network
 from compiler.graph.ir import Graph
 from compiler.graph.partition import Partition, partition
@@ -42,20 +43,33 @@ class ExtractedNetwork:
         return tuple(task.workload_key for task in self.tasks)
 
 
-def extract_network(network: str, target: str, threads: int) -> ExtractedNetwork:
+def extract_network(network: str, target: str, threads: int, shapes: tuple[str, ...] = ()) -> ExtractedNetwork:
     """Read, optimise and cut `network`, which is a name of the zoo or the path of an ONNX file.
 
-    Within a process the last answer is kept, for as long as the file does not change.
-    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError.
+    `shapes` fixes dynamic inputs, each by a text such as `image=1,3,224,224`. Within a process the last answer is
+    kept, for as long as the file does not change.
+    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
     """
     path = Path(network)
     stamp = path.stat().st_mtime_ns if path.is_file() else 0
-    return _extract(network, target, threads, stamp)
+    return _extract(network, target, threads, shapes, stamp)
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The input and its shape that a text such as `image=1,3,224,224` names.
+
+    Raises: OptionError.
+    """
+    name, sign, numbers = text.rpartition("=")
+    extents = [number.strip() for number in numbers.split(",")]
+    if not name or not sign or not all(extent.isdecimal() and int(extent) > 0 for extent in extents):
+        raise OptionError(f"cannot read the shape {text!r}; write it as NAME=1,3,224,224")
+    return name, tuple(map(int, extents))
 
 
 @lru_cache(maxsize=1)
-def _extract(network: str, target: str, threads: int, stamp: int) -> ExtractedNetwork:  # noqa: ARG001 - the stamp is part of the cache's key
+def _extract(network: str, target: str, threads: int, shapes: tuple[str, ...], stamp: int) -> ExtractedNetwork:  # noqa: ARG001 - the stamp is part of the cache's key
     machine = Target.parse(target)
-    graph = optimize(load_network(network))
+    graph = optimize(load_network(network, shapes=dict(map(parse_shape, shapes))))
     cut = partition(graph, machine, hardware_of(machine, threads))
     return ExtractedNetwork(network, machine, threads, graph, cut)

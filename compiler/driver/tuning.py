@@ -148,8 +148,7 @@ class Tuning:
         """Bring the state to where the records end.
 
         `history` holds, by task key, what earlier runs measured: it is learned but is no part of this run's budget.
-        `own` holds the records of
-        this run; they are told round by round, in the order of their rounds.
+        `own` holds the records of this run; they are told round by round, in the order of their rounds.
         """
         for task in self.tasks:
             records = history.get(task.task.workload_key, ())

@@ -40,8 +40,8 @@ def choose_winner(
 ) -> Winner:
     """Build the untuned program and those of `records` once more, time them, and take the fastest right one.
 
-    A program's time is its fastest repeat. Should the untuned program win, all are timed again, up to `LOOKS` times in
-    all: a disturbance of the machine must not throw a good record away.
+    A program's time is its fastest repeat. Should the untuned program win, all are timed again, up to `LOOKS` times
+    in all: a disturbance of the machine must not throw a good record away.
     Raises: MeasureError when the workers cannot work at all.
     """
     builds = builder.build(task, [tuple(default_steps(task.dag)), *(load_steps(record.steps) for record in records)])

@@ -1,5 +1,6 @@
 """The command line: a user's mistake is one sentence on stderr and exit code 2, before Prefect is started."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from flows.parameters import TuneJob
 from tests.flows.networks import write_mlp, write_unsupported
 
 
@@ -37,6 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("tune", "text.onnx"), ("text.onnx", "not an ONNX model")),
         (("tune", "unsupported.onnx"), ("DFT", "spectrum", "Relu")),
         (("tune", "dynamic.onnx"), ("static", "many")),
+        (("tune", "dynamic.onnx", "--shape", "x=2,many"), ("x=2,many", "NAME=1,3,224,224")),
+        (("tune", "dynamic.onnx", "--shape", "y=2,16"), ("y",)),
         (("tune", "mlp", "--trials", "0"), ("budget", "at least 1 trial")),
         (("tune", "mlp", "--trials", "-5"), ("budget", "-5")),
         (("tune", "mlp", "--minutes", "0"), ("budget", "more than 0 minutes")),
@@ -77,6 +81,17 @@ def test_a_store_of_a_newer_schema_is_refused(
     error = capsys.readouterr().err
     assert "999" in error
     assert error.count("\n") == 1
+
+
+def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mlp(folder / "dynamic.onnx", batch="many")
+    started: list[list[str]] = []
+    monkeypatch.setattr(sys, "argv", ["retune", "tune", "dynamic.onnx", "--shape", "x=2,16"])
+    monkeypatch.setattr("os.execve", lambda _, arguments, __: started.append(arguments))
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    job = TuneJob(**json.loads(started[0][-1]))
+    assert job.shapes == ("x=2,16",)
 
 
 def test_usage_errors_have_exit_code_2_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
