@@ -88,8 +88,8 @@ def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
         values.append(Value(entry.name, tuple(extents), dtype))
     if dynamic:
         raise DynamicShapeError(
-            f"the model is not static: {', '.join(dynamic)}; give numbers for these with --shape NAME=1,3,224,224 (shapes=... in Python) or "
-            "export the model with fixed shapes"
+            f"the model is not static: {', '.join(dynamic)}; give numbers for these with --shape NAME=1,3,224,224 "
+            "(shapes=... in Python), or export the model with fixed shapes"
         )
     return values
 
