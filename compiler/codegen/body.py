@@ -111,11 +111,15 @@ class BodyEmitter(ExpressionEmitter):
     def wants_literals(self, loop: For) -> bool:
         """Whether the loop moves through a buffer that should live in registers."""
         for stmt in walk_stmt(loop.body):
-            touched = [node.buffer for expr in exprs_of(stmt) for node in walk(expr) if isinstance(node, Load)]
+            touched = [
+                (node.buffer, node.indices) for e in exprs_of(stmt) for node in walk(e) if isinstance(node, Load)
+            ]
             if isinstance(stmt, Store):
-                touched.append(stmt.buffer)
-            for buffer in touched:
+                touched.append((stmt.buffer, stmt.indices))
+            for buffer, indices in touched:
+                # One element that all lanes read needs no literal: the loop may be long.
                 small = buffer.scope == "local" and buffer.nbytes <= SMALL_BUFFER_BYTES
+                small = small and any(node == loop.var for index in indices for node in walk(index))
                 if (buffer.scope == "register" and buffer.shape) or small:
                     return True
         return False

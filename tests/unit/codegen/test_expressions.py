@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from compiler import te
-from compiler.driver.build import build_kernel
+from compiler.driver.build import build_kernel, kernel_source
+from compiler.errors import LoweringError
 from compiler.ir.expr import Expr
 from compiler.runtime.buffers import FencedArray
 from compiler.runtime.loader import load_kernels
@@ -233,3 +234,71 @@ def test_half_precision() -> None:
     a, b = te.placeholder((LENGTH,), "float16", "a"), te.placeholder((LENGTH,), "float16", "b")
     output = te.compute((LENGTH,), lambda i: te.minimum(a[i] * b[i] + a[i], 1e9), "c")
     check([a, b], output, [sample("float16", 0), sample("float16", 1)], rtol=2e-2)
+
+
+def test_a_long_vector_loop_that_reads_one_local_element_is_a_loop() -> None:
+    x, k = te.placeholder((2, 4096), name="x"), te.reduce_axis(4096, "k")
+    total = te.compute((2,), lambda i: te.sum(x[i, k], k), "total")
+    dag = ComputeDAG([x, te.compute((2, 4096), lambda i, j: x[i, j] - total[i], "apart")])
+    steps = (ComputeAt(1, 2, 0), Annotate(2, 1, Annotation.VECTORIZE))
+    text = kernel_source(SearchTask("t", dag, Target.host(), HardwareParams(1)), steps, "llvm")
+    assert text.count("fsub") < 20
+    values = [np.random.default_rng(0).uniform(-1, 1, (2, 4096)).astype("float32")]
+    expected = evaluate(dag.outputs, dict(zip([x], values, strict=True)))[0]
+    np.testing.assert_allclose(run([x], dag.outputs[0], values, steps), expected, rtol=1e-4, atol=1e-4)
+
+
+BITS: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "not": lambda a, b: ~a | ~b,
+    "masked": lambda a, _: (a & 0x55) | 3,
+}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8", "uint32", "uint64", "bool"])
+@pytest.mark.parametrize("name", BITS)
+def test_bit_operations(name: str, dtype: str) -> None:
+    if dtype == "bool" and name == "masked":
+        pytest.skip("a bool has one bit")
+    a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
+    output = te.compute((LENGTH,), lambda i: BITS[name](a[i], b[i]), "c")
+    assert output.dtype == dtype
+    check([a, b], output, [sample(dtype, 0), sample(dtype, 1)])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8", "uint32"])
+def test_shifts_by_any_amount(dtype: str) -> None:
+    """By less than the width, by more, and by negative amounts."""
+    a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
+    amounts = (np.arange(LENGTH) - (0 if dtype.startswith("u") else 4)).astype(dtype) % (np.iinfo(dtype).max // 2)
+    amounts[:3] = np.array([-1, -100, -3]).astype(dtype)
+    functions: list[Callable[[Expr], Expr]] = [
+        lambda i: a[i] << b[i],
+        lambda i: a[i] >> b[i],
+        lambda i: (a[i] << 2) >> 1,
+        lambda i: 5 << b[i],
+    ]
+    for function in functions:
+        check([a, b], te.compute((LENGTH,), function, "c"), [sample(dtype, 0), amounts])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_isnan(dtype: str) -> None:
+    a = te.placeholder((LENGTH,), dtype, "a")
+    values = sample(dtype, 0)
+    values[::4], values[1::7] = np.nan, np.inf
+    output = te.compute((LENGTH,), lambda i: te.isnan(a[i]), "c")
+    assert output.dtype == "bool"
+    check([a], output, [values])
+    cleaned = te.compute((LENGTH,), lambda i: te.if_then_else(te.isnan(a[i]), -1.0, a[i]), "c")
+    check([a], cleaned, [values])
+
+
+def test_functions_of_integers() -> None:
+    a = te.placeholder((LENGTH,), "uint8", "a")
+    for function in (te.abs, te.floor, te.round):
+        check([a], te.compute((LENGTH,), lambda i, f=function: f(a[i]), "c"), [sample("uint8", 0) + np.uint8(200)])
+    with pytest.raises(LoweringError, match="cast to a float"):
+        run([a], te.compute((LENGTH,), lambda i: te.exp(a[i]), "c"), [sample("uint8", 0)], ())
