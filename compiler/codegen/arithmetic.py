@@ -1,12 +1,13 @@
 """In: operands in registers. Out: the instructions of one operator or cast, scalar or vector.
 
-Always: integer division rounds towards minus infinity; a NaN on the left of a maximum or minimum stays.
+Always: integer division rounds towards minus infinity; a NaN on the left of a maximum or minimum stays; a shift by more
+than there are bits shifts them all out.
 """
 
 from compiler.codegen.intrinsics import call_instruction
 from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
 from compiler.codegen.values import Emit, Value
-from compiler.ir.expr import COMPARISONS, LOGICAL, BinaryOp
+from compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
 
 
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
@@ -22,6 +23,10 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
         return extreme(emit, op, lhs, rhs)
     if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
         return floor_division(emit, op, lhs, rhs)
+    if op in SHIFTS:
+        return shift(emit, op, lhs, rhs)
+    if op in BITWISE:
+        return emit(f"{op.value.removeprefix('bit')} {kind}", lhs.lanes, lhs.dtype)
     name = {BinaryOp.ADD: "add", BinaryOp.SUB: "sub", BinaryOp.MUL: "mul"}.get(op)
     if is_float(lhs.dtype):
         return emit(f"f{name or 'div'} {kind}", lhs.lanes, lhs.dtype)
@@ -39,6 +44,20 @@ def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
         compare = f"icmp {sign}{'gt' if op is BinaryOp.MAX else 'lt'}"
     chosen = emit(f"{compare} {kind}", lhs.lanes, "bool")
     return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)
+
+
+def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:
+    """`value` shifted by any amount; LLVM's own shifts have no result for one that is negative or too large."""
+    dtype, lanes = value.dtype, value.lanes
+    width = item_bytes(dtype) * 8
+    inside = emit(f"icmp ult {amount.typed}, {literal(width, dtype, lanes)}", lanes, "bool")
+    if op is BinaryOp.SHR and not is_unsigned(dtype):
+        most = Value(literal(width - 1, dtype, lanes), lanes, dtype)
+        amount = emit(f"select {inside.typed}, {amount.typed}, {most.typed}", lanes, dtype)
+        return emit(f"ashr {value.typed}, {amount.text}", lanes, dtype)
+    shifted = emit(f"{'shl' if op is BinaryOp.SHL else 'lshr'} {value.typed}, {amount.text}", lanes, dtype)
+    nothing = Value(literal(0, dtype, lanes), lanes, dtype)
+    return emit(f"select {inside.typed}, {shifted.typed}, {nothing.typed}", lanes, dtype)
 
 
 def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:

@@ -2,7 +2,8 @@
 
 Always: straight-line code without tables, calls or branches; NaN in, NaN out. Subnormal numbers are numbers like
 others, as arguments and as results (the processor's own flushing modes are off in our threads). Results round to
-infinity, zero and one where the exact values do. An ulp is the distance of the two float32 that enclose the exact value.
+infinity, zero and one where the exact values do. An ulp is the distance of the two float32 that enclose the exact
+value.
 
 The coefficients make the largest relative error of the function smallest (Lawson's iteration on least squares), and
 were rounded to float32 one after the other, each time refitting those left.

@@ -6,7 +6,8 @@ The grammar (all nodes carry `dtype`, a NumPy type name):
 
     Expr = Const(value, dtype)
          | Var(name, dtype)                       a loop variable or let-bound name
-         | Binary(op, lhs, rhs)                   add sub mul div floordiv floormod min max, and or, eq ne lt le
+         | Binary(op, lhs, rhs)                   add sub mul div floordiv floormod min max, and or, eq ne lt le,
+                                                  bitand bitor bitxor shl shr
          | Not(value)
          | Select(condition, then, otherwise)     lazy: the side not taken is not evaluated
          | Cast(dtype, value)
@@ -14,58 +15,22 @@ The grammar (all nodes carry `dtype`, a NumPy type name):
          | Load(buffer, indices)                  loop IR only; tensor expressions read tensors instead
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Union
+from typing import Union
 
 import numpy as np
 
 from compiler.errors import DefinitionError
-
-INDEX = "int64"
-BOOL = "bool"
+from compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrapped
+from compiler.ir.operators import BOOL as BOOL
+from compiler.ir.operators import COMPARISONS as COMPARISONS
+from compiler.ir.operators import INDEX as INDEX
+from compiler.ir.operators import LOGICAL as LOGICAL
+from compiler.ir.operators import BinaryOp as BinaryOp
 
 INTRINSICS = frozenset(
-    {"exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "round", "abs", "fma"}
+    {"exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "round", "abs", "fma", "isnan"}
 )
-
-
-class BinaryOp(StrEnum):
-    """The two-operand operators; `div` is true division, `floordiv` and `floormod` round towards minus infinity."""
-
-    ADD = "add"
-    SUB = "sub"
-    MUL = "mul"
-    DIV = "div"
-    FLOORDIV = "floordiv"
-    FLOORMOD = "floormod"
-    MIN = "min"
-    MAX = "max"
-    AND = "and"
-    OR = "or"
-    EQ = "eq"
-    NE = "ne"
-    LT = "lt"
-    LE = "le"
-
-
-COMPARISONS = frozenset({BinaryOp.EQ, BinaryOp.NE, BinaryOp.LT, BinaryOp.LE})
-LOGICAL = frozenset({BinaryOp.AND, BinaryOp.OR})
-_SYMBOLS = {
-    BinaryOp.ADD: "+",
-    BinaryOp.SUB: "-",
-    BinaryOp.MUL: "*",
-    BinaryOp.DIV: "/",
-    BinaryOp.FLOORDIV: "//",
-    BinaryOp.FLOORMOD: "%",
-    BinaryOp.AND: "and",
-    BinaryOp.OR: "or",
-    BinaryOp.EQ: "==",
-    BinaryOp.NE: "!=",
-    BinaryOp.LT: "<",
-    BinaryOp.LE: "<=",
-}
 
 Operand = Union["Expr", int, float, bool]
 
@@ -109,6 +74,41 @@ class Expr:
 
     def __neg__(self) -> "Expr":
         return binary(BinaryOp.SUB, 0, self)
+
+    def __lshift__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.SHL, self, other)
+
+    def __rlshift__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.SHL, other, self)
+
+    def __rshift__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.SHR, self, other)
+
+    def __rrshift__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.SHR, other, self)
+
+    def __and__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.BIT_AND, self, other)
+
+    def __rand__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.BIT_AND, other, self)
+
+    def __or__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.BIT_OR, self, other)
+
+    def __ror__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.BIT_OR, other, self)
+
+    def __xor__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.BIT_XOR, self, other)
+
+    def __rxor__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.BIT_XOR, other, self)
+
+    def __invert__(self) -> "Expr":
+        if self.dtype == BOOL:
+            return Not(self)
+        return binary(BinaryOp.BIT_XOR, self, const(wrapped(-1, self.dtype), self.dtype))
 
     def __lt__(self, other: Operand) -> "Expr":
         return binary(BinaryOp.LT, self, other)
@@ -164,7 +164,7 @@ class Binary(Expr):
         object.__setattr__(self, "dtype", BOOL if boolean else self.lhs.dtype)
 
     def __str__(self) -> str:
-        symbol = _SYMBOLS.get(self.op)
+        symbol = SYMBOLS.get(self.op)
         return f"({self.lhs} {symbol} {self.rhs})" if symbol else f"{self.op}({self.lhs}, {self.rhs})"
 
 
@@ -304,31 +304,22 @@ def _promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
     return cast(common, left), cast(common, right)
 
 
-_FOLD: dict[BinaryOp, Callable[[Any, Any], Any]] = {
-    BinaryOp.ADD: lambda a, b: a + b,
-    BinaryOp.SUB: lambda a, b: a - b,
-    BinaryOp.MUL: lambda a, b: a * b,
-    BinaryOp.FLOORDIV: lambda a, b: a // b,
-    BinaryOp.FLOORMOD: lambda a, b: a % b,
-    BinaryOp.MIN: min,
-    BinaryOp.MAX: max,
-    BinaryOp.AND: lambda a, b: a and b,
-    BinaryOp.OR: lambda a, b: a or b,
-    BinaryOp.EQ: lambda a, b: a == b,
-    BinaryOp.NE: lambda a, b: a != b,
-    BinaryOp.LT: lambda a, b: a < b,
-    BinaryOp.LE: lambda a, b: a <= b,
-}
-
-
 def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
-    """`lhs op rhs` with operands brought to one type and index constants folded."""
+    """`lhs op rhs` with operands brought to one type and integer constants folded.
+
+    Raises: DefinitionError for a division by a literal zero, and for bits of a type that has none.
+    """
     left, right = _promote(lhs, rhs)
-    if isinstance(left, Const) and isinstance(right, Const) and not is_float(left.dtype) and op in _FOLD:
+    if op in BITWISE and (is_float(left.dtype) or (left.dtype == BOOL and op in SHIFTS)):
+        raise DefinitionError(f"{left} {op} {right}: {left.dtype} has no bits to work on; cast to an integer")
+    if left.dtype == BOOL:
+        op = BOOL_MEANING.get(op, op)
+    if isinstance(left, Const) and isinstance(right, Const) and not is_float(left.dtype) and op in FOLD:
         if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and right.value == 0:
             raise DefinitionError(f"division by zero in {left} {op} {right}")
         boolean = op in COMPARISONS or op in LOGICAL
-        return const(_FOLD[op](left.value, right.value), BOOL if boolean else left.dtype)
+        value = FOLD[op](left.value, right.value)
+        return const(value, BOOL) if boolean else const(wrapped(value, left.dtype), left.dtype)
     if not is_float(left.dtype):
         neutral = _without_neutral(op, left, right)
         if neutral is not None:
@@ -351,6 +342,10 @@ def _without_neutral(op: BinaryOp, left: Expr, right: Expr) -> Expr | None:
             return right if lhs == 1 else left if rhs == 1 else None
         case BinaryOp.FLOORDIV:
             return left if rhs == 1 else None
+        case BinaryOp.SHL | BinaryOp.SHR:
+            return left if rhs == 0 else None
+        case BinaryOp.BIT_OR | BinaryOp.BIT_XOR:
+            return right if lhs == 0 else left if rhs == 0 else None
         case BinaryOp.FLOORMOD:
             return const(0, left.dtype) if rhs == 1 else None
         case BinaryOp.AND:

@@ -43,6 +43,11 @@ _CLASS = {
     BinaryOp.FLOORMOD: "divmod",
     BinaryOp.MIN: "cmp",
     BinaryOp.MAX: "cmp",
+    BinaryOp.BIT_AND: "other",
+    BinaryOp.BIT_OR: "other",
+    BinaryOp.BIT_XOR: "other",
+    BinaryOp.SHL: "other",
+    BinaryOp.SHR: "other",
 }
 _COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp"}
 
@@ -79,6 +84,8 @@ def _count(expr: Expr, counts: dict[str, int]) -> None:
             counts["bool_op"] += 1
         case Select():
             counts["select_op"] += 1
+        case Call(name="isnan"):
+            counts[f"{_prefix(expr.args[0])}_cmp"] += 1
         case Call():
             counts[f"{_prefix(expr)}_math"] += 1
         case Cast():

@@ -113,6 +113,11 @@ round = _unary("round")
 abs = _unary("abs")
 
 
+def isnan(value: Expr) -> Expr:
+    """Whether the value is not a number; no integer is one."""
+    return ir.Call("isnan", (value,), ir.BOOL) if ir.is_float(value.dtype) else ir.const(False)
+
+
 def pow(base: Expr, exponent: Operand) -> Expr:
     """`base` to the power `exponent`."""
     return ir.Call("pow", (base, ir.as_expr(exponent, base.dtype)), base.dtype)

@@ -158,6 +158,11 @@ _BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
     BinaryOp.NE: np.not_equal,
     BinaryOp.LT: np.less,
     BinaryOp.LE: np.less_equal,
+    BinaryOp.BIT_AND: np.bitwise_and,
+    BinaryOp.BIT_OR: np.bitwise_or,
+    BinaryOp.BIT_XOR: np.bitwise_xor,
+    BinaryOp.SHL: np.left_shift,
+    BinaryOp.SHR: np.right_shift,
 }
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -176,6 +181,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "round": np.rint,
     "abs": np.abs,
     "fma": lambda a, b, c: a * b + c,
+    "isnan": np.isnan,
 }
 
 
