@@ -108,7 +108,8 @@ class ComputeDAG:
     @cached_property
     def workload_key(self) -> str:
         """JSON text `[hash, shape of each input and output …]`; equal computations have equal keys."""
-        digest = hashlib.md5(str(self).encode(), usedforsecurity=False).hexdigest()
+        order = ",".join(str(self.id_of(tensor)) for tensor in (*self.inputs, *self.outputs))
+        digest = hashlib.md5(f"{self}\n{order}".encode(), usedforsecurity=False).hexdigest()
         return json.dumps([digest, *(list(tensor.shape) for tensor in (*self.inputs, *self.outputs))])
 
     def with_nodes(self, nodes: Sequence[Node]) -> "ComputeDAG":

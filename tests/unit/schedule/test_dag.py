@@ -48,6 +48,11 @@ def test_equal_computations_have_equal_keys_and_others_do_not() -> None:
     assert len({key, ComputeDAG(matmul(8)).workload_key, ComputeDAG(matmul(16, wrap=True)).workload_key}) == 3
 
 
+def test_the_order_of_the_arguments_is_part_of_the_key() -> None:
+    a, b, c = matmul(16)
+    assert ComputeDAG([a, b, c]).workload_key != ComputeDAG([b, a, c]).workload_key
+
+
 def test_pickling_keeps_identity_inside_the_graph() -> None:
     dag = ComputeDAG(matmul(16, wrap=True))
     copy = pickle.loads(pickle.dumps(dag))
