@@ -4,6 +4,10 @@ Always: everything a user can cause derives from `RetuneError`.
 
     RetuneError
     ├── DefinitionError          a tensor expression or compute graph is malformed
+    ├── WorkloadError            a workload key or registration is wrong
+    │   ├── DuplicateWorkloadError   the name is taken (also a RuntimeError)
+    │   ├── UnregisteredWorkloadError no key can be made of this function or argument (also a ValueError)
+    │   └── UnknownWorkloadError     no registered workload has this key (also a KeyError)
     ├── ScheduleError            a transform step does not fit the state it is applied to
     ├── LoweringError            a schedule cannot be turned into code within the target's limits
     ├── TargetError              a target text names no machine we can generate code for
@@ -28,6 +32,25 @@ class RetuneError(Exception):
 
 class DefinitionError(RetuneError):
     """A tensor expression or compute graph is malformed."""
+
+
+class WorkloadError(RetuneError):
+    """A workload key or registration is wrong."""
+
+
+class DuplicateWorkloadError(WorkloadError, RuntimeError):
+    """The name of a workload is taken."""
+
+
+class UnregisteredWorkloadError(WorkloadError, ValueError):
+    """No key can be made of this function, because it was not registered, or of one of its arguments."""
+
+
+class UnknownWorkloadError(WorkloadError, KeyError):
+    """No registered workload has this key."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 class ScheduleError(RetuneError):

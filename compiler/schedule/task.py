@@ -3,27 +3,61 @@
 Always: frozen and picklable; equal computations have equal keys.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.workload_registry import (
+    Workload,
+    is_registered,
+    make_workload_key,
+    register_workload_tensors,
+    workload_key_to_tensors,
+)
 from compiler.target import HardwareParams, Target
 
 
 @dataclass(frozen=True, slots=True)
 class SearchTask:
-    """A computation to tune for a machine. `name` is for people; `workload_key` identifies it in records."""
+    """A computation to tune for a machine. `name` is for people; `workload_key` identifies it in records.
+
+    A task made of a registered workload has the `key` of that workload, which unpickling registers in the new process.
+    """
 
     name: str
     dag: ComputeDAG
     target: Target
     hardware: HardwareParams
+    key: str = ""
+
+    @classmethod
+    def of_workload(
+        cls, workload: Workload | str, args: Sequence[Any], target: Target, hardware: HardwareParams
+    ) -> "SearchTask":
+        """The task of a registered function, or its name, with arguments.
+
+        Raises: UnregisteredWorkloadError, or DefinitionError when its tensors make no compute graph.
+        """
+        key = make_workload_key(workload, args)
+        return cls(key, ComputeDAG(workload_key_to_tensors(key)), target, hardware, key)
 
     @property
     def workload_key(self) -> str:
-        """Key of the computation, see `ComputeDAG.workload_key`."""
-        return self.dag.workload_key
+        """Key of the computation: its own, or that of the graph, see `ComputeDAG.workload_key`."""
+        return self.key or self.dag.workload_key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.name, self.dag, self.target, self.hardware, self.key)
 
     @property
     def flop_count(self) -> float:
         """Floating-point operations of one call."""
         return self.dag.flop_count
+
+
+def _restored(name: str, dag: ComputeDAG, target: Target, hardware: HardwareParams, key: str) -> SearchTask:
+    """An unpickled task; its workload is known to this process from now on."""
+    if key and not is_registered(key):
+        register_workload_tensors(key, (*dag.inputs, *dag.outputs))
+    return SearchTask(name, dag, target, hardware, key)

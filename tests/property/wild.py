@@ -14,16 +14,20 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
 from compiler.schedule.steps import (
     Annotate,
+    CacheRead,
     CacheWrite,
     ComputeAt,
     ComputeInline,
     ComputeRoot,
+    FollowFusedSplit,
     FollowSplit,
     Fuse,
     Pragma,
     Reorder,
+    Rfactor,
     Split,
     Step,
+    StorageAlign,
 )
 
 MAX_UNROLLED = 4
@@ -33,12 +37,14 @@ def wild_steps(dag: ComputeDAG, rng: np.random.Generator) -> tuple[Step, ...]:
     """Steps of every kind in a random order, then annotations."""
     state = State.initial(dag)
     moves: tuple[Callable[[State, int, np.random.Generator], Step | None], ...] = (
-        _split, _split, _split, _fuse, _reorder, _attach, _attach, _attach, _inline, _root, _cache, _follow
+        _split, _split, _split, _fuse, _reorder, _attach, _attach, _attach, _inline, _root, _cache, _follow,
+        _follow_fused, _factor, _factor, _copy, _copy, _align
     )  # fmt: skip
     for _ in range(int(rng.integers(0, 5 + 5 * len(dag.ops)))):
         stage_id = int(rng.integers(len(state.stages)))
-        if state.stages[stage_id].is_compute:
-            state = _tried(state, moves[int(rng.integers(len(moves)))](state, stage_id, rng))
+        move = moves[int(rng.integers(len(moves)))]
+        if state.stages[stage_id].is_compute or move is _copy:
+            state = _tried(state, move(state, stage_id, rng))
     for stage_id in range(len(state.stages)):
         if state.stages[stage_id].is_compute and not isinstance(state.stages[stage_id].location, Inlined):
             state = _annotated(state, stage_id, rng)
@@ -108,6 +114,37 @@ def _root(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
 
 def _cache(_state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
     return CacheWrite(stage_id, "local") if rng.random() < 0.5 else None
+
+
+def _follow_fused(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    splits = [number for number, step in enumerate(state.steps) if isinstance(step, Split)]
+    iters = state.stages[stage_id].iters
+    if not splits or not iters:
+        return None
+    sources = tuple(int(rng.choice(splits)) for _ in range(int(rng.integers(1, 3))))
+    loop, level = int(rng.integers(len(iters))), int(rng.integers(2))
+    return FollowFusedSplit(stage_id, loop, sources, level, bool(rng.integers(2)))
+
+
+def _factor(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    stage = state.stages[stage_id]
+    reducing = [index for index, loop in enumerate(stage.iters) if loop.kind is IterKind.REDUCTION]
+    rank = sum(loop.kind is IterKind.SPATIAL for loop in stage.iters)
+    return Rfactor(stage_id, int(rng.choice(reducing)), int(rng.integers(rank + 1))) if reducing else None
+
+
+def _copy(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    readers = state.dag.readers[stage_id]
+    if not readers or len(state.stages) > 12:
+        return None
+    some = tuple(sorted(int(i) for i in rng.choice(readers, int(rng.integers(1, len(readers) + 1)), replace=False)))
+    return CacheRead(stage_id, str(rng.choice(["shared", "local"])), some)
+
+
+def _align(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+    iters = state.stages[stage_id].iters
+    factor = int(rng.choice([1, 8, 16, 17]))
+    return StorageAlign(stage_id, int(rng.integers(len(iters))), factor, int(rng.integers(factor))) if iters else None
 
 
 def _annotated(state: State, stage_id: int, rng: np.random.Generator) -> State:

@@ -35,6 +35,12 @@ class CacheWrite(Step):
         except DefinitionError as error:
             raise ScheduleError(str(error)) from None
         fresh = {number: initial_stage(dag.ops[number]) for number in (self.stage, self.stage + 1)}
+        for index in range(len(fresh[self.stage + 1].iters), len(stage.iters)):
+            for inner in state.attached_at(self.stage, index):
+                raise ScheduleError(
+                    f"{stage.op.name}: cannot add a write cache: {state.stages[inner].op.name} is computed inside its "
+                    f"loop {stage.iters[index].name}, which the copy lacks; move that first"
+                )
         return _with_new_stage(state, dag, self.stage, fresh)
 
 

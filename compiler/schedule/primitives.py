@@ -1,0 +1,266 @@
+"""In: a state and what to transform. Out: the state after it, with handles of what is new.
+
+Always: the state given is left as it is; every function appends one step.
+
+A stage is given by its number, its name, the tensor it computes, or the operation; a loop by its number from the
+outermost, its name, or the `Iterator` that an earlier call returned. Handles stay valid when stages are added.
+Raises: every function raises ScheduleError naming the stage, the loop and the way out when the step does not fit.
+"""
+
+from collections.abc import Sequence
+
+from compiler.errors import ScheduleError
+from compiler.schedule.state import ANNOTATION_TEXT, Annotation, Iterator, Number, State
+from compiler.schedule.steps import (
+    Annotate,
+    CacheRead,
+    CacheWrite,
+    ComputeAt,
+    ComputeInline,
+    ComputeRoot,
+    FollowFusedSplit,
+    FollowSplit,
+    Fuse,
+    Pragma,
+    Reorder,
+    Rfactor,
+    Split,
+    StorageAlign,
+)
+from compiler.te.tensor import Operation, Tensor
+
+StageRef = int | str | Tensor | Operation
+LoopRef = int | str | Iterator
+
+_THREADS = {ANNOTATION_TEXT[kind]: kind for kind in Annotation if Annotation.VTHREAD <= kind <= Annotation.THREAD_Z}
+
+
+def stage_number(state: State, stage: StageRef) -> int:
+    """The number of a stage. A name that several stages have is refused."""
+    if isinstance(stage, int):
+        state.stage(stage)
+        return stage
+    nodes = state.dag.nodes
+    if isinstance(stage, str):
+        found = [number for number, node in enumerate(nodes) if node.op.name == stage]
+        found = found or [number for number, node in enumerate(nodes) if node.tensor.name == stage]
+    else:
+        found = [
+            number
+            for number, node in enumerate(nodes)
+            if node.tensor is stage or node.op is stage or node.tensor.op is stage
+        ]
+    if len(found) == 1:
+        return found[0]
+    name = stage if isinstance(stage, str) else stage.name
+    if found:
+        raise ScheduleError(f"the stages {', '.join(map(str, found))} are all called {name}; say which by its number")
+    raise ScheduleError(f"there is no stage {name}; stages: {', '.join(node.op.name for node in nodes)}")
+
+
+def loop_number(state: State, stage: StageRef, loop: LoopRef) -> int:
+    """The number of a loop within its stage."""
+    found = state.stage(stage_number(state, stage))
+    if isinstance(loop, int):
+        return loop
+    name = loop if isinstance(loop, str) else loop.name
+    for number, iterator in enumerate(found.iters):
+        if iterator.name == name:
+            return number
+    names = ", ".join(iterator.name for iterator in found.iters) or "none"
+    raise ScheduleError(f"{found.op.name}: there is no loop {name}; its loops: {names}")
+
+
+def _loops(state: State, stage: int, first: int, count: int) -> tuple[Iterator, ...]:
+    return state.stages[stage].iters[first : first + count]
+
+
+def split(
+    state: State, stage: StageRef, loop: LoopRef, lengths: Sequence[Number | None], inner_to_outer: bool = True
+) -> tuple[State, tuple[Iterator, ...]]:
+    """Tile a loop; returns its parts, outermost first.
+
+    `lengths` are the extents of all parts but the first, or but the last when `inner_to_outer` is False; None is a
+    tile size still to be chosen. A length that does not divide the extent leaves turns that are skipped.
+
+    before: for i in 512: body(i)
+    after (lengths 8, 2): for i.0 in 32: for i.1 in 8: for i.2 in 2: body((i.0 * 8 + i.1) * 2 + i.2)
+    """
+    number, at = stage_number(state, stage), loop_number(state, stage, loop)
+    known = state.stages[number].iters[at : at + 1]
+    extent = known[0].extent if known else None
+    after = state.apply(Split(number, at, extent if isinstance(extent, int) else 0, tuple(lengths), inner_to_outer))
+    return after, _loops(after, number, at, len(lengths) + 1)
+
+
+def follow_split(
+    state: State, stage: StageRef, loop: LoopRef, source_step: int, n_split: int
+) -> tuple[State, tuple[Iterator, ...]]:
+    """Tile a loop as step number `source_step` did, into `n_split` + 1 parts; the innermost one holds the rest.
+
+    before: step 0 split j by (2, 4, 8);  for i in 512: body(i)
+    after (n_split 2): for i.0: for i.1 in 2: for i.2 in 32: body(i)
+    """
+    number, at = stage_number(state, stage), loop_number(state, stage, loop)
+    after = state.apply(FollowSplit(number, at, source_step, n_split))
+    return after, _loops(after, number, at, n_split + 1)
+
+
+def follow_fused_split(
+    state: State, stage: StageRef, loop: LoopRef, source_steps: Sequence[int], level: int, by_factor: bool = True
+) -> tuple[State, tuple[Iterator, ...]]:
+    """Split a loop in two by the product of length number `level` of several earlier splits.
+
+    before: steps 0 and 1 split by (2, 4) and (8, 16);  for i in 512: body(i)
+    after (level 0): for i.0 in 32: for i.1 in 16: body(i)      with `by_factor` False: i.0 runs over 16, i.1 over 32
+    """
+    number, at = stage_number(state, stage), loop_number(state, stage, loop)
+    after = state.apply(FollowFusedSplit(number, at, tuple(source_steps), level, by_factor))
+    return after, _loops(after, number, at, 2)
+
+
+def fuse(state: State, stage: StageRef, loops: Sequence[LoopRef]) -> tuple[State, Iterator]:
+    """Make one loop of neighbouring ones. No loops at all: a loop of one turn around a stage without spatial loops.
+
+    before: for i in 8: for j in 16: body(i, j)
+    after:  for i@j@ in 128: body(i@j@ // 16, i@j@ % 16)
+    """
+    number = stage_number(state, stage)
+    at = tuple(loop_number(state, number, loop) for loop in loops)
+    after = state.apply(Fuse(number, at))
+    return after, after.stages[number].iters[at[0] if at else 0]
+
+
+def reorder(state: State, stage: StageRef, order: Sequence[LoopRef]) -> State:
+    """Permute the loops; every loop is named once, outermost first.
+
+    before: for i: for j: for k: body      after (i, k, j): for i: for k: for j: body
+    """
+    number = stage_number(state, stage)
+    return state.apply(Reorder(number, tuple(loop_number(state, number, loop) for loop in order)))
+
+
+def _annotated(state: State, stage: StageRef, loop: LoopRef, annotation: Annotation) -> tuple[State, Iterator]:
+    number, at = stage_number(state, stage), loop_number(state, stage, loop)
+    after = state.apply(Annotate(number, at, int(annotation)))
+    return after, after.stages[number].iters[at]
+
+
+def parallel(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
+    """Run the turns of an outermost loop on several threads.
+
+    before: for i: body(i)      after: parallel i: body(i)
+    """
+    return _annotated(state, stage, loop, Annotation.PARALLEL)
+
+
+def vectorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
+    """Run the turns of a spatial loop in the lanes of a vector.
+
+    before: for j in 16: body(j)      after: vectorize j in 16: body(j)
+    """
+    return _annotated(state, stage, loop, Annotation.VECTORIZE)
+
+
+def unroll(state: State, stage: StageRef, loop: LoopRef, max_unroll: int = -1) -> tuple[State, Iterator]:
+    """Replace a loop by its copies, unless it is known to be longer than `max_unroll` (-1: whatever its length).
+
+    before: for j in 4: body(j)      after: body(0); body(1); body(2); body(3)
+    """
+    number, at = stage_number(state, stage), loop_number(state, stage, loop)
+    extent = state.stages[number].iters[at].extent if at < len(state.stages[number].iters) else None
+    if max_unroll != -1 and isinstance(extent, int) and extent > max_unroll:
+        return state, state.stages[number].iters[at]
+    return _annotated(state, number, at, Annotation.UNROLL)
+
+
+def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[State, Iterator]:
+    """Run the turns of a loop on GPU threads: `thread` is blockIdx.x, threadIdx.y, vthread, …
+
+    Code generation for a CPU refuses such a loop.
+    before: for i: body(i)      after: threadIdx.x i: body(i)
+    """
+    if thread not in _THREADS:
+        raise ScheduleError(f"there is no thread {thread!r} to bind a loop to; known: {', '.join(_THREADS)}")
+    return _annotated(state, stage, loop, _THREADS[thread])
+
+
+def pragma(state: State, stage: StageRef, loop: LoopRef, text: str) -> State:
+    """Advise the code generator: `auto_unroll_max_step$N` unrolls reduction loops of up to N vector operations.
+
+    before: for k in 4: body(k)      after (N 64): body(0); body(1); body(2); body(3)
+    """
+    return state.apply(Pragma(stage_number(state, stage), loop_number(state, stage, loop), text))
+
+
+def storage_align(state: State, stage: StageRef, loop: LoopRef, factor: int, offset: int) -> State:
+    """Pad the stage's buffer: a step along the loop's axis moves a multiple of `factor`, plus `offset`, elements.
+
+    before: C is 32 x 64, C[i, j] at i * 64 + j      after (i, 16, 4): C[i, j] at i * 68 + j
+    """
+    number = stage_number(state, stage)
+    return state.apply(StorageAlign(number, loop_number(state, number, loop), factor, offset))
+
+
+def compute_at(state: State, stage: StageRef, target: StageRef, loop: LoopRef) -> State:
+    """Compute a stage inside a loop of a stage that reads it, only the part that one turn of the loop needs.
+
+    before: for i: B[i] = f(i)            after (C, i): for i:
+            for i: for j: C[i, j] = B[i]                    b = f(i)
+                                                            for j: C[i, j] = b
+    """
+    inside = stage_number(state, target)
+    return state.apply(ComputeAt(stage_number(state, stage), inside, loop_number(state, inside, loop)))
+
+
+def compute_inline(state: State, stage: StageRef) -> State:
+    """Compute an elementwise stage wherever it is read.
+
+    before: B[i] = A[i] + 1; C[i] = B[i] * 2      after: C[i] = (A[i] + 1) * 2
+    """
+    return state.apply(ComputeInline(stage_number(state, stage)))
+
+
+def compute_root(state: State, stage: StageRef) -> State:
+    """Give a stage a loop nest of its own again; undoes `compute_at` and `compute_inline`.
+
+    before: for i: b = f(i); C[i] = b      after: for i: B[i] = f(i)
+                                                  for i: C[i] = B[i]
+    """
+    return state.apply(ComputeRoot(stage_number(state, stage)))
+
+
+def cache_read(state: State, stage: StageRef, scope: str, readers: Sequence[StageRef]) -> tuple[State, Tensor]:
+    """Copy a tensor into a buffer that `readers` read instead; returns the buffer's tensor.
+
+    The copy is the stage after the tensor's, named `<tensor>.<scope>`, with loops ax0, ax1, …
+    before: C[i] = f(A[i])      after: for ax0: A.local[ax0] = A[ax0]
+                                       for i: C[i] = f(A.local[i])
+    """
+    number = stage_number(state, stage)
+    after = state.apply(CacheRead(number, scope, tuple(stage_number(state, reader) for reader in readers)))
+    return after, after.dag.nodes[number + 1].tensor
+
+
+def cache_write(state: State, stage: StageRef, scope: str = "local") -> tuple[State, Tensor]:
+    """Compute a stage into a buffer first and copy it from there; returns the buffer's tensor.
+
+    The buffer is computed by the stage before, named `<stage>.<scope>`, with loops i_c, j_c, …
+    before: for i: C[i] = f(i)      after: for i_c: C.local[i_c] = f(i_c)
+                                           for i: C[i] = C.local[i]
+    """
+    number = stage_number(state, stage)
+    after = state.apply(CacheWrite(number, scope))
+    return after, after.dag.nodes[number].tensor
+
+
+def rfactor(state: State, stage: StageRef, loop: LoopRef, factor_iter: int) -> tuple[State, Tensor]:
+    """Reduce in two steps: the reduction loop becomes axis number `factor_iter` of a first result, which is returned.
+
+    before: for i: for k.0: for k.1: C[i] += A[i, k.0 * 16 + k.1]
+    after:  for i: for k_0: for k_1: C.rf[i, k_0] += A[i, k_0 * 16 + k_1]
+            for ax0: for k_0_v: C.repl[ax0] += C.rf[ax0, k_0_v]
+    """
+    number = stage_number(state, stage)
+    after = state.apply(Rfactor(number, loop_number(state, number, loop), factor_iter))
+    return after, after.dag.nodes[number].tensor

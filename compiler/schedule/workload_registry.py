@@ -1,0 +1,156 @@
+"""In: functions that define computations, or their tensors. Out: keys that name a computation in records and processes.
+
+Always: one registry a process. A key is the JSON text `[name, arguments …]` of a registered function, or any text
+under which tensors were registered.
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from compiler.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
+from compiler.te.compute import placeholder
+from compiler.te.tensor import Tensor
+
+Workload = Callable[..., Any]
+Entry = Workload | tuple[Tensor, ...]
+F = TypeVar("F", bound=Workload)
+
+_TENSOR = "TENSOR"
+_REGISTRY: dict[str, Entry] = {}
+
+
+@overload
+def register_workload(name: F, function: None = None, override: bool = False) -> F: ...
+@overload
+def register_workload(name: str, function: None = None, override: bool = False) -> Callable[[F], F]: ...
+@overload
+def register_workload(name: str, function: F, override: bool = False) -> F: ...
+def register_workload(name: Any, function: Any = None, override: bool = False) -> Any:
+    """Register a function that returns the input and output tensors of a computation.
+
+    Used as `@register_workload`, as `@register_workload("name")`, or as `register_workload("name", function)`; without
+    a name the function's own is taken. Returns the function.
+    Raises: DuplicateWorkloadError when the name is taken, unless `override`.
+    """
+    if callable(name):
+        return _registered(name.__name__, name, override)
+    if function is not None:
+        return _registered(name, function, override)
+    return lambda decorated: _registered(name, decorated, override)
+
+
+def _registered(name: str, function: F, override: bool) -> F:
+    if name in _REGISTRY and not override:
+        raise DuplicateWorkloadError(f"the workload {name} is registered already; use another name, or override it")
+    _REGISTRY[name] = function
+    return function
+
+
+def register_workload_tensors(key: str, tensors: Sequence[Tensor], override: bool = True) -> str:
+    """Register the input and output tensors of a computation under `key`, which is returned.
+
+    Raises: DuplicateWorkloadError when the key is taken and `override` is False.
+    """
+    if key in _REGISTRY and not override:
+        raise DuplicateWorkloadError(f"the workload {key} is registered already; use another key, or override it")
+    _REGISTRY[key] = tuple(tensors)
+    return key
+
+
+def make_workload_key(workload: Workload | str, args: Sequence[Any]) -> str:
+    """The key of a registered function, or its name, with arguments: JSON text.
+
+    Arguments are numbers, texts, None, tensors (only shape and type count) and sequences of these.
+    Raises: UnregisteredWorkloadError for an unknown function, or an argument of another type.
+    """
+    if callable(workload):
+        names = [name for name, entry in _REGISTRY.items() if entry is workload]
+        name = names[0] if names else getattr(workload, "__name__", repr(workload))
+    else:
+        name = workload
+    if not callable(_REGISTRY.get(name)) or (callable(workload) and _REGISTRY[name] is not workload):
+        raise UnregisteredWorkloadError(f"the workload {name} is not registered; decorate it with @register_workload")
+    return json.dumps([name, *(_encoded(argument) for argument in args)])
+
+
+def _encoded(argument: Any) -> Any:
+    if argument is None or isinstance(argument, (bool, int, float, str)):
+        return argument
+    if isinstance(argument, Tensor):
+        return [_TENSOR, list(argument.shape), argument.dtype]
+    if isinstance(argument, (list, tuple)):
+        return [_encoded(item) for item in argument]
+    raise UnregisteredWorkloadError(
+        f"the workload argument {argument!r} cannot be part of a key; use numbers, texts, tensors or lists"
+    )
+
+
+def _decoded(argument: Any) -> Any:
+    if not isinstance(argument, list):
+        return argument
+    if len(argument) == 3 and argument[0] == _TENSOR:
+        return placeholder(argument[1], argument[2])
+    return tuple(_decoded(item) for item in argument)
+
+
+def workload_key_to_tensors(key: str) -> list[Tensor]:
+    """The input and output tensors of a key.
+
+    Raises: UnknownWorkloadError when neither the key nor the function it names is registered.
+    """
+    entry = _REGISTRY.get(key)
+    if entry is None:
+        name, args = _parsed(key)
+        entry = _REGISTRY.get(name) if name is not None else None
+        if not callable(entry):
+            raise UnknownWorkloadError(f"the workload {key} is not registered in this process")
+        return list(entry(*args))
+    return list(entry()) if callable(entry) else list(entry)
+
+
+def _parsed(key: str) -> tuple[str | None, tuple[Any, ...]]:
+    try:
+        decoded = json.loads(key)
+    except json.JSONDecodeError:
+        return None, ()
+    if not isinstance(decoded, list) or not decoded or not isinstance(decoded[0], str):
+        return None, ()
+    return decoded[0], tuple(_decoded(argument) for argument in decoded[1:])
+
+
+def is_registered(key: str) -> bool:
+    """Whether `workload_key_to_tensors` knows the key, or the function it names."""
+    return key in _REGISTRY or _parsed(key)[0] in _REGISTRY
+
+
+def serialize_workload_registry_entry(key: str) -> tuple[str, Workload | bytes]:
+    """The entry of a key in a form that another process takes: a function itself, or pickled tensors.
+
+    Raises: UnknownWorkloadError when the key is not registered.
+    """
+    name = key if key in _REGISTRY else _parsed(key)[0]
+    if name is None or name not in _REGISTRY:
+        raise UnknownWorkloadError(f"the workload {key} is not registered in this process")
+    entry = _REGISTRY[name]
+    return name, entry if callable(entry) else pickle.dumps(entry)
+
+
+def deserialize_workload_registry_entry(data: tuple[str, Workload | bytes]) -> None:
+    """Register what `serialize_workload_registry_entry` made; an entry that is there already is kept."""
+    name, entry = data
+    if name not in _REGISTRY:
+        _REGISTRY[name] = pickle.loads(entry) if isinstance(entry, bytes) else entry
+
+
+def save_workload_registry(path: Path) -> None:
+    """Write the whole registry to a file. Functions are saved by name, so they must be importable."""
+    path.write_bytes(pickle.dumps([serialize_workload_registry_entry(name) for name in _REGISTRY]))
+
+
+def load_workload_registry(path: Path) -> None:
+    """Add the entries of a saved registry to this one; entries that are there already are kept."""
+    for entry in pickle.loads(path.read_bytes()):
+        deserialize_workload_registry_entry(entry)
