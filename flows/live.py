@@ -23,7 +23,6 @@ from flows.progress import (
     RunOpened,
     TaskStopped,
     duration,
-    milliseconds,
 )
 
 
@@ -76,7 +75,7 @@ class LiveView:
                 self._rows[event.index] = event.row
                 self._active = None
                 self._footer = (
-                    f"round {event.round}  trials {event.trials}  network {milliseconds(event.latency)}  "
+                    f"round {event.round}  trials {event.trials}  network {event.estimate}  "
                     f"elapsed {duration(event.elapsed)}  left {duration(event.seconds_left)}"
                 )
             case TaskStopped():

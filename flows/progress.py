@@ -67,8 +67,8 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """A round is stored and learned. `latency` is the estimated network latency and `seconds_left` the time left,
-    both in seconds.
+    """A round is stored and learned. `latency` is the estimated network latency, of the tasks with a time, all of
+    them if `is_complete`, and `seconds_left` the time left, both in seconds.
     """
 
     index: int
@@ -79,6 +79,7 @@ class RoundDone:
     trials_limit: int | None
     elapsed: float
     latency: float
+    is_complete: bool
     seconds_left: float | None
 
     @classmethod
@@ -92,7 +93,8 @@ class RoundDone:
             tuning.trials,
             budget.trials,
             tuning.elapsed,
-            tuning.latency,
+            tuning.latency_so_far,
+            math.isfinite(tuning.latency),
             budget.seconds_left(tuning.trials, tuning.elapsed),
         )
 
@@ -101,9 +103,13 @@ class RoundDone:
         failed = f" ({self.failed} failed)" if self.failed else ""
         return (
             f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, "
-            f"best {self.row.gflops:.1f} GFLOP/s, network {milliseconds(self.latency)}, "
-            f"left {duration(self.seconds_left)}"
+            f"best {self.row.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"
         )
+
+    @property
+    def estimate(self) -> str:
+        """The network's latency for people; while some tasks have no time yet, the others' with a `>`."""
+        return f"{'' if self.is_complete else '> '}{milliseconds(self.latency)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,11 @@ class Tuning:
         return network_latency([task.state for task in self.tasks])
 
     @property
+    def latency_so_far(self) -> float:
+        """The part of `latency` that is known, in seconds: a lower bound while some tasks have no time yet."""
+        return network_latency([task.state for task in self.tasks if math.isfinite(task.state.best_seconds)])
+
+    @property
     def round_seconds(self) -> float:
         """How long a round takes on average; 0 before the first."""
         return self.elapsed / self.rounds if self.rounds else 0.0

@@ -3,6 +3,7 @@
 import io
 import logging
 import math
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -13,13 +14,17 @@ from flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, Ta
 ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
 TUNED = TaskRow("conv2d_3x3", "key", 4, 2e9, 1, 64, 0.1, 0.01, "")
 OPENED = RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, (ROW,))
-DONE = RoundDone(0, TUNED, 1, 2, 64, 200, 8.0, 0.04, 17.0)
+DONE = RoundDone(0, TUNED, 1, 2, 64, 200, 8.0, 0.04, True, 17.0)
 
 
 def test_the_line_of_a_round_says_all_that_matters() -> None:
     line = str(DONE)
     for word in ("conv2d_3x3", "64/200", "2 failed", "200.0 GFLOP/s", "40.000 ms", "left 17s"):
         assert word in line
+
+
+def test_a_latency_that_lacks_tasks_is_a_lower_bound() -> None:
+    assert "network > 40.000 ms" in str(replace(DONE, is_complete=False))
 
 
 def test_unknown_times_are_question_marks() -> None:

@@ -142,6 +142,7 @@ def test_the_latency_is_the_weighted_sum_and_unknown_until_all_tasks_have_one() 
     run = tuning()
     run.tell(0, one_round(run, 0))
     assert math.isinf(run.latency)
+    assert run.latency_so_far == run.row(0).best_seconds
     run.tell(1, one_round(run, 1))
     assert run.latency == pytest.approx(run.row(0).best_seconds + 3 * run.row(1).best_seconds)
 
