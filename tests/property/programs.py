@@ -13,14 +13,18 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Inlined, IterKind, Root, State
 from compiler.schedule.steps import (
     Annotate,
+    CacheRead,
     CacheWrite,
     ComputeAt,
     ComputeInline,
+    FollowFusedSplit,
     Fuse,
     Pragma,
     Reorder,
+    Rfactor,
     Split,
     Step,
+    StorageAlign,
 )
 from compiler.te.tensor import Tensor
 
@@ -123,14 +127,50 @@ def random_steps(dag: ComputeDAG, rng: np.random.Generator) -> tuple[Step, ...]:
         reducing = [i for i, stage in enumerate(state.stages) if stage.is_compute and stage.has_reduce_iter]
         if reducing:
             state = state.apply(CacheWrite(int(rng.choice(reducing)), "local"))
+    state = _factor(state, rng)
+    state = _cache_inputs(state, rng)
     for stage_id in reversed(range(len(state.stages))):
         if state.stages[stage_id].is_compute and isinstance(state.stages[stage_id].location, Root):
             state = _tile(state, stage_id, rng)
-            state = _attach(state, stage_id, rng)
+            state = _align(_attach(state, stage_id, rng), stage_id, rng)
     for stage_id, stage in enumerate(state.stages):
         if stage.is_compute and not isinstance(stage.location, Inlined):
             state = _annotate(state, stage_id, rng)
     return tuple(step for step in state.steps if isinstance(step, Step))
+
+
+def _factor(state: State, rng: np.random.Generator) -> State:
+    """One reduction in two steps, now and then."""
+    reducing = [i for i, stage in enumerate(state.stages) if stage.is_compute and stage.has_reduce_iter]
+    if not reducing or rng.random() < 0.7:
+        return state
+    stage_id = int(rng.choice(reducing))
+    stage = state.stages[stage_id]
+    loops = [i for i, it in enumerate(stage.iters) if it.kind is IterKind.REDUCTION]
+    loop, extent = int(rng.choice(loops)), stage.iters[loops[0]].extent
+    if isinstance(extent, int) and rng.random() < 0.7:
+        state = state.apply(Split(stage_id, loop, 0, (int(rng.integers(1, extent + 2)),)))
+        loop += int(rng.integers(2))
+    return state.apply(Rfactor(stage_id, loop, int(rng.integers(loops[0] + 1))))
+
+
+def _cache_inputs(state: State, rng: np.random.Generator) -> State:
+    """Copies of what some stages read, more often than not computed inside the reader."""
+    for stage_id in reversed(range(len(state.stages))):
+        readers = state.dag.readers[stage_id]
+        if readers and rng.random() < 0.25:
+            some = tuple(sorted(int(i) for i in rng.choice(readers, int(rng.integers(1, len(readers) + 1)), False)))
+            state = state.apply(CacheRead(stage_id, "local", some))
+    return state
+
+
+def _align(state: State, stage_id: int, rng: np.random.Generator) -> State:
+    if stage_id in state.dag.output_ids or rng.random() < 0.7:
+        return state
+    loops = [i for i, it in enumerate(state.stages[stage_id].iters) if it.kind is IterKind.SPATIAL]
+    factor = int(rng.choice([8, 16, 17]))
+    step = StorageAlign(stage_id, int(rng.choice(loops)), factor, int(rng.integers(factor))) if loops else None
+    return state if step is None else state.apply(step)
 
 
 def _tile(state: State, stage_id: int, rng: np.random.Generator) -> State:
@@ -141,6 +181,13 @@ def _tile(state: State, stage_id: int, rng: np.random.Generator) -> State:
         if isinstance(extent, int) and extent > 1:
             lengths = tuple(int(rng.integers(1, min(extent, 34) + 1)) for _ in range(int(rng.integers(1, 3))))
             state = state.apply(Split(stage_id, index, extent, lengths, bool(rng.random() < 0.8)))
+    splits = [number for number, step in enumerate(state.steps) if isinstance(step, Split)]
+    iters = state.stages[stage_id].iters
+    if splits and iters and rng.random() < 0.3:
+        sources = tuple(int(number) for number in rng.choice(splits, 2))
+        state = state.apply(
+            FollowFusedSplit(stage_id, int(rng.integers(len(iters))), sources, 0, bool(rng.integers(2)))
+        )
     iters = state.stages[stage_id].iters
     if rng.random() < 0.6:
         state = state.apply(Reorder(stage_id, tuple(int(i) for i in rng.permutation(len(iters)))))

@@ -83,8 +83,8 @@ def _follow(state: State, stage_id: int, rng: np.random.Generator) -> Step | Non
 
 def _fuse(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
     count = len(state.stages[stage_id].iters)
-    if count < 2:
-        return Fuse(stage_id, ()) if count == 0 else None
+    if count < 2 or rng.random() < 0.1:
+        return Fuse(stage_id, ())
     first = int(rng.integers(count - 1))
     return Fuse(stage_id, tuple(range(first, int(rng.integers(first + 2, min(count, first + 3) + 1)))))
 
@@ -150,7 +150,8 @@ def _align(state: State, stage_id: int, rng: np.random.Generator) -> Step | None
 def _annotated(state: State, stage_id: int, rng: np.random.Generator) -> State:
     bounds = infer_stage_bounds(state)
     stage = state.stages[stage_id]
-    spatial = [index for index, loop in enumerate(stage.iters) if loop.kind is IterKind.SPATIAL]
+    unordered = (IterKind.SPATIAL, IterKind.SPECIAL)
+    spatial = [index for index, loop in enumerate(stage.iters) if loop.kind in unordered]
     if spatial and rng.random() < 0.6:
         state = _tried(state, Annotate(stage_id, int(rng.choice(spatial[-2:])), Annotation.VECTORIZE))
     for index, extent in enumerate(bounds[stage_id].iter_extents):
