@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Figure, in_turn, parse
 from compiler import te
-from compiler.codegen.vector_math import FLOAT32
+from compiler.codegen.intrinsics import FLOAT32
 from compiler.driver.build import build_kernel
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.loader import load_kernels
@@ -32,6 +32,7 @@ Numpy = Callable[[Floats, Floats], object]
 
 COUNT = 1 << 20
 ROWS, COLUMNS = 128, 1000
+EXPONENT = np.float32(2.3)
 TURN_SECONDS = 0.03
 
 
@@ -54,6 +55,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "tanh": (-4, 4),
     "sigmoid": (-8, 8),
     "erf": (-3, 3),
+    "pow": (0, 10),
     "softmax": (-10, 10),
 }
 """What the arguments are drawn from, evenly."""
@@ -62,6 +64,7 @@ IN_NUMPY: Mapping[str, Numpy] = {
     "log": lambda x, out: np.log(x, out=out),
     "tanh": lambda x, out: np.tanh(x, out=out),
     "sigmoid": _sigmoid,
+    "pow": lambda x, out: np.power(x, EXPONENT, out=out),
     "softmax": _softmax,
 }
 EXACT: Mapping[str, Callable[[Floats], Floats]] = {
@@ -69,6 +72,7 @@ EXACT: Mapping[str, Callable[[Floats], Floats]] = {
     "log": np.log,
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "pow": lambda x: np.power(x, float(EXPONENT)),
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
 }
 
@@ -114,7 +118,8 @@ def _kernel(case: str, x: Floats) -> tuple[Callable[[], object], Floats]:
 
 
 def _map(name: str, source: Tensor) -> Tensor:
-    return te.compute(source.shape, lambda i: getattr(te, name)(source[i]), "y")
+    further = (float(EXPONENT),) if name == "pow" else ()
+    return te.compute(source.shape, lambda i: getattr(te, name)(source[i], *further), "y")
 
 
 def _softmax_of(source: Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 Always: one table from our names to LLVM's; float32 has functions of its own, and half-width floats go through it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from compiler.codegen.values import Emit, Value
-from compiler.codegen.vector_math import FLOAT32
+from compiler.codegen.vector_math import erf, exp, log, tanh
+from compiler.codegen.vector_pow import pow
 from compiler.errors import LoweringError
 
 _INTRINSICS = {
@@ -23,6 +24,8 @@ _INTRINSICS = {
     "abs": "fabs",
     "fma": "fma",
 }
+FLOAT32: dict[str, Callable[..., Value]] = {"exp": exp, "log": log, "tanh": tanh, "erf": erf, "pow": pow}
+"""Our own functions; without them LLVM calls libm lane by lane."""
 _LIBRARY = {"erf": {"float32": "erff", "float64": "erf"}}
 """libm functions that LLVM has no name for, by type."""
 _EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})

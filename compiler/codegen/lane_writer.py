@@ -77,6 +77,18 @@ class LaneWriter:
         """`then` in the lanes where the condition holds."""
         return self.emit(f"select {condition.typed}, {then.typed}, {otherwise.typed}", self.lanes, then.dtype)
 
+    def both(self, one: Value, other: Value) -> Value:
+        """Where both conditions hold."""
+        return self.binary("and", one, other)
+
+    def either(self, one: Value, other: Value) -> Value:
+        """Where one of the conditions holds."""
+        return self.binary("or", one, other)
+
+    def negate(self, condition: Value) -> Value:
+        """Where the condition does not hold."""
+        return self.emit(f"xor {condition.typed}, {literal(True, 'bool', self.lanes)}", self.lanes, "bool")
+
     def at_most(self, value: Value, limit: float) -> Value:
         """The value, or the limit if that is less; a NaN stays."""
         top = self.number(limit)

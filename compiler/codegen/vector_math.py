@@ -10,7 +10,6 @@ were rounded to float32 one after the other, each time refitting those left.
 """
 
 import math
-from collections.abc import Callable, Mapping
 
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.values import Emit, Value
@@ -142,12 +141,3 @@ def erf(emit: Emit, x: Value) -> Value:
     outer = write.sub(write.number(1.0), write.mul(fourth, fourth))
     chosen = write.choose(write.test("olt", size, write.number(1.0)), inner, outer)
     return write.with_sign(chosen, x)
-
-
-FLOAT32: Mapping[str, Callable[[Emit, Value], Value]] = {
-    "exp": exp,
-    "log": log,
-    "tanh": tanh,
-    "erf": erf,
-}
-"""By the names of the expression language."""

@@ -1,0 +1,93 @@
+"""In: float32 bases and exponents, scalars or vectors. Out: the instructions of their powers, at most 1 ulp off.
+
+Always: straight-line code; the special values of C's pow. It counts in float64, where 2**(y log2 |x|) needs no tricks:
+subnormal numbers are normal there, nothing overflows, and the result is rounded to float32 once.
+
+The coefficients make the largest relative error smallest, as those of vector_math.
+"""
+
+import math
+
+from compiler.codegen.lane_writer import LaneWriter
+from compiler.codegen.types import llvm_type
+from compiler.codegen.values import Emit, Value
+
+_MANTISSA_BITS = 52
+_MANTISSA_MASK = (1 << _MANTISSA_BITS) - 1
+_BIAS = 1023
+_ONE_BITS = _BIAS << _MANTISSA_BITS
+_ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
+"""The bits of sqrt(1/2), where the reduced argument of the logarithm begins."""
+_WHOLE_BITS = 0x4330000000000000
+"""The bits of 2**52: with a small whole number in the lowest bits, 2**52 plus that number."""
+_ROUNDER = 1.5 * 2.0**52
+"""Added to a small number it leaves the nearest whole number in the low bits of the sum."""
+_MOST = 200.0
+"""2 to this power overflows float32, and to its negative is zero."""
+
+_LOG2 = (2.885390081790084, 0.9617966733369807, 0.5770835862279824, 0.4116726313837382, 0.3407318892480985)
+"""log2((1 + s) / (1 - s)) / s in powers of s**2 for sqrt(1/2) <= (1 + s) / (1 - s) <= sqrt(2), to 2**-37."""
+_EXP2 = (
+    1.0,
+    0.6931472028550657,
+    0.2402264791362875,
+    0.0555033247112598,
+    0.00961843735766928,
+    0.0013398874414147037,
+    0.00015353361908984652,
+)
+"""2**r for |r| <= 1/2, to 2**-28."""
+
+
+def pow(emit: Emit, base: Value, exponent: Value) -> Value:
+    """2**(y log2 |x|), negative for an odd y of a negative x."""
+    write = LaneWriter(emit, base.lanes)
+    size = write.magnitude(base)
+    one, zero = write.number(1.0), write.number(0.0)
+    power = _two_to(emit, _log2(emit, size), exponent)
+    # Whatever the other operand is, a NaN or infinity too.
+    no_power = write.either(write.test("oeq", size, one), write.test("oeq", exponent, zero))
+    result = write.choose(no_power, one, power)
+    # An even number, an odd one, or none: halving tells them apart, infinities are even.
+    half = write.mul(exponent, write.number(0.5))
+    fraction = write.test("une", write.call("floor", exponent), exponent)
+    uneven = write.test("une", write.call("floor", half), half)
+    result = write.choose(write.both(uneven, write.negate(fraction)), write.with_sign(result, base), result)
+    finite = write.test("olt", size, write.number(math.inf))
+    undefined = write.both(fraction, write.both(finite, write.test("olt", base, zero)))
+    return write.choose(undefined, write.number(math.nan), result)
+
+
+def _widened(emit: Emit, value: Value) -> Value:
+    return emit(f"fpext {value.typed} to {llvm_type('float64', value.lanes)}", value.lanes, "float64")
+
+
+def _log2(emit: Emit, size: Value) -> Value:
+    """k + log2(m) in float64 with size = 2**k m, which is not negative; log2(m) by the series of atanh."""
+    write = LaneWriter(emit, size.lanes, "float64")
+    wide = _widened(emit, size)
+    offset = write.binary("add", write.bits(wide), write.whole(_ONE_BITS - _ROOT_HALF_BITS))
+    power = write.binary("lshr", offset, write.whole(_MANTISSA_BITS))
+    count = write.sub(
+        write.from_bits(write.binary("or", power, write.whole(_WHOLE_BITS))), write.number(2.0**52 + _BIAS)
+    )
+    mantissa = write.binary("and", offset, write.whole(_MANTISSA_MASK))
+    reduced = write.from_bits(write.binary("add", mantissa, write.whole(_ROOT_HALF_BITS)))
+    one = write.number(1.0)
+    ratio = write.div(write.sub(reduced, one), write.add(reduced, one))
+    result = write.fma(ratio, write.polynomial(write.mul(ratio, ratio), _LOG2), count)
+    result = write.choose(write.test("olt", wide, write.number(math.inf)), result, wide)
+    return write.choose(write.test("oeq", wide, write.number(0.0)), write.number(-math.inf), result)
+
+
+def _two_to(emit: Emit, logarithm: Value, exponent: Value) -> Value:
+    """2**(logarithm * exponent), rounded to float32."""
+    write = LaneWriter(emit, logarithm.lanes, "float64")
+    total = write.mul(logarithm, _widened(emit, exponent))
+    total = write.at_least(write.at_most(total, _MOST), -_MOST)
+    shifted = write.add(total, write.number(_ROUNDER))
+    rest = write.sub(total, write.sub(shifted, write.number(_ROUNDER)))
+    scale = write.binary("shl", write.bits(shifted), write.whole(_MANTISSA_BITS))
+    scale = write.from_bits(write.binary("add", scale, write.whole(_ONE_BITS)))
+    wide = write.mul(write.polynomial(rest, _EXP2), scale)
+    return emit(f"fptrunc {wide.typed} to {llvm_type('float32', wide.lanes)}", wide.lanes, "float32")
