@@ -87,7 +87,7 @@ def refuse_attached(state: State, stage_id: int, action: str) -> None:
 
 
 def refuse_annotated(stage: Stage, action: str) -> None:
-    """Check that the stage's loops are not annotated and its buffer is not aligned.
+    """Check that the stage carries no annotation, unroll limit or alignment that starting anew would drop.
 
     Raises: ScheduleError that names the loop.
     """
@@ -96,6 +96,8 @@ def refuse_annotated(stage: Stage, action: str) -> None:
             raise ScheduleError(
                 f"{stage.op.name}: cannot {action}: its loop {iterator.name} is annotated; annotate afterwards"
             )
+    if not (isinstance(stage.unroll_limit, int) and stage.unroll_limit == 0):
+        raise ScheduleError(f"{stage.op.name}: cannot {action}: it has an unroll limit; set that afterwards")
     if stage.alignment is not None:
         raise ScheduleError(f"{stage.op.name}: cannot {action}: its storage is aligned; align it afterwards")
 

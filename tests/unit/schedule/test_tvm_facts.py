@@ -384,3 +384,62 @@ def test_h2_a_record_recovers_graph_and_state(family: str) -> None:
     recovered = ComputeDAG(workload_key_to_tensors(found))
     assert str(recovered) == str(dag)
     assert str(replay(recovered, load_steps(steps))) == str(state)
+
+
+def _derived(text: str, dag: ComputeDAG | None = None) -> State:
+    return replay(dag or matmul(), load_steps(text))
+
+
+def test_appendix_a_cpu_tile_below_a_cache_write() -> None:
+    text = (
+        '[["CHW",2,"local"],["SP",2,0,512,[4,8,2],1],["SP",2,4,512,[2,4,8],1],["SP",2,8,512,[16],1],'
+        '["RE",2,[0,4,1,5,8,2,6,9,3,7]],["FSP",3,0,1,%d],["FSP",3,%d,2,%d],["RE",3,%s],["CA",2,3,%d]]'
+    )
+    one = infer_bounds(_derived(text % (1, 2, 1, "[0,2,1,3]", 1)))
+    assert [op.name for op in one.dag.ops] == ["A", "B", "C.local", "C"]
+    assert extents(one, "C") == [8, 8, 64, 64]
+    assert extents(one, "C.local") == [1, 1, 4, 2, 32, 8, 4, 16, 2, 8]
+    two = infer_bounds(_derived(text % (2, 3, 2, "[0,3,1,4,2,5]", 3)))
+    assert extents(two, "C") == [8, 8, 4, 2, 16, 32]
+    assert extents(two, "C.local") == [1, 1, 1, 1, 32, 8, 4, 16, 2, 8]
+
+
+def test_appendix_a_factored_reductions() -> None:
+    for iterator in (2, 3):
+        state = _derived(f'[["SP",2,2,512,[16],1],["RF",2,{iterator},2],["RE",2,[0,1,3,2]]]', matmul(8, 8, 512))
+        factored, rest = (32, 16) if iterator == 2 else (16, 32)
+        assert extents(state, "C.rf") == [8, 8, rest, factored]
+
+
+def test_appendix_a_gpu_program_of_thirteen_steps() -> None:
+    state = _derived(
+        '[["CHW",2,"local"],["SP",2,0,512,[1,16,2,1],1],["SP",2,5,512,[2,8,1,2],1],["SP",2,10,512,[4,2],1],'
+        '["RE",2,[0,5,1,6,2,7,10,11,3,8,12,4,9]],["FSP",3,0,1,3],["FSP",3,4,2,3],["RE",3,[0,4,1,5,2,6,3,7]],'
+        '["CA",2,3,5],["CHR",1,"shared",[2]],["CA",2,3,6],["CHR",0,"shared",[3]],["CA",1,4,6]]'
+    )
+    assert len(state.steps) == 13
+    assert [op.name for op in state.dag.ops] == ["A", "A.shared", "B", "B.shared", "C.local", "C"]
+    assert [state.stages[number].location for number in (1, 3, 4)] == [
+        Attached(4, 6),
+        Attached(4, 6),
+        Attached(5, 5),
+    ]
+    bounds = infer_bounds(state)
+    assert extents(bounds, "C") == [16, 16, 1, 2, 16, 8, 2, 2]
+    assert extents(bounds, "A.shared") == [2, 8]
+    assert extents(bounds, "B.shared") == [8, 2]
+    state = replay(
+        matmul(),
+        [
+            *(step for step in state.steps if isinstance(step, Step)),
+            *load_steps(
+                '[["FU",5,[0,1]],["AN",5,0,5],["FU",5,[1,2]],["AN",5,1,4],["FU",5,[2,3]],["AN",5,2,6],'
+                '["FU",3,[0,1]],["SP",3,0,0,[1],1],["AN",3,1,2],["FFSP",3,0,[1,2],1,1],["AN",3,1,6]]'
+            ),
+        ],
+    )
+    bounds = infer_bounds(state)
+    assert [it.name for it in bounds.stages[5].iters[:3]] == ["i.0@j.0@", "i.1@j.1@", "i.2@j.2@"]
+    assert state.stages[4].location == Attached(5, 2)
+    assert extents(bounds, "B.shared") == [1, 16, 1]
+    assert "blockIdx.x i.0@j.0@ (0,256)" in str(bounds)
