@@ -119,7 +119,9 @@ def isnan(value: Expr) -> Expr:
 
 
 def pow(base: Expr, exponent: Operand) -> Expr:
-    """`base` to the power `exponent`."""
+    """`base` to the power `exponent`; a square is a product."""
+    if not isinstance(exponent, Expr) and exponent == 2:
+        return base * base
     return ir.Call("pow", (base, ir.as_expr(exponent, base.dtype)), base.dtype)
 
 

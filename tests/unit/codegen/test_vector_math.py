@@ -70,7 +70,7 @@ REFERENCES: dict[str, Function] = {
     "erf": erf,
     "rsqrt": lambda x: 1 / np.sqrt(x),
 }
-MEASURED_ULP = {"exp": 1.1, "log": 1.5, "tanh": 3.0, "sigmoid": 3.0, "erf": 2.5, "rsqrt": 1.5}
+MEASURED_ULP = {"exp": 1.1, "log": 1.0, "tanh": 2.6, "sigmoid": 2.5, "erf": 2.5, "rsqrt": 1.5}
 """What the functions keep to today; they promise four."""
 
 

@@ -99,3 +99,8 @@ def test_float16_powers() -> None:
     base, exponent = rng.uniform(0.1, 4, 999).astype(np.float16), rng.uniform(-3, 3, 999).astype(np.float16)
     expected = np.power(base.astype(np.float64), exponent.astype(np.float64)).astype(np.float16)
     np.testing.assert_allclose(power(base, exponent, "float16"), expected, rtol=1e-3)
+
+
+def test_a_square_is_a_product() -> None:
+    x = te.placeholder((3,), name="x")
+    assert te.pow(x[0], 2) == x[0] * x[0]
