@@ -9,6 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler import te
+from compiler.codegen.cpu import compile_module
+from compiler.codegen.intrinsics import call_instruction
+from compiler.codegen.types import llvm_type
+from compiler.codegen.values import Value
 from compiler.driver.build import build_kernel
 from compiler.runtime.buffers import FencedArray
 from compiler.runtime.loader import load_kernels
@@ -182,3 +186,19 @@ def test_float16_is_rounded_from_float32(name: str) -> None:
     steps = np.abs(got[finite].view(np.int16).astype(int) - expected[finite].view(np.int16).astype(int))
     assert steps.max() <= 1
     assert (steps > 0).mean() < 1e-3
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 16])
+@pytest.mark.parametrize("name", [*REFERENCES, "sqrt"])
+def test_bfloat16_becomes_valid_code(name: str, lanes: int) -> None:
+    """NumPy has no such type to compute with: the code is compiled, not run."""
+    lines: list[str] = []
+
+    def emit(instruction: str, lanes: int, dtype: str) -> Value:
+        lines.append(f"  %v{len(lines)} = {instruction}")
+        return Value(f"%v{len(lines) - 1}", lanes, dtype)
+
+    result = call_instruction(emit, name, [Value("%x", lanes, "bfloat16")], "bfloat16")
+    kind = llvm_type("bfloat16", lanes)
+    function = [f"define {kind} @f({kind} %x) {{", *lines, f"  ret {result.typed}", "}"]
+    assert compile_module("\n".join(function), Target.host())
