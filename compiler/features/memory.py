@@ -57,7 +57,9 @@ def allocation_columns(nest: Nest, written: Touch) -> Columns:
     for extent in nest.source.write.shape:
         elements = elements * column(extent, nest.count)
     times = nest.outer[nest.depth - nest.source.own]
-    whole = float(np.prod(np.array(written.tensor.shape, dtype=np.float64)))
+    whole = np.ones(nest.count)
+    for extent in nest.source.op.shape if nest.source.whole is None else nest.source.whole:
+        whole = whole * column(extent, nest.count)
     yield "alloc_size", elements * written.element_bytes
     yield "alloc_prod", elements * times
     yield "alloc_outer_prod", times

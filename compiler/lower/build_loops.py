@@ -58,6 +58,8 @@ class _Loop:
 
 class _Builder:
     def __init__(self, state: State) -> None:
+        if any(stage.family is not None for stage in state.stages):
+            raise LoweringError("one program is lowered at a time; pick its tile sizes first")
         self.state = state
         self.bounds = infer_stage_bounds(state)
         every = (loop for found in self.bounds.values() for loop in found.own)

@@ -9,7 +9,7 @@ of this loop reads; its buffer has the shape of that region. Loops that were fus
 from.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,16 +23,18 @@ from compiler.schedule.relations import loop_sizes, part_stride
 from compiler.schedule.state import (
     Annotation,
     Attached,
+    Family,
     FuseRelation,
     Inlined,
     Iterator,
     IterKind,
     Number,
+    Relation,
     SplitRelation,
     Stage,
     State,
 )
-from compiler.te.tensor import ComputeOp, Reduce, Tensor, TensorRead
+from compiler.te.tensor import Axis, ComputeOp, Reduce, Tensor, TensorRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Access:
 @dataclass(frozen=True, slots=True, eq=False)
 class StageNest:
     """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages
-    it stands in.
+    it stands in. `whole` is the shape of the stage's whole result; None: the operation's.
     """
 
     stage: int
@@ -71,6 +73,7 @@ class StageNest:
     reads: tuple[Access, ...]
     ops: OpCounts
     attached: bool
+    whole: tuple[Number, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +100,7 @@ class StageBounds:
     local: Mapping[Expr, Linear]
     iter_extents: tuple[Number, ...]
     sizes: Mapping[str, Number]
+    family: Family | None
 
 
 def inline_body(state: State, stage_id: int) -> Expr:
@@ -142,7 +146,7 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
             outer = _loops_around(state, bounds, stage.location)
             region = _region_read(state, bounds, extents, stage_id, {loop.key for loop in outer})
         else:
-            region = Region(tuple(Linear() for _ in stage.op.axes), stage.op.shape)
+            region = Region(tuple(Linear() for _ in stage.op.axes), stage.shape)
         bounds[stage_id] = _stage_bounds(stage_id, stage, stage.op, region, outer)
         for loop in bounds[stage_id].own:
             extents[loop.key] = loop.extent
@@ -194,7 +198,8 @@ def _nest(
     )
     counts = count_operations(source, body.combiner if isinstance(body, Reduce) else None)
     attached = isinstance(stage.location, Attached)
-    return StageNest(stage_id, op, (*found.outer, *found.own), len(found.own), write, tuple(reads), counts, attached)
+    loops = (*found.outer, *found.own)
+    return StageNest(stage_id, op, loops, len(found.own), write, tuple(reads), counts, attached, stage.shape)
 
 
 def _read_access(state: State, bounds: Mapping[int, StageBounds], tensor: Tensor, index: tuple[Linear, ...]) -> Access:
@@ -203,7 +208,7 @@ def _read_access(state: State, bounds: Mapping[int, StageBounds], tensor: Tensor
         region = bounds[producer].region
         index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
         return Access(tensor, region.extents, index, False)
-    return Access(tensor, tensor.shape, index, False)
+    return Access(tensor, state.stages[producer].shape, index, False)
 
 
 def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
@@ -211,6 +216,12 @@ def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
     values = dict(bounds.local)
     for axis, low in zip(op.axes, bounds.region.mins, strict=True):
         values[axis] = values[axis] + low
+    if bounds.family is not None:
+        forms = {axis.name: form for axis, form in values.items() if isinstance(axis, Axis)}
+        forms.update(_unsplit(bounds.family.relations, bounds.family.sizes, forms.__getitem__))
+        for axis in bounds.family.derived:
+            hull = Linear(0, {}, bounds.family.sizes[axis.name] - 1, False)
+            values[axis] = forms.get(axis.name) or hull
     return values
 
 
@@ -263,7 +274,7 @@ def _region_read(
         raise ScheduleError(f"{tensor.name}: nothing inside the loop it is computed in reads it")
     regions = [
         _clipped(low, reach, full)
-        for low, reach, full in zip(mins, highs, tensor.shape, strict=True)
+        for low, reach, full in zip(mins, highs, state.stages[stage_id].shape, strict=True)
         if low is not None
     ]
     return Region(tuple(low for low, _ in regions), tuple(extent for _, extent in regions))
@@ -305,10 +316,10 @@ def _number(value: np.ndarray | np.integer | int) -> Number:
     return value if isinstance(value, np.ndarray) and value.ndim else int(value)
 
 
-def _clipped(low: Linear, reach: Number, full: int) -> tuple[Linear, Number]:
+def _clipped(low: Linear, reach: Number, full: Number) -> tuple[Linear, Number]:
     """The region within the tensor; one as large as the tensor starts at 0 whatever the loops."""
     extent = reach + 1
-    if isinstance(extent, int):
+    if isinstance(extent, int) and isinstance(full, int):
         return (Linear(), full) if extent >= full else (low, extent)
     whole = extent >= full
     kept = np.where(whole, 0, 1)
@@ -318,7 +329,7 @@ def _clipped(low: Linear, reach: Number, full: int) -> tuple[Linear, Number]:
 
 def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, outer: tuple[Loop, ...]) -> StageBounds:
     axes = {axis.name: size for axis, size in zip(op.axes, region.extents, strict=True)}
-    axes.update({axis.name: axis.extent for axis in op.reduce_axes})
+    axes.update({axis.name: stage.extent_of(axis) for axis in op.reduce_axes})
     sizes: dict[str, Number] = {}
     for name, extent in loop_sizes(stage.relations, axes).items():
         if extent is None:
@@ -332,9 +343,8 @@ def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, ou
                 Loop((stage_id, name), sizes.get(name, 1), _component_kind(iterator, name, op), iterator.annotation)
             )
     local = _local_values(stage_id, stage, op, sizes)
-    return StageBounds(
-        region, outer, tuple(own), local, tuple(sizes.get(iterator.name, 1) for iterator in stage.iters), sizes
-    )
+    iter_extents = tuple(sizes.get(iterator.name, 1) for iterator in stage.iters)
+    return StageBounds(region, outer, tuple(own), local, iter_extents, sizes, stage.family)
 
 
 def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
@@ -346,19 +356,31 @@ def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
 
 def _local_values(stage_id: int, stage: Stage, op: ComputeOp, sizes: Mapping[str, Number]) -> dict[Expr, Linear]:
     """Every axis relative to the region's start, from the loops upwards through the splits and fusions."""
+
+    def loop(name: str) -> Linear:
+        return Linear(0, {(stage_id, name): 1})
+
+    values = _unsplit(stage.relations, sizes, loop)
+    return {axis: values.get(axis.name) or loop(axis.name) for axis in (*op.axes, *op.reduce_axes)}
+
+
+def _unsplit(
+    relations: Sequence[Relation], sizes: Mapping[str, Number], loop: Callable[[str], Linear]
+) -> dict[str, Linear]:
+    """Everything that was split or fused, of the forms of the loops that are left."""
     values: dict[str, Linear] = {}
 
     def value_of(name: str) -> Linear:
-        return values.get(name) or Linear(0, {(stage_id, name): 1})
+        return values.get(name) or loop(name)
 
-    for relation in reversed(stage.relations):
+    for relation in reversed(relations):
         if isinstance(relation, SplitRelation):
             values[relation.parent] = _joined(relation, sizes, value_of)
         elif relation.fused in values:
             # The fused loop was split again: its parts are quotients and remainders, for which a hull must do.
             for part in relation.parts:
                 values[part] = Linear(0, {}, sizes[part] - 1, False)
-    return {axis: value_of(axis.name) for axis in (*op.axes, *op.reduce_axes)}
+    return values
 
 
 def _joined(relation: SplitRelation, sizes: Mapping[str, Number], value_of: Callable[[str], Linear]) -> Linear:

@@ -3,7 +3,7 @@
 Always: numbers are polymorphic, an extent is an int or an int64 array with one entry a program.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Protocol
@@ -12,7 +12,7 @@ import numpy as np
 
 from compiler.errors import ScheduleError
 from compiler.schedule.dag import ComputeDAG
-from compiler.te.tensor import AxisKind, ComputeOp, Operation, PlaceholderOp
+from compiler.te.tensor import Axis, AxisKind, ComputeOp, Operation, PlaceholderOp
 
 Number = int | np.ndarray
 """A number of one program, or an int64 array of shape (B,) for a family of B programs."""
@@ -126,6 +126,20 @@ class Alignment:
     offset: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """What differs between the programs of a family in one operation, after a reduction was factored by many lengths.
+
+    The operation itself is that of the largest program. `extents` are the true extents of its axes by name; `derived`
+    are axes that its body reads but that it has not: `relations` make them of its own, with `sizes` of everything.
+    """
+
+    extents: Mapping[str, Number]
+    derived: tuple[Axis, ...] = ()
+    relations: tuple[Relation, ...] = ()
+    sizes: Mapping[str, Number] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """The loops of one operation, outermost first, how they came from its axes, and where they stand."""
@@ -136,6 +150,16 @@ class Stage:
     relations: tuple[Relation, ...] = ()
     unroll_limit: Number = 0
     alignment: Alignment | None = None
+    family: Family | None = None
+
+    def extent_of(self, axis: Axis) -> Number:
+        """The extent of an axis of the operation, one a program where they differ."""
+        return axis.extent if self.family is None else self.family.extents.get(axis.name, axis.extent)
+
+    @property
+    def shape(self) -> tuple[Number, ...]:
+        """The extents of the result."""
+        return tuple(map(self.extent_of, self.op.axes)) if isinstance(self.op, ComputeOp) else self.op.shape
 
     @property
     def is_compute(self) -> bool:
@@ -255,12 +279,14 @@ class State:
         yield f"{'  ' * depth}{stage.op.name} = ..."
 
 
-def initial_stage(op: Operation) -> Stage:
+def initial_stage(op: Operation, family: Family | None = None) -> Stage:
     """The naive loops of an operation: spatial axes in order, then reduce axes."""
+    stage = Stage(op, (), family=family)
     if isinstance(op, PlaceholderOp):
-        return Stage(op, ())
+        return stage
     kinds = {AxisKind.SPATIAL: IterKind.SPATIAL, AxisKind.REDUCE: IterKind.REDUCTION}
-    return Stage(op, tuple(Iterator(axis.name, axis.extent, kinds[axis.kind]) for axis in (*op.axes, *op.reduce_axes)))
+    axes = (*op.axes, *op.reduce_axes)
+    return replace(stage, iters=tuple(Iterator(axis.name, stage.extent_of(axis), kinds[axis.kind]) for axis in axes))
 
 
 def replay(dag: ComputeDAG, steps: Iterable[Step]) -> State:

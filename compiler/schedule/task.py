@@ -1,6 +1,6 @@
 """In: a compute graph and a target. Out: a `SearchTask`, the thing that is tuned.
 
-Always: frozen and picklable; equal computations have equal keys.
+Always: frozen and picklable; equal computations have equal keys, unless they are tasks of registered workloads.
 """
 
 from collections.abc import Sequence

@@ -91,6 +91,7 @@ def refuse_annotated(stage: Stage, action: str) -> None:
 
     Raises: ScheduleError that names the loop.
     """
+    refuse_family(stage, action)
     for iterator in stage.iters:
         if iterator.annotation:
             raise ScheduleError(
@@ -100,6 +101,17 @@ def refuse_annotated(stage: Stage, action: str) -> None:
         raise ScheduleError(f"{stage.op.name}: cannot {action}: it has an unroll limit; set that afterwards")
     if stage.alignment is not None:
         raise ScheduleError(f"{stage.op.name}: cannot {action}: its storage is aligned; align it afterwards")
+
+
+def refuse_family(stage: Stage, action: str) -> None:
+    """Check that the stage is the same operation in every program.
+
+    Raises: ScheduleError.
+    """
+    if stage.family is not None:
+        raise ScheduleError(
+            f"{stage.op.name}: cannot {action}: a reduction was factored by many lengths at once; replay one program"
+        )
 
 
 def _whole(value: Any) -> int:

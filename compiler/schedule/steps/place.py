@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from compiler.errors import ScheduleError
 from compiler.schedule.state import Attached, Inlined, Location, Root, State
-from compiler.schedule.steps.base import Step, iterator_of, refuse_attached
+from compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +68,5 @@ class ComputeInline(Step):
                 f"{stage.op.name}: only a computed stage that is neither reduction nor output can be inlined"
             )
         refuse_attached(state, self.stage, "inline it")
+        refuse_family(stage, "inline it")
         return state.with_stage(self.stage, replace(stage, location=Inlined()))

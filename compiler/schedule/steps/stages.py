@@ -7,12 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from compiler.errors import DefinitionError, ScheduleError
+from compiler.ir.expr import Expr
 from compiler.schedule import graph_edits
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.relations import axis_exprs, loop_sizes, overrunning
-from compiler.schedule.state import Attached, IterKind, Root, Stage, State, initial_stage
-from compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached
+from compiler.schedule.state import (
+    Attached,
+    Family,
+    IterKind,
+    Number,
+    Relation,
+    Root,
+    SplitRelation,
+    Stage,
+    State,
+    initial_stage,
+)
+from compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached, refuse_family
 from compiler.te.tensor import Axis, AxisKind, ComputeOp
 
 
@@ -56,6 +70,7 @@ class CacheRead(Step):
     def apply(self, state: State) -> State:
         """The copy takes the next number; the readers' loops stay as they are."""
         name = state.stage(self.stage).op.name
+        refuse_family(state.stages[self.stage], "cache it")
         known = state.dag.readers[self.stage]
         if not self.readers or len(set(self.readers)) != len(self.readers):
             raise ScheduleError(f"{name}: a read cache needs each of its readers once; got {list(self.readers)}")
@@ -95,27 +110,57 @@ class Rfactor(Step):
             raise ScheduleError(f"{op.name}: factor the reduction before tiling or fusing spatial loops")
         refuse_annotated(stage, "factor the reduction")
         refuse_attached(state, self.stage, "factor the reduction")
-        dag = graph_edits.rfactor(state.dag, self.stage, _factoring(stage, op, factored.name, self.factor_iter))
-        first, second = (initial_stage(dag.ops[number]) for number in (self.stage, self.stage + 1))
+        how = _factoring(stage, op, factored.name, self.factor_iter)
+        dag = graph_edits.rfactor(state.dag, self.stage, how.edit)
+        first = initial_stage(dag.ops[self.stage], how.first)
+        second = initial_stage(dag.ops[self.stage + 1], how.second)
         if isinstance(stage.location, Attached):
             second = replace(second, iters=tuple(replace(iterator, extent=None) for iterator in second.iters))
         fresh = {self.stage: first, self.stage + 1: replace(second, location=stage.location)}
         return _with_new_stage(state, dag, self.stage, fresh)
 
 
-def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> graph_edits.Factoring:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Factored:
+    """How the graph changes, and what differs between programs in the two operations."""
+
+    edit: graph_edits.Factoring
+    first: Family | None = None
+    second: Family | None = None
+
+
+def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> _Factored:
     """What the reduction loops of a stage mean for its reduce axes."""
-    sizes: dict[str, int] = {}
-    for name, extent in loop_sizes(
-        stage.relations, {axis.name: axis.extent for axis in (*op.axes, *op.reduce_axes)}
-    ).items():
-        if not isinstance(extent, int):
-            raise ScheduleError(
-                f"{op.name}: the length of {name} is {'unknown' if extent is None else 'one of a family'}; "
-                "a reduction is factored one program at a time, with every length known"
-            )
+    sizes: dict[str, Number] = {}
+    extents = {axis.name: axis.extent for axis in (*op.axes, *op.reduce_axes)}
+    for name, extent in loop_sizes(stage.relations, extents).items():
+        if extent is None:
+            raise ScheduleError(f"{op.name}: the length of {name} is unknown; fill it in before factoring")
         sizes[name] = extent
-    taken = {axis.name for axis in op.axes}
+    loops = _loop_axes(stage, op, factored, sizes)
+    rest = tuple(axis for name, axis in loops.items() if name != factored)
+    fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    if len(fixed) == len(sizes):
+        values = axis_exprs(stage.relations, fixed, {**{axis.name: axis for axis in op.axes}, **loops})
+        inside = tuple(values[name] < size for name, size in overrunning(stage.relations, fixed))
+        whole: dict[Expr, Expr] = {axis: values[axis.name] for axis in op.reduce_axes}
+        return _Factored(graph_edits.Factoring(loops[factored], position, rest, whole, inside))
+    names = {name: axis.name for name, axis in loops.items()}
+    kept: dict[Expr, Expr] = {axis: loops[axis.name] for axis in op.reduce_axes if axis.name in loops}
+    edit = graph_edits.Factoring(loops[factored], position, rest, kept, ())
+    first = Family(
+        {names[name]: sizes[name] for name in loops},
+        tuple(axis for axis in op.reduce_axes if axis.name not in loops),
+        tuple(_renamed(relation, names) for relation in stage.relations),
+        {names.get(name, name): size for name, size in sizes.items()},
+    )
+    return _Factored(edit, first, Family({f"{names[factored]}_v": sizes[factored]}))
+
+
+def _loop_axes(stage: Stage, op: ComputeOp, factored: str, sizes: Mapping[str, Number]) -> dict[str, Axis]:
+    """The axis that each reduction loop becomes, by the loop's name, as long as in the largest program."""
+    whole = {iterator.name for iterator in stage.iters}
+    taken = {axis.name for axis in (*op.axes, *op.reduce_axes) if axis not in op.reduce_axes or axis.name not in whole}
     loops: dict[str, Axis] = {}
     for iterator in stage.iters:
         if iterator.kind is not IterKind.REDUCTION:
@@ -125,13 +170,15 @@ def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> gra
             name += "_"
         taken.add(name)
         kind = AxisKind.SPATIAL if iterator.name == factored else AxisKind.REDUCE
-        loops[iterator.name] = Axis(name, sizes[iterator.name], kind)
-    values = axis_exprs(stage.relations, sizes, {**{axis.name: axis for axis in op.axes}, **loops})
-    inside = tuple(values[name] < size for name, size in overrunning(stage.relations, sizes))
-    rest = tuple(axis for name, axis in loops.items() if name != factored)
-    return graph_edits.Factoring(
-        loops[factored], position, rest, {axis: values[axis.name] for axis in op.reduce_axes}, inside
-    )
+        loops[iterator.name] = Axis(name, int(np.max(sizes[iterator.name])), kind)
+    return loops
+
+
+def _renamed(relation: Relation, names: Mapping[str, str]) -> Relation:
+    parts = tuple(names.get(part, part) for part in relation.parts)
+    if isinstance(relation, SplitRelation):
+        return replace(relation, parts=parts)
+    return replace(relation, parts=parts, fused=names.get(relation.fused, relation.fused))
 
 
 def _untouched(stage: Stage) -> bool:
