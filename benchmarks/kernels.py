@@ -18,6 +18,7 @@ from benchmarks.peak import measured_peak
 from benchmarks.peers import KERNEL, Peer, peer_environment
 from benchmarks.tuning import Workers, open_workers, tune
 from compiler.driver.compile_network import compile_graph
+from compiler.measure.record import MeasureRecord
 from compiler.measure.worker_process import WorkerProcess
 
 
@@ -51,7 +52,7 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
         "tuning_seconds": round(tuned.seconds, 1),
         "untuned_ms": round(winner.default_seconds * 1e3, 4),
         "rejected": list(winner.rejected),
-        "served_by": winner.record.mutation if winner.record else "default schedule",
+        "served_by": winner.program.mutation if isinstance(winner.program, MeasureRecord) else "default schedule",
     }
     for peer in peers:
         speed = task.flop_count / peer.seconds / 1e9

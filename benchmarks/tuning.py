@@ -62,7 +62,8 @@ class Tuned:
     @property
     def best(self) -> dict[str, MeasureRecord]:
         """The winning records by task key; tasks that the default schedule serves are left out."""
-        return {key: winner.record for key, winner in self.winners.items() if winner.record is not None}
+        served = {key: winner.program for key, winner in self.winners.items()}
+        return {key: program for key, program in served.items() if isinstance(program, MeasureRecord)}
 
 
 @contextmanager

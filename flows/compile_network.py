@@ -11,7 +11,7 @@ from pathlib import Path
 from prefect import flow
 
 from compiler.driver.report import Comparison
-from compiler.driver.winners import Winner
+from compiler.driver.winners import Winner, first_guesses
 from flows.parameters import TuneJob
 from flows.progress import PhaseStarted, announce
 from tasks.compile import compile_to
@@ -41,8 +41,11 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
     with open_workers(job.measuring) as workers:
-        winners = tuple(confirm(task.name, workers, task, best.get(task.workload_key, ())) for task in extracted.tasks)
-    serving = {winner.task_key: winner.record for winner in winners if winner.record is not None}
+        winners = tuple(
+            confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task))
+            for task in extracted.tasks
+        )
+    serving = {winner.task_key: winner.program for winner in winners if winner.program is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")
     tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")

@@ -48,7 +48,7 @@ def _kernels(report: Report) -> Table:
     for task in report.tasks:
         known = task.flops > 0 and math.isfinite(task.best_seconds)
         speed = f"{task.flops / task.best_seconds / 1e9:.1f}" if known else "-"
-        served = task.record_id or "default schedule"
+        served = task.served_by
         table.add_row(
             task.name,
             f"{task.weight}",

@@ -9,13 +9,12 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.compile_network import compile_graph
+from compiler.driver.compile_network import KnownProgram, compile_graph
 from compiler.driver.extract import ExtractedNetwork
-from compiler.measure.record import MeasureRecord
 
 
 @task(name="compile", task_run_name="compile-{label}", cache_policy=NO_CACHE)
-def compile_to(label: str, extracted: ExtractedNetwork, best: Mapping[str, MeasureRecord], path: Path) -> Path:
-    """Compile a network with the best record of each task, by workload key, and save it at `path`."""
+def compile_to(label: str, extracted: ExtractedNetwork, best: Mapping[str, KnownProgram], path: Path) -> Path:
+    """Compile a network with the best program of each task, by workload key, and save it at `path`."""
     network = compile_graph(extracted.graph, extracted.target, best, threads=extracted.threads, cut=extracted.partition)
     return network.save(path)

@@ -10,18 +10,17 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.report import Comparison
-from compiler.driver.winners import Winner, choose_winner
+from compiler.driver.winners import Program, Winner, choose_winner
 from compiler.frontend.network import network_bytes
-from compiler.measure.record import MeasureRecord
 from compiler.measure.worker_process import WorkerProcess
 from compiler.schedule.task import SearchTask
 from tasks.workers import Workers
 
 
 @task(name="confirm", task_run_name="confirm-{name}", cache_policy=NO_CACHE)
-def confirm(name: str, workers: Workers, search_task: SearchTask, records: Sequence[MeasureRecord]) -> Winner:
+def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequence[Program]) -> Winner:
     """Build and time a task's best programs again, next to the untuned one, and choose what serves."""
-    return choose_winner(search_task, records, workers.builder, workers.runner)
+    return choose_winner(search_task, programs, workers.builder, workers.runner)
 
 
 @task(name="verify", task_run_name="verify-{network}", cache_policy=NO_CACHE)

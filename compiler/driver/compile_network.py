@@ -30,7 +30,7 @@ _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
 
 class KnownProgram(Protocol):
-    """Where a task's program comes from: `steps` as text, `record_id` of the record that measured it."""
+    """A task's program: `steps` as text, `record_id` of the record that measured it, empty when there is none."""
 
     @property
     def steps(self) -> str: ...
@@ -61,7 +61,13 @@ def build_in_process(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
 class _Choice:
     request: BuildRequest
     record_id: str | None
+    is_default: bool = False
     note: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where the program comes from, in words."""
+        return f"record {self.record_id}" if self.record_id else "the guessed program"
 
 
 def compile_graph(
@@ -97,15 +103,16 @@ def _choose(task: SearchTask, best: KnownProgram | None) -> _Choice:
     if best is None:
         return _default(task)
     try:
-        return _Choice(BuildRequest(task, load_steps(best.steps), task.name), best.record_id)
+        request = BuildRequest(task, load_steps(best.steps), task.name)
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
+    return _Choice(request, best.record_id or None, note="" if best.record_id else "a first guess, without a record")
 
 
 def _default(task: SearchTask, note: str = "") -> _Choice:
     if note:
         _log.warning("%s: %s; using the default schedule", task.name, note)
-    return _Choice(BuildRequest(task, default_steps(task.dag), task.name), None, note)
+    return _Choice(BuildRequest(task, default_steps(task.dag), task.name), None, True, note)
 
 
 def _build(choices: list[_Choice], build: BuildKernels) -> tuple[list[_Choice], list[KernelArtifact]]:
@@ -127,9 +134,9 @@ def _build_or_default(choice: _Choice, build: BuildKernels) -> tuple[_Choice, Ke
         (artifact,) = build([choice.request])
         return choice, artifact
     except _BAD_PROGRAM as error:
-        if choice.record_id is None:
+        if choice.is_default:
             raise
-        fallback = _default(choice.request.task, f"record {choice.record_id} cannot be built: {error}")
+        fallback = _default(choice.request.task, f"{choice.origin} cannot be built: {error}")
     (artifact,) = build([fallback.request])
     return fallback, artifact
 

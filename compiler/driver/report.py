@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from compiler.driver.tuning import TaskRow, TuningSummary
-from compiler.driver.winners import Winner
+from compiler.driver.winners import Guess, Winner
 
 TOLERANCE = 1e-4
 """How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of
@@ -53,8 +53,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """One kernel of the network and what serves it. Times are seconds per call; `record_id` is empty for the default
-    schedule.
+    """One kernel of the network and what serves it: a record, a first guess of the search where the budget reached no
+    further, or the default schedule. Times are seconds per call; `record_id` is empty unless a record serves.
     """
 
     name: str
@@ -64,7 +64,13 @@ class TaskOutcome:
     default_seconds: float
     best_seconds: float
     record_id: str
+    guessed: bool
     note: str
+
+    @property
+    def served_by(self) -> str:
+        """What the kernel was made from, in words."""
+        return self.record_id or ("first guess" if self.guessed else "default schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +183,14 @@ def _outcome(row: TaskRow, winner: Winner) -> TaskOutcome:
         trials=row.trials,
         default_seconds=winner.default_seconds,
         best_seconds=winner.seconds,
-        record_id=winner.record.record_id if winner.record else "",
+        record_id=winner.program.record_id if winner.program else "",
+        guessed=isinstance(winner.program, Guess),
         note="; ".join([row.stop_reason] * bool(row.stop_reason) + [f"rejected {text}" for text in winner.rejected]),
     )
 
 
 def _table_line(task: TaskOutcome) -> str:
-    served = f"{task.record_id or 'default schedule'}{f' ({task.note})' if task.note else ''}"
+    served = f"{task.served_by}{f' ({task.note})' if task.note else ''}"
     times = f"{_ms(task.default_seconds)} | {_ms(task.best_seconds)} | {_gflops(task)}"
     return f"| {task.name} | {task.weight} | {task.trials} | {times} | {served} |"
 

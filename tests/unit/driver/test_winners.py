@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from compiler import te
-from compiler.driver.winners import LOOKS, Winner, choose_winner
+from compiler.driver.winners import GUESSES, LOOKS, Winner, choose_winner, first_guesses
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
@@ -88,7 +88,7 @@ def record(name: str, seconds: float) -> MeasureRecord:
 
 
 def served(winner: Winner) -> str:
-    return winner.record.record_id if winner.record else ""
+    return winner.program.record_id if winner.program else ""
 
 
 RECORDS = (record("a", 1e-3), record("b", 2e-3))
@@ -136,3 +136,18 @@ def test_the_records_steps_are_what_is_built(task: SearchTask) -> None:
     (candidates,) = builder.built
     assert len(candidates) == 2
     assert tuple(candidates[1]) == ()
+
+
+def test_a_task_without_records_gets_a_guess_that_was_checked() -> None:
+    """The real search and the real workers, on a product small enough to be quick."""
+    a, b = te.placeholder((32, 64), name="a"), te.placeholder((64, 48), name="b")
+    k = te.reduce_axis(64, "k")
+    c = te.compute((32, 48), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c", {"layout_free_placeholders": (b,)})
+    product = SearchTask("product", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
+    guesses = first_guesses(product)
+    assert len(guesses) == GUESSES
+    with LocalBuilder(1) as builder, LocalRunner(1) as runner:
+        winner = choose_winner(product, guesses, builder, runner)
+    assert winner.program in guesses
+    assert winner.seconds < winner.default_seconds
+    assert winner.rejected == ()
