@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import BinaryOp, Buffer, Expr, Load, Var, as_expr, binary, const
+from compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, const
 from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.bounds import infer_stage_bounds, inline_body
@@ -34,7 +34,6 @@ _KINDS = {
     Annotation.VECTORIZE: LoopKind.VECTOR,
     Annotation.PARALLEL: LoopKind.PARALLEL,
 }
-_COMBINE = {"sum": BinaryOp.ADD, "prod": BinaryOp.MUL, "max": BinaryOp.MAX, "min": BinaryOp.MIN}
 
 
 def build_loops(state: State, name: str) -> LoopFunction:
@@ -139,7 +138,7 @@ class _Builder:
         if not any(reduces):
             return self._wrap(stage_id, loops, Store(buffer, target, source), guards, None)
         first = reduces.index(True)
-        update = Store(buffer, target, binary(_COMBINE[body.combiner], Load(buffer, target), source))
+        update = Store(buffer, target, body.combine(Load(buffer, target), source))
         spatial = [loop for loop in loops[first:] if not loop.reduces]
         spatial_vars = {loop.var for loop in spatial} | {var for loop in spatial for var, _, _ in loop.parts}
         outer_vars = {loop.var for loop in loops[:first]} | {var for loop in loops[:first] for var, _, _ in loop.parts}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from compiler.ir.expr import COMPARISONS, LOGICAL, Binary, BinaryOp, Call, Cast, Expr, Not, Select, is_float
 from compiler.ir.visit import children
-from compiler.te.tensor import TensorRead
+from compiler.te.tensor import Combiner, TensorRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,12 @@ _CLASS = {
 _COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp"}
 
 
-def count_operations(source: Expr, combiner: str | None) -> OpCounts:
+def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
     """Counts of `source`, and of combining it into a result when a `combiner` is given."""
     counts = {field.name: 0 for field in fields(OpCounts)}
-    if combiner is not None:
+    if isinstance(combiner, Combiner):
+        _count(combiner.result, counts)
+    elif combiner is not None:
         counts[f"{_prefix(source)}_{_COMBINE[combiner]}"] += 1
     _count(source, counts)
     for kind in ("float", "int"):

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from compiler.errors import DefinitionError
-from compiler.ir.expr import Binary, Buffer, Call, Cast, Const, Expr, Load, Not, Select, is_float
+from compiler.ir.expr import Binary, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var, is_float
 from compiler.ir.visit import transform, walk
-from compiler.te.tensor import Axis, ComputeOp, Operation, PlaceholderOp, Reduce, Tensor, TensorRead
+from compiler.te.tensor import Axis, Combiner, ComputeOp, Operation, PlaceholderOp, Reduce, Tensor, TensorRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +189,15 @@ def _flops_of(op: ComputeOp) -> float:
     if isinstance(op.body, Reduce):
         for axis in op.body.axes:
             points *= axis.extent
-        return points * (1.0 + _cost(op.body.source, is_float(op.dtype)))
+        combiner = op.body.combiner
+        joining = _cost(combiner.result, is_float(op.dtype)) if isinstance(combiner, Combiner) else 1.0
+        return points * (joining + _cost(op.body.source, is_float(op.dtype)))
     return points * _cost(op.body, is_float(op.dtype))
 
 
 def _cost(expr: Expr, floating: bool) -> float:
     match expr:
-        case Const() | Axis() | TensorRead():
+        case Const() | Axis() | Var() | TensorRead():
             return 0.0
         case Cast():
             return _cost(expr.value, floating)

@@ -7,6 +7,7 @@ from compiler.ir.expr import cast, const, select
 from compiler.te.compute import (
     abs,
     ceil,
+    comm_reducer,
     compute,
     equal,
     erf,
@@ -34,11 +35,12 @@ from compiler.te.compute import (
     sum,
     tanh,
 )
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, Operation, PlaceholderOp, Reduce, Tensor, TensorRead
+from compiler.te.tensor import Axis, AxisKind, Combiner, ComputeOp, Operation, PlaceholderOp, Reduce, Tensor, TensorRead
 
 __all__ = [
     "Axis",
     "AxisKind",
+    "Combiner",
     "ComputeOp",
     "Operation",
     "PlaceholderOp",
@@ -48,6 +50,7 @@ __all__ = [
     "abs",
     "cast",
     "ceil",
+    "comm_reducer",
     "compute",
     "const",
     "equal",

@@ -11,7 +11,7 @@ from compiler.errors import DefinitionError
 from compiler.ir import expr as ir
 from compiler.ir.expr import BinaryOp, Expr, Operand
 from compiler.ir.visit import walk
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, PlaceholderOp, Reduce, Tensor
+from compiler.te.tensor import Axis, AxisKind, Combiner, ComputeOp, PlaceholderOp, Reduce, Tensor
 
 
 def _checked_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -76,14 +76,42 @@ def _axis_names(function: Callable[..., Operand], count: int) -> list[str]:
 
 def _reduction(combiner: str) -> Callable[[Operand, Axis | Sequence[Axis]], Expr]:
     def reduce(source: Operand, axis: Axis | Sequence[Axis]) -> Expr:
-        axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
-        for item in axes:
-            if item.kind is not AxisKind.REDUCE:
-                raise DefinitionError(f"{combiner}: {item} is not a reduce axis; make it with reduce_axis")
-        return Reduce(combiner, ir.as_expr(source), axes)
+        return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
 
     reduce.__doc__ = f"The {combiner} of `source` over `axis`, which is one reduce axis or several."
     return reduce
+
+
+def comm_reducer(
+    function: Callable[[Expr, Expr], Operand],
+    identity: int | float | Callable[[str], int | float],
+    name: str = "reduce",
+) -> Callable[[Operand, Axis | Sequence[Axis]], Expr]:
+    """A reduction of one's own: `function` joins two values, in any order; `identity`, or what it says for a type,
+    leaves every value as it is.
+
+    Raises: DefinitionError, when used, if joining two values gives another type.
+    """
+
+    def reduce(source: Operand, axis: Axis | Sequence[Axis]) -> Expr:
+        value = ir.as_expr(source)
+        lhs, rhs = ir.Var("x", value.dtype), ir.Var("y", value.dtype)
+        result = ir.as_expr(function(lhs, rhs), value.dtype)
+        if result.dtype != value.dtype:
+            raise DefinitionError(f"{name}: joining two values of {value.dtype} gives {result.dtype}; cast the result")
+        start = ir.Const(identity(value.dtype) if callable(identity) else identity, value.dtype)
+        return Reduce(Combiner(lhs, rhs, result, start), value, _reduce_axes(name, axis))
+
+    reduce.__doc__ = f"The {name} of `source` over `axis`, which is one reduce axis or several."
+    return reduce
+
+
+def _reduce_axes(name: str, axis: Axis | Sequence[Axis]) -> tuple[Axis, ...]:
+    axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
+    for item in axes:
+        if item.kind is not AxisKind.REDUCE:
+            raise DefinitionError(f"{name}: {item} is not a reduce axis; make it with reduce_axis")
+    return axes
 
 
 sum = _reduction("sum")

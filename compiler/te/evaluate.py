@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.errors import DefinitionError
-from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Not, Select, is_float
-from compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Reduce, Tensor, TensorRead
+from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Not, Select, Var, is_float
+from compiler.te.tensor import Axis, Combiner, ComputeOp, PlaceholderOp, Reduce, Tensor, TensorRead
 
 Array = NDArray[Any]
 
@@ -124,13 +124,19 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> Arra
     spatial = len(op.axes)
     rank = spatial + len(inner)
     grid = _grid([*op.axes, *inner], rank)
-    ufunc = _UFUNCS[body.combiner]
     wide = "float64" if is_float(body.dtype) else body.dtype
     total = np.full(op.shape, body.identity, dtype=wide)
     full = op.shape + tuple(axis.extent for axis in inner)
     for point in itertools.product(*(range(axis.extent) for axis in outer)):
         fixed = {axis: np.asarray(place) for axis, place in zip(outer, point, strict=True)}
         part = np.broadcast_to(_Evaluator(op.name, values, {**grid, **fixed}).value(body.source), full)
+        if isinstance(body.combiner, Combiner):
+            columns = part.reshape((*op.shape, -1))
+            for column in range(columns.shape[-1]):
+                joined = {body.combiner.lhs: total, body.combiner.rhs: columns[..., column].astype(wide)}
+                total = _Evaluator(op.name, values, {}, joined).value(body.combiner.result)
+            continue
+        ufunc = _UFUNCS[body.combiner]
         if inner:
             part = ufunc.reduce(part, axis=tuple(range(spatial, rank)), dtype=wide)
         total = ufunc(total, part)
@@ -192,6 +198,7 @@ class _Evaluator:
     op_name: str
     values: Mapping[Tensor, Array]
     axes: Mapping[Axis, Array]
+    variables: Mapping[Var, Array] = field(default_factory=dict)
     guarded: bool = field(default=False)
 
     def value(self, expr: Expr) -> Array:
@@ -201,6 +208,8 @@ class _Evaluator:
                 return np.asarray(value, dtype=dtype)
             case Axis():
                 return self.axes[expr]
+            case Var():
+                return self.variables[expr]
             case TensorRead():
                 return self._read(expr)
             case Binary(op, lhs, rhs):
@@ -208,7 +217,7 @@ class _Evaluator:
             case Not(value):
                 return np.logical_not(self.value(value))
             case Select(condition, then, otherwise):
-                lazy = _Evaluator(self.op_name, self.values, self.axes, guarded=True)
+                lazy = _Evaluator(self.op_name, self.values, self.axes, self.variables, guarded=True)
                 return np.where(self.value(condition), lazy.value(then), lazy.value(otherwise))
             case Cast(dtype, value):
                 return self.value(value).astype(dtype)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from compiler.errors import DefinitionError
-from compiler.ir.expr import BOOL, INDEX, Expr, Operand, as_expr, is_float
+from compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
+from compiler.ir.visit import substitute
 
 
 class AxisKind(IntEnum):
@@ -50,10 +51,31 @@ class TensorRead(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce(Expr):
-    """`combiner` (sum, prod, max or min) over `axes` of `source`; only allowed as the whole body of a compute."""
+class Combiner:
+    """How a reduction of one's own joins two values: `result` over the variables `lhs` and `rhs`.
 
-    combiner: str
+    It must be associative and commutative; `identity` leaves every value as it is.
+    """
+
+    lhs: Var
+    rhs: Var
+    result: Expr
+    identity: Const
+
+    def __str__(self) -> str:
+        return f"reduce<{self.result}, {self.identity}>"
+
+
+_COMBINE = {"sum": BinaryOp.ADD, "prod": BinaryOp.MUL, "max": BinaryOp.MAX, "min": BinaryOp.MIN}
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Expr):
+    """`combiner` (sum, prod, max, min or one's own) over `axes` of `source`; only allowed as the whole body of a
+    compute.
+    """
+
+    combiner: str | Combiner
     source: Expr
     axes: tuple[Axis, ...]
     dtype: str = field(init=False, compare=False)
@@ -64,6 +86,8 @@ class Reduce(Expr):
     @property
     def identity(self) -> float:
         """The value that the combiner leaves unchanged."""
+        if isinstance(self.combiner, Combiner):
+            return self.combiner.identity.value
         if self.combiner in ("sum", "prod"):
             return 0 if self.combiner == "sum" else 1
         low, high = (-np.inf, np.inf) if is_float(self.dtype) else (0, 1)
@@ -71,6 +95,12 @@ class Reduce(Expr):
             info = np.iinfo(self.dtype)
             low, high = int(info.min), int(info.max)
         return low if self.combiner == "max" else high
+
+    def combine(self, lhs: Expr, rhs: Expr) -> Expr:
+        """Two values joined."""
+        if isinstance(self.combiner, Combiner):
+            return substitute(self.combiner.result, {self.combiner.lhs: lhs, self.combiner.rhs: rhs})
+        return binary(_COMBINE[self.combiner], lhs, rhs)
 
     def __str__(self) -> str:
         return f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"

@@ -135,8 +135,11 @@ class _Rewriter:
 
 
 def _is_update(store: Store) -> bool:
+    """Whether the store joins one value to its element, which the value does not depend on."""
     value = store.value
-    return isinstance(value, Binary) and value.lhs == Load(store.buffer, store.indices)
+    if not isinstance(value, Binary) or value.lhs != Load(store.buffer, store.indices):
+        return False
+    return not any(isinstance(node, Load) and node.buffer == store.buffer for node in walk(value.rhs))
 
 
 def _rebuilt(loops: Sequence[For], leaf: Stmt) -> Stmt:
