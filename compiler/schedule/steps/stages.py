@@ -106,8 +106,9 @@ class Rfactor(Step):
                 f"not {self.factor_iter}"
             )
         spatial = {iterator.name for iterator in stage.iters if iterator.kind is IterKind.SPATIAL}
-        if spatial != {axis.name for axis in op.axes} or any(it.kind is IterKind.MIXED for it in stage.iters):
-            raise ScheduleError(f"{op.name}: factor the reduction before tiling or fusing spatial loops")
+        plain = all(iterator.kind in (IterKind.SPATIAL, IterKind.REDUCTION) for iterator in stage.iters)
+        if spatial != {axis.name for axis in op.axes} or not plain:
+            raise ScheduleError(f"{op.name}: factor the reduction before tiling or fusing any but its own loops")
         refuse_annotated(stage, "factor the reduction")
         refuse_attached(state, self.stage, "factor the reduction")
         how = _factoring(stage, op, factored.name, self.factor_iter)

@@ -125,6 +125,11 @@ def test_a_loop_around_a_stage_without_spatial_loops_runs_in_parallel() -> None:
     ]
 
 
+def test_a_scalar_is_factored_before_it_gets_a_loop() -> None:
+    with pytest.raises(ScheduleError, match="before tiling or fusing any but its own loops"):
+        replay(total(), [Fuse(1, ()), Split(1, 0, 1, (1,)), Rfactor(1, 3, 0)])
+
+
 def test_alignment_is_printed() -> None:
     state = replay(matmul(), [Split(2, 1, 5, (2,)), StorageAlign(2, 0, 16, 3)])
     assert "C storage_offset: 3 of 16 at i" in str(state)
