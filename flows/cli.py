@@ -76,7 +76,7 @@ def tune(
     settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
     environment = config.child_environment(settings)
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.session", json.dumps(asdict(job))], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.launch", json.dumps(asdict(job))], environment)
 
 
 @app.command()

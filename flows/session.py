@@ -5,6 +5,7 @@ Always: the second half of `retune tune`, see `flows.cli`.
 """
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 
@@ -15,6 +16,7 @@ from prefect.settings import PREFECT_API_URL
 from compiler import config
 from compiler.errors import OptionError, RetuneError
 from flows.guardian import start_guardian
+from flows.launch import INTERRUPTED
 from flows.live import shown_on
 from flows.outcome import show_report
 from flows.parameters import TuneJob
@@ -22,7 +24,6 @@ from flows.tune_network import tune_network
 
 USER_ERROR = 2
 WRONG_RESULT = 1
-INTERRUPTED = 130
 
 
 def main(text: str) -> int:
@@ -48,6 +49,8 @@ def require_server() -> None:
     if url:
         with get_client(sync_client=True) as client:
             failure = client.api_healthcheck()
+        # That server outlives a Ctrl-C and is to hear of it, so the flow is interrupted the ordinary way.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if failure is not None:
             raise OptionError(
                 f"the Prefect server at {url} does not answer ({failure}): start it, or unset PREFECT_API_URL"

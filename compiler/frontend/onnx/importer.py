@@ -75,7 +75,7 @@ def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
         tensor = entry.type.tensor_type
         extents: list[int] = []
         if entry.name in shapes:
-            extents = [int(extent) for extent in shapes[entry.name]]
+            extents = _given_shape(entry.name, shapes[entry.name], tensor)
         elif not tensor.HasField("shape"):
             dynamic.append(f"input {entry.name!r} has no shape")
         else:
@@ -92,6 +92,20 @@ def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
             "(shapes=... in Python), or export the model with fixed shapes"
         )
     return values
+
+
+def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor) -> list[int]:
+    """The caller's shape of an input, which must agree with what the model says of it."""
+    extents = [int(extent) for extent in given]
+    if not tensor.HasField("shape"):
+        return extents
+    declared = [dimension.dim_value or dimension.dim_param or "?" for dimension in tensor.shape.dim]
+    fits = len(extents) == len(declared) and all(
+        not isinstance(wanted, int) or wanted == extent for wanted, extent in zip(declared, extents, strict=True)
+    )
+    if not fits:
+        raise ModelFormatError(f"the shape {extents} does not fit input {name!r}, which is {declared} in the model")
+    return extents
 
 
 def _check_operators(model: onnx.ModelProto) -> None:

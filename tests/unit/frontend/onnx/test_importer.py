@@ -125,6 +125,13 @@ def test_an_old_operator_set(model_of: ModelOf) -> None:
         load_model(model_of([relu()], {"x": (1, 3)}, opset=9))
 
 
+def test_a_shape_that_contradicts_the_model_is_refused(model_of: ModelOf) -> None:
+    model = model_of([relu()], {"x": ("batch", 3)})
+    for shape in ((4,), (4, 3, 1), (4, 5)):
+        with pytest.raises(ModelFormatError, match=r"does not fit input 'x', which is \['batch', 3\] in the model"):
+            load_model(model, shapes={"x": shape})
+
+
 def test_shapes_that_do_not_fit(model_of: ModelOf) -> None:
     model = model_of([relu()], {"x": (1, 3)})
     model.graph.node[0].CopyFrom(helper.make_node("MatMul", ["x", "x"], ["y"], name="product"))
