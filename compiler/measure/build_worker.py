@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 
-from compiler.errors import ScheduleError
+from compiler.errors import MeasureError, ScheduleError
 from compiler.measure.attribution import STARTED
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import BuildResult, describe
@@ -30,6 +30,8 @@ def remember(key: str, task: SearchTask, build_func: str) -> None:
 
 def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]) -> Iterator[str | BuildResult]:
     """STARTED, then one result per candidate."""
+    if key not in _tasks:
+        raise MeasureError("this worker was replaced before it was told of the task; ask again")
     task, build = _tasks[key], resolve(build_func)
     yield STARTED
     for steps in candidates:

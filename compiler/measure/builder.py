@@ -70,6 +70,7 @@ class LocalBuilder:
         key = f"{task.workload_key} {task.target}"
 
         def stream_from(first: int) -> Iterator[object]:
+            worker.renew()
             if not worker.call(f"{_WORKER}:knows", key, timeout_s=worker.start_timeout_s):
                 worker.call(f"{_WORKER}:remember", key, task, self.build_func, timeout_s=worker.start_timeout_s)
             rest = [tuple(steps) for steps in chunk[first:]]

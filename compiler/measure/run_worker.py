@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.errors import ArtifactError
+from compiler.errors import ArtifactError, MeasureError
 from compiler.measure.attribution import STARTED
 from compiler.measure.check import Expected, poison, random_input
 from compiler.measure.options import MeasureOptions
@@ -161,6 +161,8 @@ def run_stream(
     key: str, artifacts: Sequence[KernelArtifact], best_seconds: float, options: MeasureOptions
 ) -> Iterator[str | MeasureResult]:
     """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
+    if key not in _tasks:
+        raise MeasureError("this worker was replaced before it was told of the task; ask again")
     buffers = _tasks[key]
     _tasks.move_to_end(key)
     yield STARTED

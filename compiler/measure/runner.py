@@ -123,7 +123,8 @@ class LocalRunner:
         return collect(len(artifacts), stream_from, self._failed)
 
     def _prepare(self, task: SearchTask, pattern: KernelArtifact) -> None:
-        """See to it that the worker has the task's buffers and right answers."""
+        """See to it that a worker that is not worn out has the task's buffers and right answers."""
+        self._worker.renew()
         key = _key(task)
         if self._worker.call(f"{_WORKER}:knows", key, timeout_s=_PREPARE_SECONDS):
             return

@@ -92,7 +92,7 @@ class _Running:
 class WorkerProcess:
     """A process that runs functions for its owner, one at a time; started by the first call.
 
-    `initializer` (a dotted path, with `initargs`) runs first in every process. A process is replaced after
+    `initializer` (a dotted path, with `initargs`) runs first in every process. `renew` ends a process after
     `maximum_uses` results, which bounds what leaks in it (0: never). `environment` is put over this process's own. Not
     to be shared between threads.
     """
@@ -137,6 +137,13 @@ class WorkerProcess:
         if kind == ERROR:
             _raise_remote(*value)
 
+    def renew(self) -> None:
+        """End a process that has served its uses. To be called between pieces of work that build on each other: what
+        the process was told is gone with it.
+        """
+        if self._running and self.maximum_uses and self._running.uses >= self.maximum_uses:
+            self.kill()
+
     @property
     def pid(self) -> int | None:
         """Process id of the running worker, None when there is none."""
@@ -169,8 +176,6 @@ class WorkerProcess:
     def _ready(self) -> _Running:
         if self._stopped:
             raise WorkerStartError("the worker was stopped")
-        if self._running and self.maximum_uses and self._running.uses >= self.maximum_uses:
-            self.kill()
         if self._running and self._running.process.poll() is not None:  # it died between two calls
             self.kill()
         if self._running is None:

@@ -82,3 +82,13 @@ def test_nothing_to_build_needs_no_worker() -> None:
     assert _build() == []
     with pytest.raises(OptionError):
         LocalBuilder(n_parallel=0)
+
+
+@pytest.mark.parametrize("uses", [1, 2, 3, 4, 5])
+def test_a_worker_that_wears_out_loses_no_candidate(monkeypatch: pytest.MonkeyPatch, uses: int) -> None:
+    """Whatever the number of uses, a worker is not replaced between hearing of a task and building for it."""
+    monkeypatch.setattr("compiler.measure.builder._USES_PER_WORKER", uses)
+    with LocalBuilder(1, build_func=BUILD) as builder:
+        for _ in range(3):
+            results = builder.build(task(), [steps("good"), steps("nothing")])
+            assert [result.status for result in results] == [MeasureStatus.OK] * 2
