@@ -1,6 +1,6 @@
 """In: the process environment. Out: a frozen `Config`, and environments for child processes.
 
-Always: nothing else in Retune reads or sets `os.environ`.
+Always: nothing else in Retune reads `os.environ`.
 """
 
 import os
@@ -39,12 +39,6 @@ def load(environment: Mapping[str, str] | None = None) -> Config:
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with the entries of `extra` put over it."""
     return {**os.environ, **extra}
-
-
-def prefer(name: str, value: str, *, unless: str) -> None:
-    """Set a variable of this process, for libraries loaded later, unless it or the variable `unless` has a value."""
-    if name not in os.environ and unless not in os.environ:
-        os.environ[name] = value
 
 
 def prefect_environment(home: Path) -> dict[str, str]:

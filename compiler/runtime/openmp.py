@@ -12,7 +12,6 @@ from functools import lru_cache
 from importlib import metadata
 from types import MappingProxyType
 
-from compiler import config
 from compiler.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
@@ -21,14 +20,6 @@ _REQUIRED = ("GOMP_parallel", "omp_get_thread_num", "omp_set_num_threads")
 _OPTIONAL = ("omp_get_num_threads", "omp_get_max_threads")
 _SYSTEM_NAMES: tuple[str, ...] = ("libgomp.so.1",)
 _OTHER_NAMES = ("libiomp5.so", "libomp.so.5", "libomp.so", "libomp.dylib")
-
-
-_SPINS = "2000"
-"""How long libgomp's idle threads spin before they sleep: some 50 µs, more than passes between two kernels.
-
-Its own default is a hundred times as long. On a machine with other work a spinning thread then keeps the very thread it
-waits for from running, and a kernel of 0.07 ms takes 8 ms, a whole time slice.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +38,6 @@ def openmp_runtime(path: str = "") -> OpenMPRuntime:
 
     Raises: ArtifactError when none can be loaded; the text says what was tried and what to install.
     """
-    config.prefer("GOMP_SPINCOUNT", _SPINS, unless="OMP_WAIT_POLICY")
     failures = []
     for candidate in (path,) if path else _candidates():
         try:
