@@ -122,7 +122,7 @@ class CompiledNetwork:
             raise ArtifactError(f"{path}: {error}") from error
         except _DAMAGE as error:
             raise ArtifactError(
-                f"{path} is no compiled network, or is damaged: {str(error) or type(error).__name__}"
+                f"{path} is no compiled network, or is damaged: {type(error).__name__}: {error}"
             ) from error
         try:
             network.verify()
