@@ -1,65 +1,149 @@
-"""In: a target text such as `llvm -mcpu=znver4`. Out: a frozen `Target` and the `HardwareParams` that steer the
-search.
+"""In: a target text such as `llvm -mcpu=znver4`, or its fields. Out: a frozen `Target` and the `HardwareParams` that
+steer the search.
 
 Always: `str(target)` is stable and parses back to an equal target.
 """
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Self
 
 from compiler.errors import TargetError
 
-_KINDS = ("llvm",)
+_OPTIONS = {
+    "llvm": {"-mtriple": "triple", "-mcpu": "cpu", "-mattr": "features", "-device": "device"},
+    "cuda": {"-arch": "arch"},
+}
+"""The options of each kind of target, and the fields they set, in the order in which they are printed."""
+
+_VALUES = {
+    "features": (re.compile(r"[+-][\w.-]+(,[+-][\w.-]+)*"), "features are written +name or -name, with commas between"),
+    "arch": (re.compile(r"sm_\d+[af]?"), "a GPU architecture is written sm_90"),
+}
+"""What the value of a field must look like; any other must be one word."""
+
+_WORD = (re.compile(r"[^\s=]+"), "it must be one word")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Target:
-    """A machine that code is generated for: LLVM triple, CPU name and features. Empty fields mean the host's own."""
+    """A machine that code is generated for.
 
-    kind: str = "llvm"
-    triple: str = ""
-    cpu: str = ""
-    features: str = ""
+    `kind` is llvm (processors: LLVM triple, CPU name and features; empty fields mean the host's own) or cuda (an NVIDIA
+    GPU: `arch`, such as sm_90). `device` names a family of processors, such as arm_cpu; it changes no code.
+    """
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b]`.
+    kind: str
+    triple: str
+    cpu: str
+    features: str
+    device: str
+    arch: str
 
-        Raises: TargetError when the kind or an option is unknown.
+    def __init__(
+        self,
+        kind: str = "llvm",
+        *,
+        triple: str = "",
+        cpu: str = "",
+        features: str = "",
+        device: str = "",
+        arch: str = "",
+    ) -> None:
+        """`Target("llvm -mcpu=znver4")` and `Target("llvm", cpu="znver4")` are the same; a field wins over the text.
+
+        Texts: `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b] [-device=D]` and `cuda [-arch=sm_90]`.
+        Raises: TargetError when the kind, an option or the form of a value is unknown. Whether LLVM knows the names is
+        found when code is generated.
         """
-        words = text.split()
-        if not words or words[0] not in _KINDS:
-            raise TargetError(f"target {text!r}: the first word must be one of {', '.join(_KINDS)}")
-        target = cls(kind=words[0])
-        fields = {"-mtriple": "triple", "-mcpu": "cpu", "-mattr": "features"}
-        for word in words[1:]:
-            option, sign, value = word.partition("=")
-            if option not in fields or not sign or not value:
-                known = ", ".join(f"{name}=..." for name in fields)
-                raise TargetError(f"target {text!r}: cannot read {word!r}; known options: {known}")
-            target = replace(target, **{fields[option]: value})
-        return target
+        given = {"triple": triple, "cpu": cpu, "features": features, "device": device, "arch": arch}
+        name, parsed = _parsed(kind)
+        values = {field: value or parsed.get(field, "") for field, value in given.items()}
+        for field, value in values.items():
+            if value:
+                _check(kind, name, field, value)
+        object.__setattr__(self, "kind", name)
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
 
     @classmethod
     def host(cls) -> Self:
         """The machine this process runs on."""
         return cls()
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether loops are bound to blocks and threads."""
+        return self.kind == "cuda"
+
     def __str__(self) -> str:
-        options = (("-mtriple", self.triple), ("-mcpu", self.cpu), ("-mattr", self.features))
-        return " ".join([self.kind, *(f"{name}={value}" for name, value in options if value)])
+        options = ((option, getattr(self, field)) for option, field in _OPTIONS[self.kind].items())
+        return " ".join([self.kind, *(f"{option}={value}" for option, value in options if value)])
+
+
+def _parsed(text: str) -> tuple[str, dict[str, str]]:
+    words = text.split()
+    if not words or words[0] not in _OPTIONS:
+        raise TargetError(f"target {text!r}: the first word must be one of {', '.join(_OPTIONS)}")
+    fields = _OPTIONS[words[0]]
+    values: dict[str, str] = {}
+    for word in words[1:]:
+        option, _, value = word.partition("=")
+        if option not in fields or not value:
+            known = ", ".join(f"{name}=..." for name in fields)
+            raise TargetError(f"target {text!r}: cannot read {word!r}; known options: {known}")
+        if fields[option] in values:
+            raise TargetError(f"target {text!r}: the option {option} is given twice")
+        values[fields[option]] = value
+    return words[0], values
+
+
+def _check(text: str, kind: str, field: str, value: str) -> None:
+    if field not in _OPTIONS[kind].values():
+        raise TargetError(f"target {text!r}: {kind} has no {field}; it has {', '.join(_OPTIONS[kind].values())}")
+    pattern, rule = _VALUES.get(field, _WORD)
+    if not pattern.fullmatch(value):
+        raise TargetError(f"target {text!r}: cannot read {field} {value!r}; {rule}")
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareParams:
-    """The limits that steer the search.
+    """The limits that steer the search; those of a GPU are 0 on a processor.
 
-    `num_cores` is the number of threads that the tuned kernel will run on, `vector_unit_bytes` the width of a vector
-    register, `vector_registers` how many of them there are, `cache_line_bytes` the unit of memory traffic.
+    `num_cores` is the number of threads that the tuned kernel will run on (-1 on a GPU, which has many),
+    `vector_unit_bytes` the width of a vector register, `cache_line_bytes` the unit of memory traffic. Of a GPU block:
+    `max_shared_memory_per_block` and `max_local_memory_per_block` (registers of all threads) in bytes,
+    `max_threads_per_block`, `max_vthread_extent` (how many virtual threads one thread may run), `warp_size` (threads
+    that run in step). The first eight fields, in this order, are those of a record. `vector_registers` is how many
+    vector registers there are, `stack_bytes` how much stack the buffers of one thread may take.
     """
 
     num_cores: int
     vector_unit_bytes: int = 64
-    vector_registers: int = 32
     cache_line_bytes: int = 64
+    max_shared_memory_per_block: int = 0
+    max_local_memory_per_block: int = 0
+    max_threads_per_block: int = 0
+    max_vthread_extent: int = 0
+    warp_size: int = 0
+    vector_registers: int = 32
     stack_bytes: int = 256 * 1024
+
+    def to_row(self) -> list[int]:
+        """The eight numbers that a record keeps."""
+        return list(astuple(self)[:_IN_RECORD])
+
+    @classmethod
+    def from_row(cls, row: Sequence[int]) -> Self:
+        """The parameters that `to_row` wrote.
+
+        Raises: TargetError when there are not eight whole numbers.
+        """
+        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in row)
+        if len(row) != _IN_RECORD or not whole:
+            raise TargetError(f"hardware parameters are {_IN_RECORD} whole numbers, got {list(row)!r}")
+        return cls(*row)
+
+
+_IN_RECORD = 8

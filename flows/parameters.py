@@ -77,7 +77,7 @@ class TuneJob:
             trials=DEFAULT_TRIALS if trials is None and minutes is None else trials,
             minutes=minutes,
             threads=threads or cores,
-            target=str(Target.host() if target is None else Target.parse(target)),
+            target=str(Target.host() if target is None else Target(target)),
             seed=seed,
             batch=batch,
             home=str(Path(home).absolute() if home else config.load().home),

@@ -3,7 +3,11 @@
 Always: a target machine is made for each module, because LLVM frees it with its owner.
 """
 
+import os
+import re
+import tempfile
 from functools import lru_cache
+from threading import Lock
 
 import llvmlite.binding as llvm
 
@@ -24,27 +28,86 @@ def llvm_version() -> str:
 
 @lru_cache(maxsize=16)
 def describe(target: Target) -> tuple[str, str, str]:
-    """(triple, CPU name, features) with the host's own filled in."""
+    """(triple, CPU name, features) with the host's own filled in.
+
+    Raises: TargetError when the target is no processor, or LLVM does not know the triple, the processor or a feature.
+    """
+    if target.is_gpu:
+        raise TargetError(f"target {str(target)!r}: code can be generated for processors only; use an llvm target")
     _initialize()
     if target.triple or target.cpu:
-        return target.triple or llvm.get_process_triple(), target.cpu or "generic", target.features
-    features = llvm.get_host_cpu_features().flatten()
-    # LLVM prefers half-width vectors on some AVX-512 machines; our kernels are written for full ones.
-    features = ",".join(part for part in (features, "-prefer-256-bit", target.features) if part)
-    return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+        described = target.triple or llvm.get_process_triple(), target.cpu or "generic", target.features
+    else:
+        features = llvm.get_host_cpu_features().flatten()
+        # LLVM prefers half-width vectors on some AVX-512 machines; our kernels are written for full ones.
+        features = ",".join(part for part in (features, "-prefer-256-bit", target.features) if part)
+        described = llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+    if target != Target.host():
+        _check_names(target, described)
+    return described
+
+
+_UNKNOWN = re.compile(r"'([^']+)' is not a recognized (processor|feature) for this target")
+_UNKNOWN_LINE = re.compile(rb".* is not a recognized (processor|feature) for this target.*\n?")
+_STDERR = 2
+_stderr_lock = Lock()
+
+
+def _check_names(target: Target, described: tuple[str, str, str]) -> None:
+    """LLVM ignores a name that it does not know and only says so on the error stream: make that an error."""
+    triple, cpu, features = described
+    try:
+        found = llvm.Target.from_triple(triple)
+    except RuntimeError as error:
+        raise TargetError(f"target {str(target)!r}: {error}") from None
+    with _stderr_lock, tempfile.TemporaryFile() as heard:
+        saved = os.dup(_STDERR)
+        os.dup2(heard.fileno(), _STDERR)
+        try:
+            found.create_target_machine(cpu=cpu, features=features)
+        finally:
+            os.dup2(saved, _STDERR)
+            os.close(saved)
+        heard.seek(0)
+        said = heard.read()
+    if others := _UNKNOWN_LINE.sub(b"", said):  # of other threads
+        os.write(_STDERR, others)
+    unknown = _UNKNOWN.search(said.decode(errors="replace"))
+    if unknown is not None:
+        name, what = unknown.groups()
+        raise TargetError(f"target {str(target)!r}: LLVM knows no {what} {name!r} of {triple}")
 
 
 def make_target_machine(target: Target) -> llvm.TargetMachine:
     """A fresh target machine.
 
-    Raises: TargetError when LLVM does not know the triple.
+    Raises: TargetError, see `describe`.
     """
     triple, cpu, features = describe(target)
-    try:
-        found = llvm.Target.from_triple(triple)
-    except RuntimeError as error:
-        raise TargetError(f"target {str(target)!r}: {error}") from None
+    found = llvm.Target.from_triple(triple)
     return found.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+
+
+_PROBE = """
+define void @probe(ptr %a) #0 {{
+  %x = load <16 x float>, ptr %a, align 4
+  %y = fadd <16 x float> %x, %x
+  store <16 x float> %y, ptr %a, align 4
+  ret void
+}}
+attributes #0 = {{ {attributes} }}
+"""
+"""Adds 64 bytes of numbers; the registers in its assembly say how wide those of the target are."""
+
+
+@lru_cache(maxsize=16)
+def vector_bytes(target: Target) -> int:
+    """The width of a vector register that LLVM uses for an x86 `target`.
+
+    Raises: TargetError, see `describe`.
+    """
+    listing = assembly(_PROBE.format(attributes=function_attributes(64)), target)
+    return 64 if "%zmm" in listing else 32 if "%ymm" in listing else 16
 
 
 def function_attributes(vector_bytes: int) -> str:

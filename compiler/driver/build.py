@@ -5,7 +5,7 @@ Always: pure and deterministic; the same steps make the same object code.
 
 from collections.abc import Sequence
 
-from compiler.codegen.cpu import assembly, compile_module, function_attributes
+from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
 from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.pipeline import lower
@@ -19,8 +19,10 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     """Compile the program that `steps` make of the task's computation into a kernel called `name`.
 
     Arguments are the inputs and then the outputs of the graph, in its order.
-    Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code.
+    Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code, TargetError when there
+    is no code generation for the target.
     """
+    describe(task.target)
     function = lower(replay(task.dag, steps), name, task.hardware)
     text = _text(task, function)
     packings = dict(function.packings)

@@ -69,7 +69,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=1)
 def _extract(network: str, target: str, threads: int, shapes: tuple[str, ...], stamp: int) -> ExtractedNetwork:  # noqa: ARG001 - the stamp is part of the cache's key
-    machine = Target.parse(target)
+    machine = Target(target)
     graph = optimize(load_network(network, shapes=dict(map(parse_shape, shapes))))
     cut = partition(graph, machine, hardware_of(machine, threads))
     return ExtractedNetwork(network, machine, threads, graph, cut)

@@ -1,30 +1,43 @@
 """In: a target and a number of threads. Out: the hardware parameters that steer search and code generation.
 
-Always: what the target's own instruction set offers, never more; an unknown processor counts as a plain one.
+Always: what the target's own instruction set offers, never more, as LLVM itself uses it.
 """
 
-from compiler.codegen.cpu import describe
+from compiler.codegen.cpu import describe, vector_bytes
 from compiler.target import HardwareParams, Target
 
-_WIDE_CPUS = ("znver4", "znver5", "znver6", "skylake-avx512", "cascadelake", "cooperlake", "icelake", "sapphirerapids")
-"""Starts of the LLVM names of x86 processors with full-width AVX-512, for targets that give a name and no features."""
+_PLAIN_BYTES = 16
+
+_CUDA = HardwareParams(
+    num_cores=-1,
+    vector_unit_bytes=16,
+    cache_line_bytes=64,
+    max_shared_memory_per_block=48 * 1024,
+    max_local_memory_per_block=2**31 - 1,
+    max_threads_per_block=1024,
+    max_vthread_extent=8,
+    warp_size=32,
+)
+"""What every NVIDIA GPU offers to a kernel that asks for nothing special."""
 
 
 def hardware_of(target: Target, threads: int) -> HardwareParams:
-    """Parameters of `target` for kernels that run on `threads` threads."""
+    """Parameters of `target` for kernels that run on `threads` threads; a GPU has its own number of them.
+
+    Raises: TargetError when LLVM does not know the triple, the processor or a feature.
+    """
+    if target.is_gpu:
+        return _CUDA
     width, registers = _vector_unit(target)
     return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
 
 
 def _vector_unit(target: Target) -> tuple[int, int]:
     """Bytes of a vector register, and how many of them there are."""
-    triple, cpu, text = describe(target)
-    features = set(text.split(","))
+    triple = describe(target)[0]
     if triple.startswith(("aarch64", "arm64")):
-        return 16, 32
+        return _PLAIN_BYTES, 32
     if not triple.startswith("x86_64"):
-        return 16, 16
-    if "+avx512f" in features or (target.cpu and cpu.startswith(_WIDE_CPUS)):
-        return 64, 32
-    narrow = "+avx" not in features and cpu in ("generic", "x86-64")
-    return (16 if narrow else 32), 16
+        return _PLAIN_BYTES, 16
+    width = vector_bytes(target)
+    return width, 32 if width == 64 else 16

@@ -17,10 +17,14 @@ from compiler.target import Target
     ],
 )
 def test_vector_unit_of_a_named_processor(text: str, expected: tuple[int, int]) -> None:
-    hardware = hardware_of(Target.parse(text), 3)
+    hardware = hardware_of(Target(text), 3)
     assert (hardware.vector_unit_bytes, hardware.vector_registers) == expected
     assert hardware.num_cores == 3
 
 
 def test_the_host_has_a_vector_unit() -> None:
     assert hardware_of(Target.host(), 1).vector_unit_bytes in (16, 32, 64)
+
+
+def test_a_gpu_has_limits_of_its_blocks() -> None:
+    assert hardware_of(Target("cuda -arch=sm_90"), 2).to_row() == [-1, 16, 64, 49152, 2**31 - 1, 1024, 8, 32]

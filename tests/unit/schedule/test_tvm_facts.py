@@ -145,7 +145,7 @@ def test_b9_a_graph_survives_pickling() -> None:
 
 def test_b10_a_task_survives_pickling_and_registers_its_key() -> None:
     dag = matmul(8, 8, 8)
-    task = SearchTask("t", dag, Target.parse("llvm -mcpu=znver4"), HardwareParams(3, 32, 7), '["test-key"]')
+    task = SearchTask("t", dag, Target("llvm -mcpu=znver4"), HardwareParams(3, 32, 7), '["test-key"]')
     data = pickle.dumps(task)
     assert not is_registered('["test-key"]')
     again = pickle.loads(data)

@@ -1,0 +1,80 @@
+"""Targets by triple, processor and features: names are checked, code is emitted for machines other than this one."""
+
+import os
+
+import pytest
+
+from compiler import te
+from compiler.codegen.cpu import describe, vector_bytes
+from compiler.driver.build import build_kernel
+from compiler.driver.hardware import hardware_of
+from compiler.errors import TargetError
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.steps import Annotate, Split
+from compiler.schedule.task import SearchTask
+from compiler.target import Target
+
+MACHINE_OFFSET, ELF_X86_64, ELF_AARCH64 = 18, 62, 183
+
+
+def task_for(text: str) -> SearchTask:
+    a = te.placeholder((64,), name="a")
+    target = Target(text)
+    dag = ComputeDAG([a, te.compute((64,), lambda i: te.exp(a[i]) + 1.0, "b")])
+    return SearchTask("t", dag, target, hardware_of(target, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "machine"),
+    [
+        ("llvm -mtriple=aarch64-linux-gnu -mattr=+neon", ELF_AARCH64),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1", ELF_AARCH64),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4", ELF_X86_64),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu", ELF_X86_64),
+    ],
+)
+def test_an_object_file_is_emitted_for_the_triple(text: str, machine: int) -> None:
+    steps = (Split(1, 0, 64, (16,)), Annotate(1, 0, 3), Annotate(1, 1, 2))
+    artifact = build_kernel(task_for(text), steps, "kernel")
+    assert artifact.object_code[:4] == b"\x7fELF"
+    assert int.from_bytes(artifact.object_code[MACHINE_OFFSET : MACHINE_OFFSET + 2], "little") == machine
+    assert artifact.target == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver9", "no processor 'znver9'"),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=znver4", "no processor 'znver4' of aarch64-linux-gnu"),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4 -mattr=+neon", "no feature '\\+neon'"),
+        ("llvm -mtriple=sun-nowhere", "sun-nowhere"),
+        ("llvm -mattr=+warp-drive", "no feature"),
+    ],
+)
+def test_names_that_llvm_does_not_know_are_errors(text: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TargetError, match=message):
+        describe(Target(text))
+    assert capfd.readouterr().err == ""
+    os.write(2, b"still open")
+    assert capfd.readouterr().err == "still open"
+
+
+def test_no_code_for_a_gpu() -> None:
+    with pytest.raises(TargetError, match="processors only"):
+        build_kernel(task_for("cuda"), (), "kernel")
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [
+        ("-mcpu=haswell", 32),
+        ("-mcpu=x86-64", 16),
+        ("-mcpu=x86-64-v3", 32),
+        ("-mcpu=x86-64-v4", 64),
+        ("-mcpu=skylake-avx512", 64),
+        ("-mcpu=znver4 -mattr=-avx512f", 32),
+        ("-mcpu=x86-64 -mattr=+avx2", 32),
+    ],
+)
+def test_the_vector_width_is_that_of_the_features(options: str, width: int) -> None:
+    assert vector_bytes(Target(f"llvm -mtriple=x86_64-unknown-linux-gnu {options}")) == width
