@@ -18,6 +18,7 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── StoreError               the record store cannot be used
     │   ├── SchemaError              a file was written by a newer version
     │   └── CorruptRecordError       a file cannot be read back
+    ├── LogFormatError           a tuning log in TVM's form cannot be read or written
     ├── ArtifactError            a compiled network cannot be saved or loaded
     ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
     └── OptionError              an option has a value that makes no sense
@@ -91,6 +92,10 @@ class SchemaError(StoreError):
 
 class CorruptRecordError(StoreError):
     """A record file cannot be read back."""
+
+
+class LogFormatError(RetuneError):
+    """A tuning log in TVM's form cannot be read or written."""
 
 
 class ArtifactError(RetuneError):

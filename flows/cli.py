@@ -16,18 +16,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from compiler import config
 from compiler.driver.extract import extract_network
-from compiler.errors import OptionError, RetuneError, StoreError
+from compiler.errors import RetuneError, StoreError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.frontend import zoo
-from flows.outcome import PIPE_WIDTH
 from flows.parameters import DEFAULT_TRIALS, TuneJob
+from flows.records_cli import Store, records_app
 from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
 
@@ -39,13 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-records_app = typer.Typer(help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(records_app, name="records")
-
-Store = Annotated[
-    str | None,
-    typer.Option("--store", help="State folder: records, runs, results. Default: $RETUNE_HOME or ./.retune."),
-]
 
 
 @app.command()
@@ -99,50 +90,6 @@ def run(
     typer.echo(f"{executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)}")
 
 
-@records_app.command("list")
-def records_list(store: Store = None) -> None:
-    """List every task that was ever tuned: its trials, failures and best time."""
-    table = _table("task", "threads", "trials", "failed", "best ms", "target", "device")
-    for task in _records(store).tasks():
-        best = "-" if task.best_seconds is None else f"{task.best_seconds * 1e3:.4f}"
-        table.add_row(
-            task.task_name, f"{task.threads}", f"{task.trials}", f"{task.failures}", best, task.target, task.device
-        )
-    _show(table)
-
-
-@records_app.command("best")
-def records_best(store: Store = None) -> None:
-    """List the best record of every task on this machine."""
-    table = _table("record", "task", "threads", "best ms", "network")
-    for record in _records(store).best_per_task(device=config.device_name()).values():
-        table.add_row(
-            record.record_id, record.task_name, f"{record.threads}", f"{record.seconds * 1e3:.4f}", record.network
-        )
-    _show(table)
-
-
-@records_app.command("show")
-def records_show(record_id: Annotated[str, typer.Argument(help="The id of a record.")], store: Store = None) -> None:
-    """Print one record, every field of it, as JSON."""
-    found = [record for record in _records(store).records() if record.record_id == record_id]
-    if not found:
-        raise OptionError(f"no record {record_id} in {_home(store)}; `retune records best` lists some")
-    typer.echo(json.dumps({**asdict(found[0]), "status": found[0].status.name}, indent=2))
-
-
-def _table(*headings: str) -> Table:
-    """A table whose cells are never cut: ids are copied from it."""
-    table = Table(box=box.SIMPLE)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "record")
-    return table
-
-
-def _show(table: Table) -> None:
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
-
-
 def _prepare_state_folder(home: Path) -> None:
     """Make the folder, with room for Prefect's database, and see whether the records in it can be read by this
     version.
@@ -154,14 +101,6 @@ def _prepare_state_folder(home: Path) -> None:
     except OSError as error:
         raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
     ParquetRecordStore(home)
-
-
-def _home(store: str | None) -> Path:
-    return Path(store).absolute() if store else config.load().home
-
-
-def _records(store: str | None) -> ParquetRecordStore:
-    return ParquetRecordStore(_home(store))
 
 
 def main() -> None:

@@ -1,0 +1,115 @@
+"""In: trials read from tuning logs. Out: the best of them for a workload. Always: failures never count as best.
+
+A trial of another size can stand in where nothing better is known: `distance` says how much slower the workload is
+expected to be.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import LogFormatError
+from compiler.measure.log import LoggedTrial, append_log, read_log
+from compiler.measure.record import MeasureStatus
+
+
+def distance(wanted: str, known: str) -> float:
+    """How many times as much work the workload `wanted` is as `known`; infinite when one's programs say nothing of the
+    other.
+
+    Two keys compare when they name the same function with as many arguments. Whole numbers must be multiples of what is
+    known, everything else equal.
+    """
+    if wanted == known:
+        return 1.0
+    try:
+        (name, *wanted_args), (known_name, *known_args) = json.loads(wanted), json.loads(known)
+    except (ValueError, TypeError):
+        return math.inf
+    ours, theirs = list(_leaves(wanted_args)), list(_leaves(known_args))
+    if name != known_name or len(ours) != len(theirs):
+        return math.inf
+    factor = 1.0
+    for one, other in zip(ours, theirs, strict=True):
+        factor *= _factor(one, other)
+    return factor
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The arguments with lists taken apart; a list's length counts, so that nothing is paired across lists."""
+    if isinstance(value, list):
+        yield ["of", len(value)]
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _factor(wanted: Any, known: Any) -> float:
+    if wanted == known and type(wanted) is type(known):
+        return 1.0
+    if not all(type(number) is int for number in (wanted, known)) or wanted <= 0 or known <= 0 or wanted % known:
+        return math.inf
+    return float(wanted // known)
+
+
+def target_kind(target: str) -> str:
+    """The first word of a target text: programs carry over between targets of one kind."""
+    return target.split(maxsplit=1)[0] if target.strip() else ""
+
+
+def best_trial(
+    trials: Iterable[LoggedTrial],
+    workload_key: str | None = None,
+    target: str | None = None,
+    *,
+    include_compatible: bool = False,
+) -> LoggedTrial | None:
+    """The trial of the lowest mean cost, the first of equals, or None.
+
+    With `workload_key` only trials of it, or with `include_compatible` also those of smaller sizes, their costs
+    multiplied by `distance`. With `target` only trials on targets of its kind.
+    """
+    best: LoggedTrial | None = None
+    lowest = math.inf
+    for trial in trials:
+        if trial.status is not MeasureStatus.OK:
+            continue
+        if target is not None and target_kind(target) != target_kind(trial.task.target):
+            continue
+        factor = 1.0 if workload_key is None else distance(workload_key, trial.task.workload_key)
+        if factor != 1.0 and not include_compatible:
+            continue
+        if trial.mean_seconds * factor < lowest:
+            best, lowest = trial, trial.mean_seconds * factor
+    return best
+
+
+def best_trials(trials: Iterable[LoggedTrial]) -> list[LoggedTrial]:
+    """The best trial of every target and workload, in the order in which these appear."""
+    best: dict[tuple[str, str], LoggedTrial] = {}
+    for trial in trials:
+        if trial.status is MeasureStatus.OK:
+            key = (trial.task.target, trial.task.workload_key)
+            if key not in best or trial.mean_seconds < best[key].mean_seconds:
+                best[key] = trial
+    return list(best.values())
+
+
+def distill(source: Path, destination: Path) -> int:
+    """Rewrite `destination` with the best trials of both logs; how many there are. It need not exist.
+
+    Raises: LogFormatError when one cannot be read, or the result not be written.
+    """
+    known = read_log(destination) if destination.exists() else iter(())
+    found = best_trials([*known, *read_log(source)])
+    unfinished = destination.with_name(f"{destination.name}.part")
+    unfinished.unlink(missing_ok=True)
+    append_log(unfinished, found)
+    try:
+        unfinished.replace(destination)
+    except OSError as error:
+        raise LogFormatError(f"cannot write the log {destination}: {error.strerror}") from error
+    return len(found)

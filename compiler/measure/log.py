@@ -1,0 +1,262 @@
+"""In: lines of the JSON log that TVM's auto-scheduler writes. Out: what each says, and the other way round.
+
+Always: version "v0.6" is written, every older one is read; a line that is read and written again says the same.
+
+    {"i": [[key, target, [8 hardware parameters], host, layout option, [input names]], [[], [steps …]]],
+     "r": [[seconds …], error number, seconds in all, timestamp], "v": "v0.6"}
+A line holds no error text and no stages. Unknown keys are ignored, so that a newer writer does no harm.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import LogFormatError, ScheduleError, TargetError
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.schedule.steps import Step, dump_steps, load_steps
+from compiler.schedule.steps.base import step_from_row
+from compiler.target import Target
+
+LOG_VERSION = "v0.6"
+FAILED_COST = 1e10
+"""Seconds that the log's format writes for a failure; nothing here ever counts with it."""
+
+_HARDWARE_COUNT = 8
+_OUR_LAYOUT = 2
+"""Our kernels are measured with constants laid out beforehand."""
+_ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr")
+"""Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTask:
+    """What a line says of its task. `hardware` holds the eight parameters in the log's order, empty in old logs."""
+
+    workload_key: str
+    target: str
+    hardware: tuple[int, ...] = ()
+    target_host: str = ""
+    layout_rewrite_option: int = 0
+    task_input_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTrial:
+    """One line: the task, the program's steps, and how it ended.
+
+    `costs` are seconds per call, empty for a failure; `elapsed` is the seconds that building and running took;
+    `timestamp` is in seconds since 1970.
+    """
+
+    task: LoggedTask
+    steps: tuple[Step, ...]
+    costs: tuple[float, ...]
+    status: MeasureStatus
+    elapsed: float
+    timestamp: int
+    version: str = LOG_VERSION
+
+    @property
+    def mean_seconds(self) -> float:
+        """The log's own measure of a program: the mean of its costs; infinite for a failure."""
+        return math.fsum(self.costs) / len(self.costs) if self.costs else math.inf
+
+
+def read_line(text: str) -> LoggedTrial:
+    """What one line says.
+
+    Raises: LogFormatError that tells what is wrong with it.
+    """
+    try:
+        line = json.loads(text)
+        (task, state), result = line["i"], line["r"]
+        costs, status, elapsed, timestamp = result[:4]
+        trial = LoggedTrial(
+            _task_of(task),
+            tuple(step_from_row(row) for row in state[1]),
+            tuple(float(cost) for cost in costs),
+            MeasureStatus(status),
+            float(elapsed),
+            int(timestamp),
+            str(line.get("v", "")),
+        )
+    except ScheduleError as error:
+        raise LogFormatError(f"the line {_shortened(text)} holds a step that cannot be read: {error}") from None
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise LogFormatError(
+            f"the line {_shortened(text)} is no record of a tuning log ({type(error).__name__}: {error})"
+        ) from None
+    timed = trial.status is MeasureStatus.OK and all(0 < cost < FAILED_COST for cost in trial.costs) and trial.costs
+    if trial.status is MeasureStatus.OK and not timed:
+        raise LogFormatError(f"the line {_shortened(text)} claims success with costs of {list(trial.costs)} seconds")
+    return trial if timed else replace(trial, costs=())
+
+
+def write_line(trial: LoggedTrial) -> str:
+    """The trial as one line, without its end."""
+    task = trial.task
+    head: list[Any] = [task.workload_key, task.target]
+    if task.hardware:
+        head += _options_of(task)[1:]
+    costs = list(trial.costs) or [FAILED_COST]
+    line = {
+        "i": [head, [[], [step.to_row() for step in trial.steps]]],
+        "r": [costs, int(trial.status), trial.elapsed, trial.timestamp],
+        "v": LOG_VERSION,
+    }
+    return json.dumps(line)
+
+
+def read_log(path: Path, *, lines: int | None = None, skip: int = 0) -> Iterator[LoggedTrial]:
+    """The trials of a log, at most `lines` of them, without the first `skip`; blank and `#` lines do not count.
+
+    Raises: LogFormatError naming the file and the line, also when the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            numbered = ((number, text.strip()) for number, text in enumerate(file, 1))
+            wanted = ((number, text) for number, text in numbered if text and not text.startswith("#"))
+            for number, text in islice(wanted, skip, None if lines is None else skip + lines):
+                try:
+                    yield read_line(text)
+                except LogFormatError as error:
+                    raise LogFormatError(f"{path}:{number}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LogFormatError(f"cannot read the log {path}: {error}") from error
+
+
+def append_log(path: Path, trials: Iterable[LoggedTrial]) -> int:
+    """Add the trials to a log, which is made with its folders when it is missing; how many were written.
+
+    Raises: LogFormatError when the file cannot be written.
+    """
+    text = "".join(write_line(trial) + "\n" for trial in trials)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise LogFormatError(f"cannot write the log {path}: {error.strerror}") from error
+    return text.count("\n")
+
+
+def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
+    """The trial as the store keeps it, measured on `device`.
+
+    Its id is made of what it says, so storing it a second time changes nothing. What our records have no column for
+    goes into `options`, from where `from_record` takes it back.
+    """
+    name = _workload_name(trial.task.workload_key)
+    identity = json.dumps([write_line(trial), device])
+    return MeasureRecord(
+        record_id=_id_of(trial.timestamp, identity),
+        run_id=f"log-{_digest(json.dumps([trial.task.target, trial.task.workload_key]))[:12]}",
+        network="",
+        task_key=trial.task.workload_key,
+        task_name=name,
+        target=code_target(trial.task.target),
+        device=device,
+        threads=max(1, trial.task.hardware[0]) if trial.task.hardware else 1,
+        steps=dump_steps(trial.steps),
+        parent_id="",
+        mutation="",
+        predicted=None,
+        costs=trial.costs,
+        status=trial.status,
+        error="" if trial.status is MeasureStatus.OK else "the log that this trial was read from keeps no error text",
+        build_seconds=0.0,
+        run_seconds=trial.elapsed,
+        options=json.dumps({"log": _options_of(trial.task), "version": trial.version}),
+        seed=0,
+        round=0,
+        elapsed=0.0,
+        engine_version="tuning-log",
+        llvm_version="",
+        timestamp=float(trial.timestamp),
+    )
+
+
+def from_record(record: MeasureRecord) -> LoggedTrial:
+    """The record as a line of a log.
+
+    Raises: LogFormatError when its steps cannot be read.
+    """
+    try:
+        steps = load_steps(record.steps)
+    except ScheduleError as error:
+        raise LogFormatError(f"record {record.record_id}: {error}") from None
+    hardware = (record.threads, 64, 64, 0, 0, 0, 0, 0)
+    task = LoggedTask(record.task_key, record.target, hardware, "", _OUR_LAYOUT)
+    known = _logged_options(record.options)
+    if known is not None:
+        task = _task_of([record.task_key, *known])
+    elapsed = record.build_seconds + record.run_seconds
+    costs = record.costs if record.status is MeasureStatus.OK else ()
+    return LoggedTrial(task, steps, costs, record.status, elapsed, int(record.timestamp))
+
+
+def code_target(text: str) -> str:
+    """The part of a TVM target that decides which code is made, in our words; an unreadable text as it is."""
+    words = text.split()
+    kept = [word for word in words[1:] if word.partition("=")[0] in _GENERATED_OPTIONS]
+    try:
+        return str(Target.parse(" ".join([*words[:1], *kept])))
+    except TargetError:
+        return text
+
+
+def _task_of(row: Any) -> LoggedTask:
+    """The task array of a line: two elements in the oldest logs, then three, five and six."""
+    key, target = row[:2]
+    if not isinstance(key, str) or not isinstance(target, str):
+        raise TypeError("a task starts with the texts of its workload key and target")
+    hardware = tuple(int(number) for number in row[2]) if len(row) > 2 else ()
+    if hardware and len(hardware) != _HARDWARE_COUNT:
+        raise ValueError(f"{len(hardware)} hardware parameters instead of {_HARDWARE_COUNT}")
+    host, layout = (str(row[3]), int(row[4])) if len(row) > 4 else ("", 0)
+    names = tuple(str(name) for name in row[5]) if len(row) > 5 else ()
+    return LoggedTask(key, target, hardware, host, layout, names)
+
+
+def _options_of(task: LoggedTask) -> list[Any]:
+    """A task array without its key."""
+    names = list(task.task_input_names)
+    return [task.target, list(task.hardware), task.target_host, task.layout_rewrite_option, names]
+
+
+def _logged_options(options: str) -> list[Any] | None:
+    """What `to_record` put aside, or None for a record of our own."""
+    try:
+        found = json.loads(options).get("log")
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, list) else None
+
+
+def _workload_name(key: str) -> str:
+    """A name for people: the function of a key, or its hash."""
+    try:
+        decoded = json.loads(key)
+    except ValueError:
+        return key
+    return str(decoded[0]) if isinstance(decoded, list) and decoded else key
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _id_of(timestamp: int, identity: str) -> str:
+    """A ULID: 48 bits of milliseconds, then 80 bits of the text's digest."""
+    number = ((timestamp * 1000) & (2**48 - 1)) << 80 | int(_digest(identity)[:20], 16)
+    return "".join(_ULID_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    return repr(text if len(text) <= most else f"{text[:most]}…")

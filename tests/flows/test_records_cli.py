@@ -1,0 +1,79 @@
+"""`retune records import` and `export`: a tuning log goes into the store and comes out again as it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler import config
+from storage.parquet import ParquetRecordStore
+from tests.flows.test_cli import folder, run
+
+__all__ = ["folder"]
+
+KEY = '["product", 128]'
+
+
+def line(seconds: float, key: str = KEY) -> dict[str, object]:
+    task = [key, "llvm -mcpu=znver4", [8, 64, 64, 0, 0, 0, 0, 0], "", 1, []]
+    return {"i": [task, [[], [["CI", 2]]]], "r": [[seconds], 0, 0.5, 1700000000], "v": "v0.6"}
+
+
+def write(path: Path, lines: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in lines), encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return sorted((json.loads(text) for text in path.read_text().splitlines()), key=json.dumps)
+
+
+def test_a_log_goes_in_and_comes_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line(0.1), line(0.2), line(0.3, '["other"]')]
+    write(folder / "tune.json", lines)
+    assert run(monkeypatch, "records", "import", "tune.json") == 0
+    assert run(monkeypatch, "records", "import", "tune.json") == 0
+    records = ParquetRecordStore(folder / "state").records()
+    assert sorted(record.seconds for record in records) == [0.1, 0.2, 0.3]
+    assert {record.device for record in records} == {"unknown"}
+    assert run(monkeypatch, "records", "export", "again.json") == 0
+    assert read(folder / "again.json") == sorted(lines, key=json.dumps)
+    assert run(monkeypatch, "records", "export", "one.json", "--task", "other") == 0
+    assert read(folder / "one.json") == [lines[2]]
+
+
+def test_only_what_ran_on_this_machine_is_best_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder / "elsewhere.json", [line(0.01)])
+    write(folder / "here.json", [line(0.1), line(0.2)])
+    assert run(monkeypatch, "records", "import", "elsewhere.json", "--device", "that machine") == 0
+    assert run(monkeypatch, "records", "import", "here.json", "--device", "this") == 0
+    devices = {record.device for record in ParquetRecordStore(folder / "state").records()}
+    assert devices == {"that machine", config.device_name()}
+    assert run(monkeypatch, "records", "export", "best.json", "--best") == 0
+    assert read(folder / "best.json") == [line(0.1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("import", "missing.json"), ("missing.json", "cannot read")),
+        (("import", "bad.json"), ("bad.json:2", "no record")),
+        (("export", "bad.json"), ("bad.json", "exists")),
+        (("export", "new.json"), ("no record", "state")),
+        (("export", "new.json", "--task", "nobody"), ("nobody",)),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(folder / "bad.json", [line(0.1)])
+    with (folder / "bad.json").open("a") as file:
+        file.write("not json\n")
+    assert run(monkeypatch, "records", *arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert all(word in said for word in words)
+    assert not (folder / "new.json").exists()
