@@ -1,0 +1,167 @@
+"""In: tuning records, entered with `with`. Out: the state that a workload is compiled with. Always: asking changes
+nothing but what a context remembers having been asked.
+
+    with ApplyHistoryBest(["tuned.json"]):
+        state = DispatchContext.current().query(target, workload_key, True, dag)
+Contexts nest: what the innermost does not know is asked of the one around it. Each thread has its own.
+"""
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from compiler.errors import OptionError, ScheduleError
+from compiler.measure.history import best_trial, best_trials, distance, target_kind
+from compiler.measure.log import LoggedTrial, read_log
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import State, replay
+from compiler.target import Target
+
+_log = logging.getLogger(__name__)
+_active = threading.local()
+
+Records = str | Path | Iterable["str | Path | LoggedTrial"]
+
+
+class DispatchContext(ABC):
+    """Answers which program a workload is compiled with."""
+
+    @staticmethod
+    def current() -> "DispatchContext":
+        """The innermost context of this thread; without any, one that knows nothing."""
+        stack = _stack()
+        if not stack:
+            stack.append(FallbackContext())
+        return stack[-1]
+
+    def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
+        """The state of `dag` to compile for `target`, from here or a context around this one; None when none knows.
+
+        `has_complex_op` says whether an untuned program would be slow: it decides who is told.
+        """
+        found = self.known(target, workload_key, dag)
+        outer = self._outer()
+        if found is not None or outer is None:
+            return found
+        return outer.query(target, workload_key, has_complex_op, dag)
+
+    @abstractmethod
+    def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
+        """What this context itself knows."""
+
+    @abstractmethod
+    def update(self, target: Target, workload_key: str, state: State) -> None:
+        """Answer with `state` from now on, whatever the records say."""
+
+    def __enter__(self) -> Self:
+        if self in _stack():
+            raise OptionError("this context is entered already; make another one")
+        DispatchContext.current()
+        _stack().append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _stack()[-1] is not self:
+            raise OptionError("contexts must be left in the opposite order of entering them")
+        _stack().pop()
+
+    def _outer(self) -> "DispatchContext | None":
+        stack = _stack()
+        if self not in stack:
+            return DispatchContext.current()
+        position = stack.index(self)
+        return stack[position - 1] if position else None
+
+
+class FallbackContext(DispatchContext):
+    """Knows only what it was told: the outermost context of every thread. Says once of each workload with heavy
+    operators that it is compiled untuned.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[str, str], State] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
+        """What was told, else None."""
+        found = self.known(target, workload_key, dag)
+        key = (str(target), workload_key)
+        if found is None and has_complex_op and key not in self._told:
+            self._told.add(key)
+            _log.warning("no tuning record for %s on %s: it is compiled untuned", workload_key, target)
+        return found
+
+    def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
+        del dag
+        return self._states.get((str(target), workload_key))
+
+    def update(self, target: Target, workload_key: str, state: State) -> None:
+        self._states[str(target), workload_key] = state
+
+
+class ApplyHistoryBest(DispatchContext):
+    """Answers with the fastest program in the records: of this target, else of one of its kind.
+
+    `records` is a log's path, or any sequence of paths and trials. `n_lines` limits what is read of each log. With
+    `include_compatible` a program of a smaller size serves where none of the size itself is known, if it fits.
+    Raises: LogFormatError when a log cannot be read.
+    """
+
+    def __init__(
+        self, records: Records | None = None, n_lines: int | None = None, include_compatible: bool = False
+    ) -> None:
+        self.include_compatible = include_compatible
+        self._best: dict[tuple[str, str], LoggedTrial] = {}
+        self._told: dict[tuple[str, str], State] = {}
+        self.load(records, n_lines)
+
+    def load(self, records: Records | None, n_lines: int | None = None) -> None:
+        """Take in more records; the faster program of a workload stays.
+
+        Raises: LogFormatError.
+        """
+        if records is None:
+            return
+        sources: Iterable[str | Path | LoggedTrial] = [records] if isinstance(records, (str, Path)) else records
+        trials: list[LoggedTrial] = list(self._best.values())
+        for source in sources:
+            trials.extend([source] if isinstance(source, LoggedTrial) else read_log(Path(source), lines=n_lines))
+        self._best = {(trial.task.target, trial.task.workload_key): trial for trial in best_trials(trials)}
+
+    def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
+        told = self._told.get((str(target), workload_key))
+        if told is not None:
+            return told
+        for trial in self._candidates(target, workload_key):
+            try:
+                return replay(dag, trial.steps)
+            except ScheduleError as error:
+                _log.warning("a record of %s does not fit %s: %s", trial.task.workload_key, workload_key, error)
+        return None
+
+    def update(self, target: Target, workload_key: str, state: State) -> None:
+        self._told[str(target), workload_key] = state
+
+    def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
+        """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""
+        trials = [trial for trial in self._best.values() if target_kind(trial.task.target) == target.kind]
+        same = [trial for trial in trials if trial.task.workload_key == workload_key]
+        exact = [trial for trial in same if trial.task.target == str(target)]
+        order = [best_trial(exact), best_trial(same)]
+        if self.include_compatible:
+            scaled = [(trial.mean_seconds * distance(workload_key, trial.task.workload_key), trial) for trial in trials]
+            order.extend(trial for seconds, trial in sorted(scaled, key=lambda pair: pair[0]) if seconds < float("inf"))
+        return list(dict.fromkeys(trial for trial in order if trial is not None))
+
+
+def _stack() -> list[DispatchContext]:
+    if not hasattr(_active, "stack"):
+        _active.stack = []
+    stack: list[DispatchContext] = _active.stack
+    return stack

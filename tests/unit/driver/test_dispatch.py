@@ -1,0 +1,111 @@
+"""Which program a workload is compiled with, by the contexts that are entered."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from compiler import te
+from compiler.driver.dispatch import ApplyHistoryBest, DispatchContext, FallbackContext
+from compiler.errors import LogFormatError, OptionError
+from compiler.measure.log import LoggedTask, LoggedTrial, append_log
+from compiler.measure.record import MeasureStatus
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import State
+from compiler.schedule.steps import Split
+from compiler.target import Target
+
+HERE = Target.parse("llvm -mcpu=znver4")
+
+
+def key(size: int) -> str:
+    return json.dumps(["rows", size])
+
+
+def dag(size: int) -> ComputeDAG:
+    x = te.placeholder((size, 4), name="X")
+    return ComputeDAG([x, te.compute((size, 4), lambda i, j: x[i, j] + 1.0, "Y")])
+
+
+def trial(size: int, inner: int, seconds: float, target: str = str(HERE)) -> LoggedTrial:
+    task = LoggedTask(key(size), target)
+    return LoggedTrial(task, (Split(1, 0, size, (inner,), True),), (seconds,), MeasureStatus.OK, 1.0, 1)
+
+
+def inner_of(state: State | None) -> int | None:
+    if state is None:
+        return None
+    extent = state.stages[1].iters[1].extent
+    assert isinstance(extent, int)
+    return extent
+
+
+def ask(size: int, target: Target = HERE) -> int | None:
+    return inner_of(DispatchContext.current().query(target, key(size), True, dag(size)))
+
+
+def test_the_best_of_this_target_comes_before_the_best_of_its_kind(tmp_path: Path) -> None:
+    log = tmp_path / "log.json"
+    append_log(log, [trial(16, 2, 2.0), trial(16, 4, 1.0), trial(16, 8, 0.5, "llvm -mcpu=znver5")])
+    with ApplyHistoryBest(str(log)):
+        assert ask(16) == 4
+        assert ask(16, Target.parse("llvm -mcpu=skylake")) == 8
+        assert ask(32) is None
+    assert ask(16) is None
+    with ApplyHistoryBest([log], n_lines=1):
+        assert ask(16) == 2
+
+
+def test_contexts_nest_and_what_was_told_wins() -> None:
+    outer, inner = ApplyHistoryBest([trial(16, 4, 1.0)]), ApplyHistoryBest([trial(32, 8, 1.0)])
+    with outer, inner:
+        assert (ask(16), ask(32), ask(64)) == (4, 8, None)
+        inner.update(HERE, key(16), State.initial(dag(16)).apply(Split(1, 0, 16, (2,), True)))
+        assert ask(16) == 2
+    with outer:
+        assert ask(16) == 4
+        with pytest.raises(OptionError, match="entered already"):
+            outer.__enter__()
+
+
+def test_a_smaller_size_serves_only_on_request() -> None:
+    trials = [trial(16, 4, 1.0), trial(8, 2, 0.6)]
+    with ApplyHistoryBest(trials):
+        assert ask(32) is None
+    with ApplyHistoryBest(trials, include_compatible=True):
+        assert ask(16) == 4
+        assert ask(32) == 4
+        assert ask(24) == 2
+
+
+def test_a_record_that_does_not_fit_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    bad = LoggedTrial(LoggedTask(key(16), str(HERE)), (Split(7, 0, 16, (2,), True),), (0.1,), MeasureStatus.OK, 1.0, 1)
+    with ApplyHistoryBest([bad]):
+        assert ask(16) is None
+    assert "does not fit" in caplog.text
+
+
+def test_an_untuned_workload_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), FallbackContext() as context:
+        assert ask(16) is None
+        assert ask(16) is None
+        context.query(HERE, key(8), False, dag(8))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no tuning record for {key(16)} on {HERE}: it is compiled untuned"
+    ]
+
+
+def test_each_thread_has_contexts_of_its_own() -> None:
+    seen: list[int | None] = []
+    with ApplyHistoryBest([trial(16, 4, 1.0)]):
+        thread = threading.Thread(target=lambda: seen.append(ask(16)))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LogFormatError, match="nothing"):
+        ApplyHistoryBest(tmp_path / "nothing.json")
