@@ -30,7 +30,7 @@ _HARDWARE_COUNT = 8
 _OUR_LAYOUT = 2
 """Our kernels are measured with constants laid out beforehand."""
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr")
+_GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch")
 """Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
 
 
@@ -206,7 +206,7 @@ def code_target(text: str) -> str:
     words = text.split()
     kept = [word for word in words[1:] if word.partition("=")[0] in _GENERATED_OPTIONS]
     try:
-        return str(Target.parse(" ".join([*words[:1], *kept])))
+        return str(Target(" ".join([*words[:1], *kept])))
     except TargetError:
         return text
 

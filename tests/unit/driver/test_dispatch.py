@@ -17,7 +17,7 @@ from compiler.schedule.state import State
 from compiler.schedule.steps import Split
 from compiler.target import Target
 
-HERE = Target.parse("llvm -mcpu=znver4")
+HERE = Target("llvm -mcpu=znver4")
 
 
 def key(size: int) -> str:
@@ -51,7 +51,7 @@ def test_the_best_of_this_target_comes_before_the_best_of_its_kind(tmp_path: Pat
     append_log(log, [trial(16, 2, 2.0), trial(16, 4, 1.0), trial(16, 8, 0.5, "llvm -mcpu=znver5")])
     with ApplyHistoryBest(str(log)):
         assert ask(16) == 4
-        assert ask(16, Target.parse("llvm -mcpu=skylake")) == 8
+        assert ask(16, Target("llvm -mcpu=skylake")) == 8
         assert ask(32) is None
     assert ask(16) is None
     with ApplyHistoryBest([log], n_lines=1):
