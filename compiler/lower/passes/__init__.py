@@ -6,7 +6,8 @@ Always: one pass a module, each a frozen value with a `name` and an `apply`.
 from compiler.lower.passes.base import LoopPass
 from compiler.lower.passes.legalize_loops import LegalizeLoops
 from compiler.lower.passes.pack_constants import PackConstants
+from compiler.lower.passes.partition_loops import PartitionLoops
 from compiler.lower.passes.register_tiles import RegisterTiles
 from compiler.lower.passes.unroll_locals import UnrollLocals
 
-__all__ = ["LegalizeLoops", "LoopPass", "PackConstants", "RegisterTiles", "UnrollLocals"]
+__all__ = ["LegalizeLoops", "LoopPass", "PackConstants", "PartitionLoops", "RegisterTiles", "UnrollLocals"]

@@ -1,0 +1,219 @@
+"""In: loops with guards, such as those of a split that does not divide. Out: a hot part without guards and its ragged
+ends.
+
+Always: each guard that stays is as far out as it can be; the code does not grow beyond `MAX_COPIES` times.
+
+    before: for i.0 in 4: for i.1 in 16: if i.0 * 16 + i.1 < 50: body(i.0, i.1)
+    after:  for i.0 in 3: for i.1 in 16: body(i.0, i.1)
+            for i.1 in 2: body(3, i.1)
+A parallel loop stays whole: its turns choose the part that they run.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.ir.affine import Affine
+from compiler.ir.expr import BinaryOp, Expr, Load, Select, Var, binary, const, select
+from compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
+from compiler.ir.stmt import (
+    Allocate,
+    Block,
+    For,
+    If,
+    Let,
+    LoopFunction,
+    LoopKind,
+    Stmt,
+    Store,
+    block,
+    map_exprs,
+    walk_stmt,
+)
+from compiler.ir.visit import substitute, transform, walk
+
+MAX_COPIES = 16
+"""How often the innermost statement of a nest may be written."""
+MAX_STATEMENTS = 256
+"""A nest is not copied beyond this many statements."""
+_NOTHING = Block(())
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLoops:
+    """Splits loops where guards inside them are decided for a part of the turns."""
+
+    name: str = "partition-loops"
+
+    def apply(self, function: LoopFunction) -> LoopFunction:
+        """The kernel with guards only where they are needed."""
+        if not any(isinstance(stmt, If) for stmt in walk_stmt(function.body)):
+            return function
+        tops = function.body.statements if isinstance(function.body, Block) else (function.body,)
+        done = [_visit(top, {}, min(MAX_COPIES, max(1, MAX_STATEMENTS // _stores(top)))) for top in tops]
+        return replace(function, body=block(*done))
+
+
+def _stores(stmt: Stmt) -> int:
+    return sum(isinstance(inner, Store) for inner in walk_stmt(stmt))
+
+
+def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
+    """The statement with what `ranges` decide left out and its loops split into at most `budget` copies of its
+    leaves.
+    """
+    match stmt:
+        case Block():
+            return block(*(_visit(inner, ranges, budget) for inner in stmt.statements))
+        case If():
+            return _guarded(stmt, ranges, budget)
+        case For(kind=LoopKind.PARALLEL) | Let():
+            return _around(stmt, _chosen(stmt.body, stmt.var, (0, stmt.extent - 1), ranges, budget))
+        case For():
+            return _split(stmt, ranges, budget)
+        case Store():
+            indices = tuple(_simpler(index, ranges) for index in stmt.indices)
+            return replace(stmt, indices=indices, value=_simpler(stmt.value, ranges))
+    return _around(stmt, _visit(stmt.body, ranges, budget))
+
+
+def _around(stmt: For | Let | If | Allocate, body: Stmt) -> Stmt:
+    """The statement with another body; no statement when that is empty."""
+    return body if body == _NOTHING else replace(stmt, body=body)
+
+
+def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
+    found = {condition: decided(condition, ranges) for condition in conjuncts(stmt.condition)}
+    if False in found.values():
+        return _NOTHING
+    body = _visit(stmt.body, ranges, budget)
+    unknown = [condition for condition, holds in found.items() if holds is None]
+    return body if body == _NOTHING or not unknown else If(_all(unknown), body)
+
+
+def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
+    """A loop as several loops, or without the turns that do nothing, or whole."""
+    parts = _parts(loop.body, loop.var, (0, loop.extent - 1), ranges)
+    if len(parts) == 1 and parts[0] == (0, loop.extent - 1):
+        body = _visit(loop.body, {**ranges, loop.var: (0, loop.extent - 1)}, budget)
+        if isinstance(body, If) and not _depends(body.condition, loop.var):
+            return replace(body, body=replace(loop, body=body.body))
+        return _around(loop, body)
+    if len(parts) > max(1, budget):
+        return _around(loop, _visit(loop.body, {**ranges, loop.var: (0, loop.extent - 1)}, 0))
+    done = []
+    for low, high in parts:
+        body = (
+            loop.body
+            if low == 0 and high > low
+            else _with(loop.body, loop.var, const(low) if high == low else loop.var + low)
+        )
+        part = replace(loop, extent=high - low + 1, body=body) if high > low else body
+        done.append(_visit(part, ranges, budget // len(parts)))
+    return block(*done)
+
+
+def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget: int) -> Stmt:
+    """The body for the values `limit` of a variable that is bound outside, which chooses between copies of it."""
+    parts = _parts(body, var, limit, ranges)
+    if parts == [limit] or len(parts) > max(1, budget):
+        return _visit(body, {**ranges, var: limit}, budget if parts == [limit] else 0)
+    done = []
+    for low, high in parts:
+        part = body if high > low else _with(body, var, const(low))
+        part = _chosen(part, var, (low, high), ranges, budget // len(parts))
+        tests = [const(low) <= var] if low > limit[0] else []
+        tests += [var <= high] if high < limit[1] else []
+        done.append(part if part == _NOTHING or not tests else If(_all(tests), part))
+    return block(*done)
+
+
+def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list[tuple[int, int]]:
+    """The values of `var` in at most three parts, one of them with as few guards as can be; those for which the body
+    does nothing are left out.
+    """
+    low, high = limit
+    for form, inside in _guards(body, {**ranges, var: limit}):
+        slope = form.terms.get(var, 0)
+        rest = form.plus(Affine(0, {var: 1}), -slope)
+        if not slope or any(node == var for atom in rest.terms for node in walk(atom)):
+            continue
+        least, most = limits(rest, inside)
+        for worst in (least, most):  # where the guard always holds, or else where it may
+            first, last = _solved(slope, worst, limit)
+            if max(first, low) <= min(last, high):
+                low, high = max(first, low), min(last, high)
+                break
+    parts = [(limit[0], low - 1), (low, high), (high + 1, limit[1])]
+    return [part for part in parts if part[0] <= part[1] and _acts(body, {**ranges, var: part})]
+
+
+def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
+    """The values within `limit` for which `slope` times the value, plus `rest`, is at least 0."""
+    if not math.isfinite(rest):
+        return limit if rest > 0 else (limit[1] + 1, limit[0])
+    if slope > 0:
+        return max(limit[0], math.ceil(-rest / slope)), limit[1]
+    return limit[0], min(limit[1], math.floor(rest / -slope))
+
+
+def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
+    """Every undecided guard below, as a form that is at least 0 where it holds."""
+    if isinstance(stmt, Block):
+        for inner in stmt.statements:
+            yield from _guards(inner, ranges)
+    elif not isinstance(stmt, Store):
+        if isinstance(stmt, If):
+            for condition in conjuncts(stmt.condition):
+                form = slack(condition)
+                if form is not None and decided(condition, ranges) is None:
+                    yield form, ranges
+        inside = {**ranges, stmt.var: (0, stmt.extent - 1)} if isinstance(stmt, (For, Let)) else ranges
+        yield from _guards(stmt.body, inside)
+
+
+def _acts(stmt: Stmt, ranges: Ranges) -> bool:
+    """Whether the statement may do anything."""
+    match stmt:
+        case Store():
+            return True
+        case Block():
+            return any(_acts(inner, ranges) for inner in stmt.statements)
+        case If():
+            return not any(decided(part, ranges) is False for part in conjuncts(stmt.condition)) and _acts(
+                stmt.body, ranges
+            )
+        case For() | Let():
+            return _acts(stmt.body, {**ranges, stmt.var: (0, stmt.extent - 1)})
+    return _acts(stmt.body, ranges)
+
+
+def _simpler(expr: Expr, ranges: Ranges) -> Expr:
+    """The expression without the choices that are decided."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Select):
+            return None
+        found = {condition: decided(condition, ranges) for condition in conjuncts(node.condition)}
+        if False in found.values():
+            return node.otherwise
+        unknown = [condition for condition, holds in found.items() if holds is None]
+        return None if len(unknown) == len(found) else select(_all(unknown), node.then, node.otherwise)
+
+    return transform(expr, rule) if any(isinstance(node, Select) for node in walk(expr)) else expr
+
+
+def _all(conditions: Sequence[Expr]) -> Expr:
+    result: Expr = const(True)
+    for condition in conditions:
+        result = binary(BinaryOp.AND, result, condition)
+    return result
+
+
+def _with(stmt: Stmt, var: Var, value: Expr) -> Stmt:
+    return map_exprs(stmt, lambda expr: substitute(expr, {var: value}))
+
+
+def _depends(condition: Expr, var: Var) -> bool:
+    """Whether a condition may change as the loop over `var` runs."""
+    return any(node == var or isinstance(node, Load) for node in walk(condition))

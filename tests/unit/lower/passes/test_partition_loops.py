@@ -1,0 +1,94 @@
+"""Guards of splits that do not divide leave the hot part of a loop; the code stays small."""
+
+from compiler.ir.stmt import If, Store, walk_stmt
+from compiler.lower.passes import PartitionLoops
+from compiler.lower.passes.partition_loops import MAX_COPIES
+from compiler.schedule.state import Annotation
+from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Reorder, Split
+from tests.unit.lower.small import doubled, golden, loops, matmul, window
+
+# ruff: noqa: E501 - golden text is as wide as it is
+
+
+def test_a_ragged_end_is_a_loop_of_its_own() -> None:
+    function = PartitionLoops().apply(loops(doubled(50), Split(1, 0, 50, (8, 4))))
+    assert str(function) == golden(
+        """
+        def k(x: float32[50], y: float32[50]):
+          for i.1.s1 in 8:
+            for i.2.s1 in 4:
+              y[((i.1.s1 * 4) + i.2.s1)] = (x[((i.1.s1 * 4) + i.2.s1)] * 2.0)
+          for i.1.s1 in 4:
+            for i.2.s1 in 4:
+              y[((32 + (i.1.s1 * 4)) + i.2.s1)] = (x[((32 + (i.1.s1 * 4)) + i.2.s1)] * 2.0)
+          for i.2.s1 in 2:
+            y[(48 + i.2.s1)] = (x[(48 + i.2.s1)] * 2.0)
+        """
+    )
+
+
+def test_a_parallel_loop_stays_whole() -> None:
+    function = PartitionLoops().apply(loops(doubled(50), Split(1, 0, 50, (16,)), Annotate(1, 0, Annotation.PARALLEL)))
+    assert str(function) == golden(
+        """
+        def k(x: float32[50], y: float32[50]):
+          parallel i.0.s1 in 4:
+            if (i.0.s1 <= 2):
+              for i.1.s1 in 16:
+                y[((i.0.s1 * 16) + i.1.s1)] = (x[((i.0.s1 * 16) + i.1.s1)] * 2.0)
+            if (3 <= i.0.s1):
+              for i.1.s1 in 2:
+                y[(48 + i.1.s1)] = (x[(48 + i.1.s1)] * 2.0)
+        """
+    )
+
+
+def test_what_was_fused_chooses_by_its_parts() -> None:
+    function = PartitionLoops().apply(loops(doubled(7), Split(1, 0, 7, (3,)), Fuse(1, (0, 1))))
+    assert str(function) == golden(
+        """
+        def k(x: float32[7], y: float32[7]):
+          for i.0@i.1@.s1 in 9:
+            let i.0.s1 = (i.0@i.1@.s1 // 3)
+            if (i.0.s1 <= 1):
+              let i.1.s1 = (i.0@i.1@.s1 % 3)
+              y[((i.0.s1 * 3) + i.1.s1)] = (x[((i.0.s1 * 3) + i.1.s1)] * 2.0)
+            if (2 <= i.0.s1):
+              let i.1.s1 = (i.0@i.1@.s1 % 3)
+              if (i.1.s1 <= 0):
+                y[6] = (x[6] * 2.0)
+        """
+    )
+
+
+def test_a_reduction_and_its_first_value_are_split_together() -> None:
+    function = PartitionLoops().apply(loops(matmul(3, 5, 4), Split(2, 1, 5, (2,)), Reorder(2, (1, 0, 3, 2))))
+    assert str(function) == golden(
+        """
+        def k(A: float32[3, 4], B: float32[4, 5], C: float32[3, 5]):
+          for j.0.s2 in 2:
+            for i.s2 in 3:
+              for j.1.s2 in 2:
+                C[i.s2, ((j.0.s2 * 2) + j.1.s2)] = 0.0
+              for k.s2 in 4:
+                for j.1.s2 in 2:
+                  C[i.s2, ((j.0.s2 * 2) + j.1.s2)] = (C[i.s2, ((j.0.s2 * 2) + j.1.s2)] + (A[i.s2, k.s2] * B[k.s2, ((j.0.s2 * 2) + j.1.s2)]))
+          for i.s2 in 3:
+            C[i.s2, 4] = 0.0
+            for k.s2 in 4:
+              C[i.s2, 4] = (C[i.s2, 4] + (A[i.s2, k.s2] * B[k.s2, 4]))
+        """
+    )
+
+
+def test_the_code_grows_within_its_limit() -> None:
+    ragged = [Split(2, 0, 997, (5, 7, 3)), Split(2, 4, 991, (5, 7, 3)), Split(2, 8, 983, (5, 7, 3))]
+    function = PartitionLoops().apply(loops(matmul(997, 991, 983), *ragged))
+    stores = sum(isinstance(stmt, Store) for stmt in walk_stmt(function.body))
+    assert 4 <= stores <= 2 * MAX_COPIES
+    assert any(isinstance(stmt, If) for stmt in walk_stmt(function.body))
+
+
+def test_a_kernel_without_guards_is_left_alone() -> None:
+    function = loops(window(), Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0))
+    assert PartitionLoops().apply(function) is function
