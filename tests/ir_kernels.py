@@ -17,7 +17,8 @@ import llvmlite.binding as llvm
 
 from compiler import te
 from compiler.errors import LoweringError, ScheduleError
-from compiler.runtime.artifact import ArgSpec, KernelArtifact, Packing
+from compiler.packing import Packing
+from compiler.runtime.artifact import ArgSpec, KernelArtifact
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.steps import Pragma, Step
 from compiler.schedule.task import SearchTask

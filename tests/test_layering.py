@@ -25,6 +25,7 @@ RANK = {
     "errors": 0,
     "config": 0,
     "dtype": 0,
+    "packing": 0,
     "target": 0,
     "ir": 1,
     "runtime": 1,
@@ -43,7 +44,7 @@ RANK = {
 }
 """The order inside the compiler: a part imports itself and parts of a lower rank, never a neighbour of its own."""
 
-NEIGHBOURS = {("target", "errors"), ("dtype", "errors")}
+NEIGHBOURS = {("target", "errors"), ("dtype", "errors"), ("packing", "errors")}
 """Exceptions to that: the exception tree is below everything."""
 
 DOORS = {

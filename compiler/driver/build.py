@@ -9,7 +9,7 @@ from compiler.codegen.cpu import assembly, compile_module, describe, function_at
 from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.pipeline import lower
-from compiler.runtime.artifact import ArgSpec, KernelArtifact, Packing
+from compiler.runtime.artifact import ArgSpec, KernelArtifact
 from compiler.schedule.state import replay
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
@@ -29,10 +29,8 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     tensors = (*task.dag.inputs, *task.dag.outputs)
     args = []
     for position, (param, tensor) in enumerate(zip(function.params, tensors, strict=True)):
-        packing = packings.get(param.name)
-        layout = Packing(packing.dims, packing.order) if packing is not None else None
         is_output = position >= len(task.dag.inputs)
-        args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, layout))
+        args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, packings.get(param.name)))
     code = compile_module(text.llvm, task.target)
     return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target))
 

@@ -25,7 +25,8 @@ import numpy as np
 
 from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
-from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact, Packing
+from compiler.packing import Packing
+from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
 
 FORMAT_VERSION = 1
 

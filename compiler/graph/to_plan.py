@@ -11,7 +11,8 @@ from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from compiler.graph.ir import Graph
 from compiler.graph.memory import Request, plan_memory
 from compiler.graph.partition import FusedCall, Partition
-from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact, Packing
+from compiler.packing import Packing
+from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
 
 
 def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact]) -> tuple[Plan, dict[int, Array]]:

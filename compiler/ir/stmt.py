@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from compiler.ir.expr import Buffer, Expr, Var
+from compiler.packing import Packing
 
 
 class LoopKind(StrEnum):
@@ -77,14 +78,6 @@ class Block:
 
 
 Stmt = For | Let | If | Store | Allocate | Block
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How a constant input is laid out: reshape to `dims`, transpose by `order`, flatten."""
-
-    dims: tuple[int, ...]
-    order: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

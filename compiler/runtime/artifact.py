@@ -11,62 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.errors import ArtifactError
+from compiler.packing import Packing
 
 Array = NDArray[Any]
 
 ALIGNMENT = 64
 """Every buffer handed to a kernel starts at a multiple of this many bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How a constant is laid out in memory so that a kernel reads it linearly.
-
-    Each original dimension is split into digits (`dims`, in the order of the original dimensions, outer digit first),
-    and the digits are then transposed by `order`. The packed array is flat and holds the same elements.
-    """
-
-    dims: tuple[int, ...]
-    order: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if sorted(self.order) != list(range(len(self.dims))):
-            raise ArtifactError(
-                f"packing order {self.order} is no permutation of the {len(self.dims)} digits {self.dims}"
-            )
-
-    @property
-    def size(self) -> int:
-        """Number of elements, packed or not."""
-        return math.prod(self.dims)
-
-    def pack(self, array: Array, out: Array | None = None) -> Array:
-        """The packed copy, shape (size,), contiguous, same dtype; written to `out` (of that shape) when it is given.
-
-        Raises: ArtifactError when the number of elements differs.
-        """
-        self._check(array)
-        packed = np.empty(self.size, array.dtype) if out is None else out
-        self._check(packed)
-        digits = packed.reshape([self.dims[place] for place in self.order])
-        np.copyto(digits, array.reshape(self.dims).transpose(self.order), casting="no")
-        return packed
-
-    def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
-        """The inverse of `pack`: an array of `shape`.
-
-        Raises: ArtifactError when the number of elements differs.
-        """
-        self._check(packed)
-        inverse = np.argsort(self.order)
-        digits = packed.reshape([self.dims[place] for place in self.order])
-        return np.ascontiguousarray(digits.transpose(inverse)).reshape(shape)
-
-    def _check(self, array: Array) -> None:
-        if array.size != self.size:
-            raise ArtifactError(
-                f"packing {self.dims} holds {self.size} elements, the array {array.shape} has {array.size}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
-from compiler.ir.stmt import Block, For, Let, LoopFunction, Packing, Stmt, Store, exprs_of, map_exprs
+from compiler.ir.stmt import Block, For, Let, LoopFunction, Stmt, Store, exprs_of, map_exprs
 from compiler.ir.visit import transform, walk
+from compiler.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from compiler.graph.evaluate import evaluate as evaluate_graph
 from compiler.graph.ir import Graph
 from compiler.graph.partition import Partition, partition
 from compiler.graph.to_plan import to_plan
-from compiler.runtime.artifact import ArgSpec, KernelArtifact, Packing
+from compiler.packing import Packing
+from compiler.runtime.artifact import ArgSpec, KernelArtifact
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate

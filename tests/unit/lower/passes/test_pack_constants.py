@@ -3,7 +3,7 @@
 import numpy as np
 
 from compiler.lower.passes import PackConstants
-from compiler.runtime.artifact import Packing
+from compiler.packing import Packing
 from compiler.schedule.steps import Reorder, Split
 from tests.unit.lower.small import golden, loops, matmul
 
