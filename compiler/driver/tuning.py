@@ -20,10 +20,11 @@ from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
 from compiler.schedule.default import default_steps
 from compiler.schedule.steps import dump_steps
+from compiler.schedule.structure import structure_of
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
 from compiler.search.policy import Candidate, Policy, SketchPolicy, Told
-from compiler.search.task_scheduler import SchedulerOptions, TaskState, choose_task, network_latency
+from compiler.search.task_scheduler import SchedulerOptions, TaskState, choose_task, leaves_group, network_latency
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""
@@ -103,9 +104,7 @@ class Tuning:
     ) -> None:
         self.origin = origin
         self.tasks = tuple(
-            TaskProgress(
-                task, weight, make_policy(task), TaskState(flops=task.flop_count, weight=float(weight)), known=set()
-            )
+            TaskProgress(task, weight, make_policy(task), _untuned(task, weight), known=set())
             for task, weight in zip(tasks, weights, strict=True)
         )
         self.trials = 0
@@ -238,6 +237,8 @@ class Tuning:
         first_try = task.state.rounds == 0 and math.isinf(task.state.best_seconds)
         task.stop_reason = common_failure(records) if first_try else ""
         task.state = task.state.after_round(best, exhausted=bool(task.stop_reason))
+        if leaves_group([other.state for other in self.tasks], index, SchedulerOptions()):
+            task.state = replace(task.state, group="")
         task.trials += len(records)
         self.trials += len(records)
         self.rounds = max([self.rounds, *(record.round + 1 for record in records)])
@@ -254,6 +255,10 @@ class Tuning:
         task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]
         task.default_seconds = min([task.default_seconds, *defaults])
+
+
+def _untuned(task: SearchTask, weight: int) -> TaskState:
+    return TaskState(flops=task.flop_count, weight=float(weight), group=structure_of(task.dag))
 
 
 def begin(tasks: Sequence[SearchTask], weights: Sequence[int], origin: Origin) -> Tuning:

@@ -1,15 +1,22 @@
 """In: what is known of every task's progress. Out: which task gets the next round of trials, and whether to stop.
 Always: pure functions.
 
-The gradient strategy estimates how fast the weighted latency of the whole network falls per round given to a task: 20%
-recent progress, 80% optimism that time falls like 1/rounds. Two choices differ from the original on purpose: the
-derivative of the objective is the task's weight exactly (the objective is a weighted sum), and a task without a valid
-program yet is assumed as slow, per operation, as the slowest measured task, instead of being given up or drawing every
-round.
+The gradient strategy estimates how fast an objective, by default the weighted latency of the network, falls per round
+given to a task: 20% recent progress, 80% optimism. Optimism expects that time falls like 1/rounds, but not below what
+similar tasks say is possible: half the speed of the fastest of its group, `TaskState.group`.
+
+Where this differs from the original, on purpose:
+* the derivative of a weighted sum is the weight exactly; another objective is differentiated over a thousandth of the
+  task's own time, where the original takes 0.1 ms whatever the task's time is;
+* a task without a valid program yet is assumed as slow, per operation, as the slowest measured task, instead of being
+  given up or drawing every round;
+* groups come from the structure of the computation (`compiler.schedule.structure`), where the original waits for a tag
+  that no operator sets;
+* ties go to the task with fewer rounds, never to a finished one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 import numpy as np
@@ -18,17 +25,29 @@ from compiler.errors import OptionError
 
 STRATEGIES = ("gradient", "round-robin")
 
+Objective = Callable[[Sequence[float]], float]
+"""What tuning makes small, of the best seconds of every task, in order; it must not fall when one of them rises."""
+
+UNKNOWN_SECONDS = 1e10
+"""What an objective is shown of a task that has no valid program yet."""
+
+_DERIVATIVE_STEP = 1e-3
+_HEAD_START = 5
+"""So many rounds more than any other a task needs before it may leave its group."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """How rounds are dealt out.
 
     `alpha` is the share of recent progress in the gradient, `backward_window` the number of rounds it looks back,
-    `explore` the probability of a round for a task drawn at random.
+    `beta` how many times slower than the fastest of its group a task is expected to become at worst, `explore` the
+    probability of a round for a task drawn at random.
     """
 
     strategy: str = "gradient"
     alpha: float = 0.2
+    beta: float = 2.0
     backward_window: int = 3
     explore: float = 0.0
 
@@ -38,6 +57,8 @@ class SchedulerOptions:
             raise OptionError(f"strategy must be one of {', '.join(STRATEGIES)}, not {self.strategy!r}")
         if not 0.0 <= self.alpha <= 1.0:
             raise OptionError(f"alpha must lie between 0 and 1, not {self.alpha!r}")
+        if not 1.0 <= self.beta < inf:
+            raise OptionError(f"beta must be at least 1, not {self.beta!r}")
         if self.backward_window < 1:
             raise OptionError(f"backward_window must be at least 1, not {self.backward_window!r}")
         if not 0.0 <= self.explore <= 1.0:
@@ -47,7 +68,7 @@ class SchedulerOptions:
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """Progress of one task: `history` holds the best seconds after each round, `best_seconds` is inf before the first
-    valid program.
+    valid program. Tasks with the same `group` compute alike; an empty one stands for no group.
     """
 
     rounds: int = 0
@@ -56,20 +77,36 @@ class TaskState:
     flops: float = 0.0
     weight: float = 1.0
     exhausted: bool = False
+    group: str = ""
+
+    @property
+    def speed(self) -> float:
+        """Operations per second of the best program, 0 before there is one."""
+        return self.flops / self.best_seconds
+
+    @property
+    def rounds_without_gain(self) -> int:
+        """How many of the last rounds brought nothing."""
+        return sum(seconds == self.best_seconds for seconds in self.history[:-1]) if self.history else 0
 
     def after_round(self, best_seconds: float, *, exhausted: bool = False) -> "TaskState":
         """The state after one more round whose best valid program took `best_seconds` (inf when none was valid)."""
         best = min(self.best_seconds, best_seconds)
-        return TaskState(self.rounds + 1, best, (*self.history, best), self.flops, self.weight, exhausted)
+        history = (*self.history, best)
+        return replace(self, rounds=self.rounds + 1, best_seconds=best, history=history, exhausted=exhausted)
 
 
 def choose_task(
-    states: Sequence[TaskState], options: SchedulerOptions, rng: np.random.Generator | None = None
+    states: Sequence[TaskState],
+    options: SchedulerOptions,
+    rng: np.random.Generator | None = None,
+    objective: Objective | None = None,
 ) -> int | None:
     """The index of the task that gets the next round; None when every task is exhausted.
 
     Every live task gets one warm-up round first, in descending order of weight x operations. Ties go to the task with
-    fewer rounds, then to the earlier one. `rng` is only drawn from when `options.explore` is positive.
+    fewer rounds, then to the earlier one. `rng` is only drawn from when `options.explore` is positive. Without an
+    `objective` it is the weighted sum of the tasks' times.
     """
     live = [index for index, state in enumerate(states) if not state.exhausted]
     if not live:
@@ -81,23 +118,44 @@ def choose_task(
         return min(live, key=lambda index: (states[index].rounds, index))
     if options.explore > 0.0 and rng is not None and rng.random() < options.explore:
         return live[int(rng.integers(len(live)))]
-    slopes = gradients(states, options)
+    slopes = gradients(states, options, objective)
     return min(live, key=lambda index: (slopes[index], states[index].rounds, index))
 
 
-def gradients(states: Sequence[TaskState], options: SchedulerOptions) -> tuple[float, ...]:
-    """Expected change of the network's latency per further round of each task, in seconds; never positive, 0 for
-    exhausted tasks.
+def gradients(
+    states: Sequence[TaskState], options: SchedulerOptions, objective: Objective | None = None
+) -> tuple[float, ...]:
+    """Expected change of the objective per further round of each task, in seconds when it is a latency; never positive,
+    0 for exhausted tasks.
     """
+    fastest: dict[str, float] = {}
+    for state in states:
+        fastest[state.group] = max(fastest.get(state.group, 0.0), state.speed)
+    fastest[""] = 0.0
     rates = [state.best_seconds / max(state.flops, 1.0) for state in states if isfinite(state.best_seconds)]
     slowest = max(rates, default=1.0)
-    return tuple(_gradient(state, options, slowest) for state in states)
+    return tuple(
+        0.0
+        if state.exhausted or state.rounds == 0
+        else _importance(states, index, objective) * _expected_change(state, options, slowest, fastest[state.group])
+        for index, state in enumerate(states)
+    )
 
 
-def _gradient(state: TaskState, options: SchedulerOptions, slowest: float) -> float:
-    """One task's gradient; `slowest` is the most seconds per operation seen among the measured tasks."""
-    if state.exhausted or state.rounds == 0:
-        return 0.0
+def _importance(states: Sequence[TaskState], index: int, objective: Objective | None) -> float:
+    """How much the objective rises per second of task `index`."""
+    if objective is None:
+        return states[index].weight
+    costs = [state.best_seconds if isfinite(state.best_seconds) else UNKNOWN_SECONDS for state in states]
+    step = _DERIVATIVE_STEP * costs[index]
+    lower = [cost - step if other == index else cost for other, cost in enumerate(costs)]
+    return max(0.0, (objective(costs) - objective(lower)) / step)
+
+
+def _expected_change(state: TaskState, options: SchedulerOptions, slowest: float, fastest: float) -> float:
+    """Change of one task's seconds in its next round. `slowest` is the most seconds per operation seen among the
+    measured tasks, `fastest` the most operations per second in its group.
+    """
     best = state.best_seconds if isfinite(state.best_seconds) else slowest * max(state.flops, 1.0)
     backward = 0.0
     last, first = state.rounds - 1, state.rounds - 1 - options.backward_window
@@ -105,8 +163,24 @@ def _gradient(state: TaskState, options: SchedulerOptions, slowest: float) -> fl
         newer, older = state.history[last], state.history[first]
         if isfinite(newer) and isfinite(older):
             backward = (newer - older) / options.backward_window
-    forward = -best / state.rounds
-    return state.weight * (options.alpha * backward + (1.0 - options.alpha) * forward)
+    reachable = best - best / state.rounds
+    if fastest > 0.0:
+        reachable = min(reachable, options.beta * state.flops / fastest)
+    forward = min(0.0, reachable - best)
+    return options.alpha * backward + (1.0 - options.alpha) * forward
+
+
+def leaves_group(states: Sequence[TaskState], index: int, options: SchedulerOptions) -> bool:
+    """Whether task `index` has shown that it is not like its group: it had many more rounds than any other of them and
+    is still more than `beta` times slower than the fastest.
+    """
+    state = states[index]
+    others = [other for place, other in enumerate(states) if other.group == state.group and place != index]
+    if not state.group or not others:
+        return False
+    fastest = max(other.speed for other in (state, *others))
+    patient = state.rounds > _HEAD_START + max(other.rounds for other in others)
+    return patient and state.speed < fastest / options.beta
 
 
 def network_latency(states: Sequence[TaskState]) -> float:

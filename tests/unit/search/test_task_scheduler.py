@@ -12,6 +12,7 @@ from compiler.search.task_scheduler import (
     choose_task,
     gradients,
     is_stalled,
+    leaves_group,
     network_latency,
 )
 
@@ -100,7 +101,64 @@ def test_latency_and_stall() -> None:
     assert not is_stalled([(640, inf)], 64)
 
 
-@pytest.mark.parametrize("bad", [{"strategy": "best"}, {"alpha": 2.0}, {"backward_window": 0}, {"explore": -1.0}])
+@pytest.mark.parametrize(
+    "bad", [{"strategy": "best"}, {"alpha": 2.0}, {"beta": 0.5}, {"backward_window": 0}, {"explore": -1.0}]
+)
 def test_nonsense_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         SchedulerOptions(**bad)  # type: ignore[arg-type]
+
+
+def test_a_fast_relative_shows_what_is_possible() -> None:
+    slow = TaskState(rounds=4, best_seconds=10.0, history=(10.0,) * 4, flops=100.0, group="conv")
+    fast = TaskState(rounds=9, best_seconds=1.0, history=(1.0,) * 9, flops=100.0, group="conv")
+    alone, related = gradients([slow], GRADIENT)[0], gradients([slow, fast], GRADIENT)[0]
+    assert alone == pytest.approx(0.2 * 0.0 + 0.8 * (7.5 - 10.0))
+    assert related == pytest.approx(0.8 * (2.0 * 100.0 / 100.0 - 10.0))
+    stranger = gradients([slow, TaskState(rounds=9, best_seconds=1.0, flops=100.0, group="dense")], GRADIENT)[0]
+    assert stranger == pytest.approx(alone)
+
+
+def test_no_group_is_no_relation() -> None:
+    one = TaskState(rounds=4, best_seconds=10.0, history=(10.0,) * 4, flops=100.0)
+    other = TaskState(rounds=9, best_seconds=1.0, flops=100.0)
+    assert gradients([one, other], GRADIENT)[0] == pytest.approx(gradients([one], GRADIENT)[0])
+
+
+def test_a_task_that_stays_slow_leaves_its_group() -> None:
+    fast = TaskState(rounds=2, best_seconds=1.0, flops=100.0, group="conv")
+
+    def slow(rounds: int, seconds: float = 10.0, group: str = "conv") -> TaskState:
+        return TaskState(rounds=rounds, best_seconds=seconds, flops=100.0, group=group)
+
+    assert leaves_group([slow(8), fast], 0, GRADIENT)
+    assert not leaves_group([slow(7), fast], 0, GRADIENT)
+    assert not leaves_group([slow(8, seconds=1.5), fast], 0, GRADIENT)
+    assert not leaves_group([slow(8)], 0, GRADIENT)
+    assert not leaves_group([slow(8, group=""), fast], 0, GRADIENT)
+
+
+def test_an_objective_decides_by_its_derivative() -> None:
+    states = [
+        TaskState(rounds=2, best_seconds=1.0, history=(1.0, 1.0), weight=100.0),
+        TaskState(rounds=2, best_seconds=2.0, history=(2.0, 2.0), weight=1.0),
+    ]
+    assert choose_task(states, GRADIENT) == 0
+    assert choose_task(states, GRADIENT, objective=max) == 1
+    assert choose_task(states, GRADIENT, objective=lambda costs: costs[0] + 1e-3 * costs[1]) == 0
+    linear = gradients(states, GRADIENT, lambda costs: 100.0 * costs[0] + costs[1])
+    assert linear == pytest.approx(gradients(states, GRADIENT))
+
+
+def test_an_objective_of_tiny_times_has_a_derivative() -> None:
+    states = [TaskState(rounds=2, best_seconds=1e-8, history=(1e-8, 1e-8))]
+    assert gradients(states, GRADIENT, lambda costs: costs[0] ** 2)[0] == pytest.approx(2e-8 * 0.8 * -0.5e-8, rel=1e-2)
+
+
+def test_rounds_without_gain() -> None:
+    state = TaskState()
+    gains = []
+    for seconds in (3.0, 3.0, 2.0, 5.0, 2.0):
+        state = state.after_round(seconds)
+        gains.append(state.rounds_without_gain)
+    assert gains == [0, 1, 0, 1, 2]

@@ -1,0 +1,25 @@
+"""In: a compute graph. Out: a text that graphs of the same structure share. Always: sizes do not enter it.
+
+Two convolutions of other extents and channels have one structure; another stride, another operator fused behind, or
+another data type makes another one.
+"""
+
+import re
+
+from compiler.schedule.dag import ComputeDAG
+
+LARGEST_KEPT = 4
+"""Numbers up to this one are strides, dilations and the like, and tell structures apart; larger ones are sizes."""
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+
+def structure_of(dag: ComputeDAG) -> str:
+    """The graph's text without names' numbers, shapes and other sizes; element types of inputs and outputs first."""
+    types = ",".join(tensor.dtype for tensor in (*dag.inputs, *dag.outputs))
+    lines = [re.sub(r"\[[\d, ]*\]$", "[]", line) for line in str(dag).splitlines()]
+    return f"{types}\n" + "\n".join(_NUMBER.sub(_without_size, line) for line in lines)
+
+
+def _without_size(number: re.Match[str]) -> str:
+    return number.group() if int(number.group()) <= LARGEST_KEPT else "#"

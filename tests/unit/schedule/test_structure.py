@@ -1,0 +1,28 @@
+"""What tasks have in common: the structure of their computation without its sizes."""
+
+import pytest
+
+from compiler import te
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.structure import structure_of
+from compiler.te.ops.conv import conv2d
+
+
+def convolution(size: int, channels: int, stride: int = 1, dtype: str = "float32", relu: bool = False) -> ComputeDAG:
+    data = te.placeholder((1, size, size, channels), dtype, "data")
+    weight = te.placeholder((3, 3, channels, 2 * channels), dtype, "weight")
+    out = conv2d(data, weight, strides=(stride, stride), pads=(1, 1, 1, 1))
+    if relu:
+        out = te.compute(out.shape, lambda n, y, x, c: te.maximum(out[n, y, x, c], 0.0), "relu")
+    return ComputeDAG([data, weight, out])
+
+
+def test_sizes_do_not_count() -> None:
+    assert structure_of(convolution(56, 64)) == structure_of(convolution(7, 512))
+
+
+@pytest.mark.parametrize(
+    "other", [convolution(56, 64, stride=2), convolution(56, 64, dtype="float64"), convolution(56, 64, relu=True)]
+)
+def test_what_is_computed_counts(other: ComputeDAG) -> None:
+    assert structure_of(other) != structure_of(convolution(56, 64))
