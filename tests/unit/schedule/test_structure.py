@@ -5,13 +5,19 @@ import pytest
 from compiler import te
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.structure import structure_of
-from compiler.te.ops.conv import conv2d
 
 
 def convolution(size: int, channels: int, stride: int = 1, dtype: str = "float32", relu: bool = False) -> ComputeDAG:
-    data = te.placeholder((1, size, size, channels), dtype, "data")
+    data = te.placeholder((1, stride * size + 2, stride * size + 2, channels), dtype, "data")
     weight = te.placeholder((3, 3, channels, 2 * channels), dtype, "weight")
-    out = conv2d(data, weight, strides=(stride, stride), pads=(1, 1, 1, 1))
+    ry, rx, rc = te.reduce_axis(3, "ry"), te.reduce_axis(3, "rx"), te.reduce_axis(channels, "rc")
+    out = te.compute(
+        (1, size, size, 2 * channels),
+        lambda n, y, x, c: te.sum(
+            data[n, y * stride + ry, x * stride + rx, rc] * weight[ry, rx, rc, c], axis=(ry, rx, rc)
+        ),
+        "conv",
+    )
     if relu:
         out = te.compute(out.shape, lambda n, y, x, c: te.maximum(out[n, y, x, c], 0.0), "relu")
     return ComputeDAG([data, weight, out])
