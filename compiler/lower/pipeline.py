@@ -6,7 +6,15 @@ Always: the passes of a target are one tuple, in order.
 from compiler.ir.stmt import LoopFunction
 from compiler.ir.verify import verify
 from compiler.lower.build_loops import build_loops
-from compiler.lower.passes import LegalizeLoops, LoopPass, PackConstants, PartitionLoops, RegisterTiles, UnrollLocals
+from compiler.lower.passes import (
+    LegalizeLoops,
+    LoopPass,
+    PackConstants,
+    PartitionLoops,
+    RegisterTiles,
+    UnrollLocals,
+    VectorReductions,
+)
 from compiler.schedule.state import State
 from compiler.target import HardwareParams
 
@@ -14,7 +22,14 @@ from compiler.target import HardwareParams
 def cpu_passes(hardware: HardwareParams) -> tuple[LoopPass, ...]:
     """The passes of a CPU with the given vector width."""
     width = hardware.vector_unit_bytes
-    return (PackConstants(), PartitionLoops(), LegalizeLoops(), RegisterTiles(width), UnrollLocals(width))
+    return (
+        PackConstants(),
+        PartitionLoops(),
+        LegalizeLoops(),
+        VectorReductions(width),
+        RegisterTiles(width),
+        UnrollLocals(width),
+    )
 
 
 def lower(state: State, name: str, hardware: HardwareParams, check: bool = False) -> LoopFunction:

@@ -9,5 +9,14 @@ from compiler.lower.passes.pack_constants import PackConstants
 from compiler.lower.passes.partition_loops import PartitionLoops
 from compiler.lower.passes.register_tiles import RegisterTiles
 from compiler.lower.passes.unroll_locals import UnrollLocals
+from compiler.lower.passes.vector_reductions import VectorReductions
 
-__all__ = ["LegalizeLoops", "LoopPass", "PackConstants", "PartitionLoops", "RegisterTiles", "UnrollLocals"]
+__all__ = [
+    "LegalizeLoops",
+    "LoopPass",
+    "PackConstants",
+    "PartitionLoops",
+    "RegisterTiles",
+    "UnrollLocals",
+    "VectorReductions",
+]

@@ -1,0 +1,73 @@
+"""Reductions in lanes: every operation, type and length, in fenced buffers."""
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.driver.build import build_kernel, kernel_source
+from compiler.runtime.buffers import FencedArray
+from compiler.runtime.loader import load_kernels
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+from compiler.te.evaluate import evaluate
+from compiler.te.tensor import Tensor
+
+
+def computed(dag: ComputeDAG, values: list[np.ndarray], vector_bytes: int = 64) -> np.ndarray:
+    task = SearchTask("t", dag, Target.host(), HardwareParams(1, vector_unit_bytes=vector_bytes))
+    assert ".part0" in kernel_source(task, (), "loops")
+    artifact = build_kernel(task, (), "kernel")
+    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
+    for fence, value in zip(fences, values, strict=False):
+        fence.array[...] = value
+    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
+    assert [fence.damage() for fence in fences] == [""] * len(fences)
+    return fences[-1].array
+
+
+def of_rows(combiner: str, dtype: str, length: int) -> tuple[Tensor, Tensor]:
+    x, k = te.placeholder((3, length), dtype, "x"), te.reduce_axis(length, "k")
+    return x, te.compute((3,), lambda i: getattr(te, combiner)(x[i, k], k), "y")
+
+
+def sample(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    if dtype.startswith("float"):
+        return rng.uniform(0.9, 1.1, shape).astype(dtype)
+    return rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("combiner", ["sum", "max", "min", "prod"])
+def test_every_operation_and_type(combiner: str, dtype: str) -> None:
+    x, y = of_rows(combiner, dtype, 203)
+    values = sample(dtype, x.shape)
+    expected = evaluate([y], {x: values})[0]
+    found = computed(ComputeDAG([x, y]), [values])
+    np.testing.assert_allclose(found, expected, rtol=1e-4 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("length", [8, 9, 13, 16, 31, 33, 64, 65, 100, 127, 128, 129, 200])
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+def test_every_length(length: int, vector_bytes: int) -> None:
+    x, y = of_rows("sum", "int32", length)
+    values = sample("int32", x.shape)
+    np.testing.assert_array_equal(computed(ComputeDAG([x, y]), [values], vector_bytes), values.sum(1))
+
+
+def test_an_inlined_producer_and_a_second_row() -> None:
+    x, w, k = te.placeholder((3, 77), name="x"), te.placeholder((77,), name="w"), te.reduce_axis(77, "k")
+    y = te.compute((3,), lambda i: te.sum(te.exp(x[i, k] - x[i, 0]) * w[k], k), "y")
+    values = [
+        np.random.default_rng(seed).uniform(-1, 1, shape).astype("float32") for seed, shape in ((0, (3, 77)), (1, 77))
+    ]
+    expected = evaluate([y], dict(zip([x, w], values, strict=True)))[0]
+    np.testing.assert_allclose(computed(ComputeDAG([x, w, y]), values), expected, rtol=2e-5)
+
+
+def test_a_sum_of_narrow_values_is_as_wide_as_its_result() -> None:
+    x, k = te.placeholder((3, 150), "int8", "x"), te.reduce_axis(150, "k")
+    y = te.compute((3,), lambda i: te.sum(te.cast("int32", x[i, k]), k), "y")
+    values = np.full((3, 150), 127, np.int8)
+    np.testing.assert_array_equal(computed(ComputeDAG([x, y]), [values]), [127 * 150] * 3)
