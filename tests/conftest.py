@@ -23,6 +23,25 @@ os.environ.update(
 import pytest  # noqa: E402 - Prefect reads the environment when something imports it
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
+_PROPERTY_SEED = "--property-seed"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The seed of the random programs; the same everywhere unless asked otherwise."""
+    parser.addoption(_PROPERTY_SEED, type=int, default=0, help="seed of the random programs in tests/property")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """The seed, to make a run again."""
+    return f"random programs: {_PROPERTY_SEED} {config.getoption(_PROPERTY_SEED)}"
+
+
+@pytest.fixture(scope="session")
+def property_seed(request: pytest.FixtureRequest) -> int:
+    """The seed of the random programs."""
+    number: int = request.config.getoption(_PROPERTY_SEED)
+    return number
+
 
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[None]:

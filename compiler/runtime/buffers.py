@@ -1,7 +1,7 @@
 """In: a shape and a dtype. Out: arrays that kernels may be given: aligned, and on request fenced.
 
 Always: the first element lies at a multiple of 64 bytes. A fenced array ends as close to an inaccessible page as that
-alignment allows, so a write past its end, or more than a page before its start, stops the process at once; what lies
+alignment allows, or starts right behind one, so an access beyond that fence stops the process at once; what lies
 between the array and the two fences is filled with a known byte that `damage` looks at.
 """
 
@@ -53,13 +53,14 @@ class FencedArray:
     """An array between two inaccessible pages.
 
         | no access | canary ... | array, 64-byte aligned | canary (< 64 bytes) | no access |
+        | no access | array, 64-byte aligned | canary ... | no access |                           with `at_start`
 
-    The memory is returned when neither this object nor a view of `array` is left.
+    The canary is the byte `filler`. The memory is returned when neither this object nor a view of `array` is left.
     """
 
-    __slots__ = ("_gaps", "_room", "_start", "array")
+    __slots__ = ("_filler", "_gaps", "_room", "_start", "array")
 
-    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, *, at_start: bool = False, filler: int = CANARY) -> None:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         padded = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         self._room = padded + -padded % _PAGE
@@ -68,15 +69,15 @@ class FencedArray:
         block = (ctypes.c_uint8 * self._room).from_address(self._start)
         weakref.finalize(block, _LIBC.munmap, base, self._room + 2 * _PAGE)
         whole = np.ctypeslib.as_array(block)
-        first = self._room - padded
+        first = 0 if at_start else self._room - padded
         self.array: Array = whole[first : first + nbytes].view(dtype).reshape(shape)
         self._gaps = (whole[:first], whole[first + nbytes :])
-        self._gaps[0][:] = CANARY
-        self._gaps[1][:] = CANARY
+        self._filler = filler
+        self.repair()
 
     def damage(self) -> str:
         """What was written around the array since it was made, in words; empty when nothing was."""
-        before, after = (np.flatnonzero(gap != CANARY) for gap in self._gaps)
+        before, after = (np.flatnonzero(gap != self._filler) for gap in self._gaps)
         if after.size:
             return (
                 f"{after.size} bytes written past the end, the first {int(after[0]) + 1} bytes after the last element"
@@ -91,7 +92,7 @@ class FencedArray:
     def repair(self) -> None:
         """Fill the gaps with the canary again, after damage was reported."""
         for gap in self._gaps:
-            gap[:] = CANARY
+            gap[:] = self._filler
 
     def protect(self, writable: bool) -> None:
         """Allow or forbid writing to the array; a forbidden write stops the process."""

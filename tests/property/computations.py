@@ -6,15 +6,14 @@ readers and outputs, chains, indirect and non-affine reads, and types other than
 
 from collections.abc import Callable
 
-import numpy as np
-
 from compiler import te
 from compiler.ir.expr import Expr
 from compiler.schedule.dag import ComputeDAG
 from compiler.te.tensor import Tensor
+from tests.property.draws import Source
 
 
-def _size(rng: np.random.Generator, high: int, low: int = 1) -> int:
+def _size(rng: Source, high: int, low: int = 1) -> int:
     return int(rng.integers(low, high + 1))
 
 
@@ -32,7 +31,7 @@ def _pad(x: Tensor, pad: int, height: int, width: int, channels_last: bool) -> T
     return te.compute(shape, body, "pad")
 
 
-def convolution(rng: np.random.Generator) -> ComputeDAG:
+def convolution(rng: Source) -> ComputeDAG:
     """A convolution of any layout, stride, dilation, grouping and padding with an elementwise tail."""
     channels_last, groups = bool(rng.integers(2)), _size(rng, 3)
     into, out = _size(rng, 5), _size(rng, 20)
@@ -60,7 +59,7 @@ def convolution(rng: np.random.Generator) -> ComputeDAG:
     return _tail(rng, [x, weight], conv)
 
 
-def _tail(rng: np.random.Generator, inputs: list[Tensor], last: Tensor) -> ComputeDAG:
+def _tail(rng: Source, inputs: list[Tensor], last: Tensor) -> ComputeDAG:
     """What follows a convolution: activation, residual, a diamond, a second output or a second reduction."""
     shape = last.shape
     match rng.integers(6):
@@ -88,7 +87,7 @@ def _tail(rng: np.random.Generator, inputs: list[Tensor], last: Tensor) -> Compu
     return ComputeDAG([*inputs, last])
 
 
-def separable(rng: np.random.Generator) -> ComputeDAG:
+def separable(rng: Source) -> ComputeDAG:
     """Padding, depthwise convolution, activation, pointwise convolution, activation: a chain to attach along."""
     size, channels, filters, stride = _size(rng, 7), _size(rng, 20), _size(rng, 20), _size(rng, 2)
     x = te.placeholder((1, size, size, channels), name="x")
@@ -112,7 +111,7 @@ def separable(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([x, w, v, te.compute(wide.shape, lambda n, h, i, f: te.maximum(wide[n, h, i, f], 0.0), "r")])
 
 
-def transposed_convolution(rng: np.random.Generator) -> ComputeDAG:
+def transposed_convolution(rng: Source) -> ComputeDAG:
     """Reads at quotients under a lazy choice of remainders."""
     size, kernel, stride = _size(rng, 9), _size(rng, 4), _size(rng, 3)
     into, out = _size(rng, 4), _size(rng, 20)
@@ -132,7 +131,7 @@ def transposed_convolution(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([x, w, te.compute(y.shape, lambda i, f: te.tanh(y[i, f]), "t")])
 
 
-def batch_matmul(rng: np.random.Generator) -> ComputeDAG:
+def batch_matmul(rng: Source) -> ComputeDAG:
     """Any operand turned round, integers or floats, one output of scores and one of their sums."""
     b, n, m, k = _size(rng, 3), _size(rng, 9), _size(rng, 40), _size(rng, 17)
     dtype = ["float32", "float64", "int32", "int8", "uint8"][int(rng.integers(5))]
@@ -156,7 +155,7 @@ def batch_matmul(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([p, q, doubled, total])
 
 
-def normalisation(rng: np.random.Generator) -> ComputeDAG:
+def normalisation(rng: Source) -> ComputeDAG:
     """A layer normalisation: two reductions that read what the last stage reads too."""
     rows, columns = _size(rng, 9), _size(rng, 70)
     x, scale = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="scale")
@@ -169,7 +168,7 @@ def normalisation(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([x, scale, te.compute((rows, columns), lambda i, j: apart[i, j] * root[i] * scale[j], "normal")])
 
 
-def indirect(rng: np.random.Generator) -> ComputeDAG:
+def indirect(rng: Source) -> ComputeDAG:
     """Rows picked by computed numbers, then summed in windows; indices that are clipped, turned and divided."""
     rows, columns, count = _size(rng, 9), _size(rng, 40), _size(rng, 12)
     window = _size(rng, 3)
@@ -186,7 +185,7 @@ def indirect(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([table, picks, nearest])
 
 
-def reshaped(rng: np.random.Generator) -> ComputeDAG:
+def reshaped(rng: Source) -> ComputeDAG:
     """Reshape, transpose, broadcast of one row, reads at constant places."""
     n, m = _size(rng, 12), _size(rng, 20)
     x = te.placeholder((n, m), name="x")
@@ -196,7 +195,7 @@ def reshaped(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([x, te.compute((n,), lambda i: mixed[0, i] + mixed[i, i], "picked")])
 
 
-def compared(rng: np.random.Generator) -> ComputeDAG:
+def compared(rng: Source) -> ComputeDAG:
     """Booleans as results, as conditions, as stages of their own, and reduced."""
     n, m = _size(rng, 9), _size(rng, 70)
     a, b = te.placeholder((n, m), name="a"), te.placeholder((m, n), name="b")
@@ -208,7 +207,7 @@ def compared(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([a, b, chosen, count, seen])
 
 
-def scalar(rng: np.random.Generator) -> ComputeDAG:
+def scalar(rng: Source) -> ComputeDAG:
     """A sum over everything, which then scales everything."""
     n, m = _size(rng, 9), _size(rng, 40)
     x = te.placeholder((n, m), name="x")
@@ -219,7 +218,7 @@ def scalar(rng: np.random.Generator) -> ComputeDAG:
     return ComputeDAG([x, te.compute((n, m), lambda a, b: x[a, b] / (te.abs(total[()]) + 1.0), "scaled")])
 
 
-KINDS: tuple[Callable[[np.random.Generator], ComputeDAG], ...] = (
+KINDS: tuple[Callable[[Source], ComputeDAG], ...] = (
     convolution,
     convolution,
     convolution,
@@ -234,6 +233,6 @@ KINDS: tuple[Callable[[np.random.Generator], ComputeDAG], ...] = (
 )
 
 
-def random_computation(rng: np.random.Generator) -> ComputeDAG:
+def random_computation(rng: Source) -> ComputeDAG:
     """One of the computations above with small random, often awkward, extents."""
     return KINDS[int(rng.integers(len(KINDS)))](rng)

@@ -27,6 +27,7 @@ from compiler.schedule.steps import (
     StorageAlign,
 )
 from compiler.te.tensor import Tensor
+from tests.property.draws import Source
 
 
 def matmul_bias_relu(n: int, m: int, k: int) -> ComputeDAG:
@@ -96,7 +97,7 @@ def reshape_transpose(n: int, m: int) -> ComputeDAG:
     return ComputeDAG([x, te.compute((m, n), lambda j, i: flat[i * m + j] + 1.0, "turned")])
 
 
-def random_program(rng: np.random.Generator) -> ComputeDAG:
+def random_program(rng: Source) -> ComputeDAG:
     """One of the computations above with small random, often awkward, extents."""
 
     def size(high: int) -> int:
@@ -117,7 +118,7 @@ def random_program(rng: np.random.Generator) -> ComputeDAG:
     return reshape_transpose(size(12), size(20))
 
 
-def random_steps(dag: ComputeDAG, rng: np.random.Generator) -> tuple[Step, ...]:
+def random_steps(dag: ComputeDAG, rng: Source) -> tuple[Step, ...]:
     """A random legal schedule: splits with and without remainder, any order, caches, attachments, annotations."""
     state = State.initial(dag)
     for stage_id in reversed(range(len(state.stages))):
@@ -139,7 +140,7 @@ def random_steps(dag: ComputeDAG, rng: np.random.Generator) -> tuple[Step, ...]:
     return tuple(step for step in state.steps if isinstance(step, Step))
 
 
-def _factor(state: State, rng: np.random.Generator) -> State:
+def _factor(state: State, rng: Source) -> State:
     """One reduction in two steps, now and then."""
     reducing = [i for i, stage in enumerate(state.stages) if stage.is_compute and stage.has_reduce_iter]
     if not reducing or rng.random() < 0.7:
@@ -154,7 +155,7 @@ def _factor(state: State, rng: np.random.Generator) -> State:
     return state.apply(Rfactor(stage_id, loop, int(rng.integers(loops[0] + 1))))
 
 
-def _cache_inputs(state: State, rng: np.random.Generator) -> State:
+def _cache_inputs(state: State, rng: Source) -> State:
     """Copies of what some stages read, more often than not computed inside the reader."""
     for stage_id in reversed(range(len(state.stages))):
         readers = state.dag.readers[stage_id]
@@ -164,7 +165,7 @@ def _cache_inputs(state: State, rng: np.random.Generator) -> State:
     return state
 
 
-def _align(state: State, stage_id: int, rng: np.random.Generator) -> State:
+def _align(state: State, stage_id: int, rng: Source) -> State:
     if stage_id in state.dag.output_ids or rng.random() < 0.7:
         return state
     loops = [i for i, it in enumerate(state.stages[stage_id].iters) if it.kind is IterKind.SPATIAL]
@@ -173,7 +174,7 @@ def _align(state: State, stage_id: int, rng: np.random.Generator) -> State:
     return state if step is None else state.apply(step)
 
 
-def _tile(state: State, stage_id: int, rng: np.random.Generator) -> State:
+def _tile(state: State, stage_id: int, rng: Source) -> State:
     for _ in range(int(rng.integers(0, 4))):
         iters = state.stages[stage_id].iters
         index = int(rng.integers(len(iters)))
@@ -194,7 +195,7 @@ def _tile(state: State, stage_id: int, rng: np.random.Generator) -> State:
     return state
 
 
-def _attach(state: State, stage_id: int, rng: np.random.Generator) -> State:
+def _attach(state: State, stage_id: int, rng: Source) -> State:
     readers = consumers(state, stage_id)
     if stage_id in state.dag.output_ids or len(readers) != 1 or rng.random() < 0.3:
         return state
@@ -207,7 +208,7 @@ def _attach(state: State, stage_id: int, rng: np.random.Generator) -> State:
     return after
 
 
-def _annotate(state: State, stage_id: int, rng: np.random.Generator) -> State:
+def _annotate(state: State, stage_id: int, rng: Source) -> State:
     stage = state.stages[stage_id]
     spatial = [i for i, it in enumerate(stage.iters) if it.kind is IterKind.SPATIAL]
     if spatial and rng.random() < 0.7:

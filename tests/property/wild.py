@@ -5,8 +5,6 @@ Always: reproducible; a step that does not fit is left out, so what is returned 
 
 from collections.abc import Callable
 
-import numpy as np
-
 from compiler.errors import ScheduleError
 from compiler.schedule.access import consumers
 from compiler.schedule.bounds import infer_stage_bounds
@@ -29,14 +27,15 @@ from compiler.schedule.steps import (
     Step,
     StorageAlign,
 )
+from tests.property.draws import Source
 
 MAX_UNROLLED = 4
 
 
-def wild_steps(dag: ComputeDAG, rng: np.random.Generator) -> tuple[Step, ...]:
+def wild_steps(dag: ComputeDAG, rng: Source) -> tuple[Step, ...]:
     """Steps of every kind in a random order, then annotations."""
     state = State.initial(dag)
-    moves: tuple[Callable[[State, int, np.random.Generator], Step | None], ...] = (
+    moves: tuple[Callable[[State, int, Source], Step | None], ...] = (
         _split, _split, _split, _fuse, _reorder, _attach, _attach, _attach, _inline, _root, _cache, _follow,
         _follow_fused, _factor, _factor, _copy, _copy, _align
     )  # fmt: skip
@@ -62,7 +61,7 @@ def _tried(state: State, step: Step | None) -> State:
     return after
 
 
-def _split(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _split(state: State, stage_id: int, rng: Source) -> Step | None:
     iters = state.stages[stage_id].iters
     if not iters:
         return None
@@ -73,7 +72,7 @@ def _split(state: State, stage_id: int, rng: np.random.Generator) -> Step | None
     return Split(stage_id, index, extent if isinstance(extent, int) else 0, lengths, bool(rng.random() < 0.7))
 
 
-def _follow(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _follow(state: State, stage_id: int, rng: Source) -> Step | None:
     splits = [number for number, step in enumerate(state.steps) if isinstance(step, Split)]
     iters = state.stages[stage_id].iters
     if not splits or not iters:
@@ -81,7 +80,7 @@ def _follow(state: State, stage_id: int, rng: np.random.Generator) -> Step | Non
     return FollowSplit(stage_id, int(rng.integers(len(iters))), int(rng.choice(splits)), int(rng.integers(1, 4)))
 
 
-def _fuse(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _fuse(state: State, stage_id: int, rng: Source) -> Step | None:
     count = len(state.stages[stage_id].iters)
     if count < 2 or rng.random() < 0.1:
         return Fuse(stage_id, ())
@@ -89,11 +88,11 @@ def _fuse(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
     return Fuse(stage_id, tuple(range(first, int(rng.integers(first + 2, min(count, first + 3) + 1)))))
 
 
-def _reorder(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _reorder(state: State, stage_id: int, rng: Source) -> Step | None:
     return Reorder(stage_id, tuple(int(i) for i in rng.permutation(len(state.stages[stage_id].iters))))
 
 
-def _attach(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _attach(state: State, stage_id: int, rng: Source) -> Step | None:
     readers = consumers(state, stage_id)
     targets = [stage for stage in range(stage_id + 1, len(state.stages)) if stage in readers or rng.random() < 0.2]
     targets = [stage for stage in targets if state.stages[stage].iters]
@@ -103,20 +102,20 @@ def _attach(state: State, stage_id: int, rng: np.random.Generator) -> Step | Non
     return ComputeAt(stage_id, target, int(rng.integers(len(state.stages[target].iters))))
 
 
-def _inline(_state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _inline(_state: State, stage_id: int, rng: Source) -> Step | None:
     return ComputeInline(stage_id) if rng.random() < 0.5 else None
 
 
-def _root(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
-    attached = isinstance(state.stages[stage_id].location, Attached)
-    return ComputeRoot(stage_id) if attached and rng.random() < 0.3 else None
+def _root(state: State, _stage_id: int, rng: Source) -> Step | None:
+    moved = [i for i, stage in enumerate(state.stages) if isinstance(stage.location, Attached | Inlined)]
+    return ComputeRoot(int(rng.choice(moved))) if moved and rng.random() < 0.5 else None
 
 
-def _cache(_state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _cache(_state: State, stage_id: int, rng: Source) -> Step | None:
     return CacheWrite(stage_id, "local") if rng.random() < 0.5 else None
 
 
-def _follow_fused(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _follow_fused(state: State, stage_id: int, rng: Source) -> Step | None:
     splits = [number for number, step in enumerate(state.steps) if isinstance(step, Split)]
     iters = state.stages[stage_id].iters
     if not splits or not iters:
@@ -126,14 +125,14 @@ def _follow_fused(state: State, stage_id: int, rng: np.random.Generator) -> Step
     return FollowFusedSplit(stage_id, loop, sources, level, bool(rng.integers(2)))
 
 
-def _factor(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _factor(state: State, stage_id: int, rng: Source) -> Step | None:
     stage = state.stages[stage_id]
     reducing = [index for index, loop in enumerate(stage.iters) if loop.kind is IterKind.REDUCTION]
     rank = sum(loop.kind is IterKind.SPATIAL for loop in stage.iters)
     return Rfactor(stage_id, int(rng.choice(reducing)), int(rng.integers(rank + 1))) if reducing else None
 
 
-def _copy(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _copy(state: State, stage_id: int, rng: Source) -> Step | None:
     readers = state.dag.readers[stage_id]
     if not readers or len(state.stages) > 12:
         return None
@@ -141,13 +140,13 @@ def _copy(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
     return CacheRead(stage_id, str(rng.choice(["shared", "local"])), some)
 
 
-def _align(state: State, stage_id: int, rng: np.random.Generator) -> Step | None:
+def _align(state: State, stage_id: int, rng: Source) -> Step | None:
     iters = state.stages[stage_id].iters
     factor = int(rng.choice([1, 8, 16, 17]))
     return StorageAlign(stage_id, int(rng.integers(len(iters))), factor, int(rng.integers(factor))) if iters else None
 
 
-def _annotated(state: State, stage_id: int, rng: np.random.Generator) -> State:
+def _annotated(state: State, stage_id: int, rng: Source) -> State:
     bounds = infer_stage_bounds(state)
     stage = state.stages[stage_id]
     unordered = (IterKind.SPATIAL, IterKind.SPECIAL)

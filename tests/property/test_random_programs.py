@@ -1,0 +1,123 @@
+"""2,000 random graphs under random legal steps compute their definition, with the guards up; a failing one is made
+small and printed with its graph, its steps and its loops.
+
+The seed is in the header of the test run; `--property-seed N` uses another one.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
+
+from compiler.measure.worker_process import WorkerFailedError, WorkerProcess
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.steps import Step, dump_steps, load_steps
+from tests.property.checks import Verdict, explained
+from tests.property.computations import random_computation
+from tests.property.draws import Drawn
+from tests.property.graphs import random_graph
+from tests.property.programs import random_program, random_steps
+from tests.property.wild import wild_steps
+
+SHARDS = 8
+WANTED = 250
+DRAWN = 600
+"""Programs drawn for a shard: many are drawn twice, which counts once, and some are refused, which counts for nothing."""
+
+LEAST = {
+    "right": WANTED,
+    **dict.fromkeys(("AN", "FU", "PR", "RE", "SP", "FSP", "FFSP", "SA", "CA", "CI", "CR", "CHR", "CHW", "RF"), 1),
+    **dict.fromkeys(("vectorised", "parallelised", "unrolled", "guarded", "attached"), WANTED // 10),
+    **dict.fromkeys(("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"), 5),
+    **dict.fromkeys(("extent 1", "extent 3", "extent 7", "extent 17"), 20),
+    "packed": 2,
+}
+"""In how many of a shard's programs each of these occurs at least: steps by their tag, loops, types, extents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One random program and what it runs on."""
+
+    dag: ComputeDAG
+    steps: tuple[Step, ...]
+    tolerances: tuple[float, ...] | None
+    inputs: int
+    threads: int
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, _cycle: bool) -> None:
+        """How Hypothesis prints a failing program."""
+        printer.text(f"on inputs {self.inputs} and {self.threads} threads\n{explained(self.dag, self.steps)}\n")
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Mostly random graphs under wild steps; now and then known computations, under tamer steps too."""
+    source = Drawn(draw)
+    inputs, threads = source.integers(1 << 16), 1 + source.integers(2)
+    kind = source.integers(8)
+    if kind == 7:
+        dag = random_program(source)
+        return Program(dag, random_steps(dag, source), None, inputs, threads)
+    if kind == 6:
+        dag = random_computation(source)
+        return Program(dag, wild_steps(dag, source), None, inputs, threads)
+    graph = random_graph(source)
+    return Program(graph.dag, wild_steps(graph.dag, source), graph.tolerances, inputs, threads)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[WorkerProcess]:
+    with WorkerProcess() as process:
+        yield process
+
+
+def judged(worker: WorkerProcess, program: Program) -> Verdict:
+    """The verdict on a program; one whose process ends has failed."""
+    try:
+        verdict: Verdict = worker.call(
+            "tests.property.checks:judge",
+            program.dag,
+            program.steps,
+            program.tolerances,
+            program.inputs,
+            program.threads,
+            timeout_s=60.0,
+        )
+    except WorkerFailedError as lost:
+        return Verdict(failure=str(lost).partition(";")[0])
+    return verdict
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_programs_compute_their_definition(shard: int, worker: WorkerProcess, property_seed: int) -> None:
+    met: set[str] = set()
+    facts: Counter[str] = Counter()
+
+    @seed(property_seed * SHARDS + shard)
+    @settings(
+        max_examples=DRAWN,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def holds(program: Program) -> None:
+        assert load_steps(dump_steps(program.steps)) == program.steps
+        name = f"{program.dag}{dump_steps(program.steps)}"
+        if name in met:
+            return
+        verdict = judged(worker, program)
+        assert verdict.failure == "", f"--property-seed {property_seed}: {verdict.failure}"
+        met.add(name)
+        if not verdict.refusal:
+            facts.update(["right", *verdict.facts])
+
+    holds()
+    rare = {name: facts[name] for name, least in LEAST.items() if facts[name] < least}
+    assert not rare, f"too few of {rare} among {len(met)} programs"
