@@ -26,7 +26,7 @@ from tests.property.wild import wild_steps
 SHARDS = 8
 WANTED = 250
 DRAWN = 600
-"""Programs drawn for a shard: many are drawn twice, which counts once, and some are refused, which counts for nothing."""
+"""Programs drawn for a shard. Many come twice, which counts once, and some are refused, which counts for nothing."""
 
 LEAST = {
     "right": WANTED,
