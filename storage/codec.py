@@ -44,6 +44,7 @@ def canonical(record: MeasureRecord) -> MeasureRecord:
         if not math.isfinite(getattr(record, name)):
             raise StoreError(f"record {record.record_id}: {name} is {getattr(record, name)}")
     scored = record.predicted is not None and math.isfinite(record.predicted)
+    watched = record.contention is not None and math.isfinite(record.contention)
     texts: dict[str, Any] = {name: _utf8(getattr(record, name)) for name in _TEXTS}
     return replace(
         record,
@@ -52,6 +53,7 @@ def canonical(record: MeasureRecord) -> MeasureRecord:
         costs=tuple(record.costs),
         status=MeasureStatus(record.status),
         timestamp=round(record.timestamp * MICROSECOND) / MICROSECOND,
+        contention=record.contention if watched else None,
     )
 
 

@@ -55,6 +55,8 @@ COLUMNS = (
     Column("engine_version", pa.string(), "version of Retune that measured it"),
     Column("llvm_version", pa.string(), "version of LLVM that compiled it"),
     Column("timestamp", pa.timestamp("us", tz="UTC"), "wall clock when it was measured"),
+    Column("censored", pa.bool_(), "out of reach of the best: timed by one short look only"),
+    Column("contention", pa.float64(), "share of the fastest repeat that other processes took; null if unknown", True),
     Column("schema_version", pa.int32(), "version of this layout"),
 )
 
@@ -66,7 +68,15 @@ SCHEMA = pa.schema(
 Upgrade = Callable[[Any], Any]
 """A function from a table of version n to the same table in version n + 1."""
 
-UPGRADES: Mapping[int, Upgrade] = {}
+
+def _add_race(table: Any) -> Any:
+    """Version 1 repeated every timing at least once and did not look at the load of the machine."""
+    rows = table.num_rows
+    table = table.append_column("censored", pa.array([False] * rows, pa.bool_()))
+    return table.append_column("contention", pa.nulls(rows, pa.float64()))
+
+
+UPGRADES: Mapping[int, Upgrade] = {1: _add_race}
 """From each older version to the next; version 1 is the first."""
 
 

@@ -61,12 +61,15 @@ def store(name: str, home: Path, records: Sequence[MeasureRecord]) -> None:
 def best_records(
     home: Path, keys: Sequence[str], target: str, device: str, threads: int, top: int
 ) -> dict[str, tuple[MeasureRecord, ...]]:
-    """The `top` fastest successful records of every task that has one, fastest first."""
+    """The `top` fastest successful records of every task that has one, fastest first; one that was only looked at, too
+    slow for repeats, comes after all others.
+    """
     records = ParquetRecordStore(home)
     best: dict[str, tuple[MeasureRecord, ...]] = {}
     for key in keys:
         found = records.records(task_key=key, target=target, device=device, threads=threads)
-        ranked = sorted((record for record in found if record.costs), key=lambda record: record.seconds)
+        timed = (record for record in found if record.costs)
+        ranked = sorted(timed, key=lambda record: (record.censored, record.seconds))
         if ranked:
             best[key] = tuple(ranked[:top])
     return best

@@ -22,5 +22,5 @@ class Workers:
 @contextmanager
 def open_workers(options: MeasureOptions) -> Iterator[Workers]:
     """Build processes on all cores, and one process that times programs on `options.threads` threads."""
-    with LocalBuilder(timeout_s=options.build_timeout_s) as builder, LocalRunner(options=options) as runner:
+    with LocalBuilder(timeout=options.build_timeout_s) as builder, LocalRunner(options=options) as runner:
         yield Workers(builder, runner)

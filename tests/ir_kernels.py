@@ -120,10 +120,11 @@ def artifact(behaviour: str, name: str = "kernel", elements: int = ELEMENTS) -> 
     return KernelArtifact(name, compile_ir(text), args, workspace, "llvm")
 
 
-def task(elements: int = ELEMENTS) -> SearchTask:
-    """b = 2 * a over `elements` float32."""
+def task(elements: int = ELEMENTS, constant: bool = False) -> SearchTask:
+    """b = 2 * a over `elements` float32, a being a constant of a layout to choose if asked for."""
     a = te.placeholder((elements,), name="a")
-    b = te.compute((elements,), lambda i: a[i] * 2.0, name="b")
+    attrs = {"layout_free_placeholders": (a,)} if constant else {}
+    b = te.compute((elements,), lambda i: a[i] * 2.0, name="b", attrs=attrs)
     return SearchTask("double", ComputeDAG([a, b]), Target.host(), HardwareParams(num_cores=2))
 
 

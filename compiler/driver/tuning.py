@@ -223,6 +223,8 @@ class Tuning:
                 engine_version=config.engine_version(),
                 llvm_version=config.llvm_version(),
                 timestamp=now,
+                censored=result.censored,
+                contention=result.contention,
             )
             for candidate, built, result in zip(candidates, builds, results, strict=True)
         )

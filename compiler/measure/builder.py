@@ -17,6 +17,7 @@ from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 
 _WORKER = "compiler.measure.build_worker"
+_DEFAULT = "compiler.driver.build:build_kernel"
 _CHUNK = 2
 _USES_PER_WORKER = 2000
 
@@ -24,20 +25,16 @@ _USES_PER_WORKER = 2000
 class LocalBuilder:
     """Builds candidates on this machine with `n_parallel` processes, by default one per core.
 
-    `timeout_s` is for one candidate. `build_func` is the dotted path of (task, steps, kernel name) -> KernelArtifact.
+    Parameters and defaults are those of TVM's builder. `timeout` is in seconds for one candidate. `build_func` is the
+    dotted path of (task, steps, kernel name) -> KernelArtifact, or "default" for our own.
     """
 
-    def __init__(
-        self,
-        n_parallel: int | None = None,
-        timeout_s: float = 15.0,
-        build_func: str = "compiler.driver.build:build_kernel",
-    ) -> None:
+    def __init__(self, timeout: float = 15.0, n_parallel: int | None = None, build_func: str = "default") -> None:
         self.n_parallel = usable_cores() if n_parallel is None else n_parallel
-        if self.n_parallel < 1 or timeout_s <= 0:
-            raise OptionError(f"a builder needs at least one process and some time, not {n_parallel} and {timeout_s} s")
-        self.timeout_s = timeout_s
-        self.build_func = build_func
+        if self.n_parallel < 1 or timeout <= 0:
+            raise OptionError(f"a builder needs at least one process and some time, not {n_parallel} and {timeout} s")
+        self.timeout_s = timeout
+        self.build_func = _DEFAULT if build_func == "default" else build_func
         self._pool = WorkerPool(self.n_parallel, lambda: WorkerProcess(maximum_uses=_USES_PER_WORKER))
 
     def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:

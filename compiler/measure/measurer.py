@@ -38,7 +38,7 @@ class LocalMeasurer:
     @classmethod
     def with_options(cls, options: MeasureOptions, n_parallel: int | None = None) -> Self:
         """A builder and a runner that follow `options`."""
-        return cls(LocalBuilder(n_parallel, options.build_timeout_s), LocalRunner(options=options))
+        return cls(LocalBuilder(options.build_timeout_s, n_parallel), LocalRunner(options=options))
 
     def measure(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None

@@ -6,7 +6,7 @@ Always: plain data, the only compiler type that storage sees.
 from dataclasses import dataclass
 from enum import IntEnum
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the row layout; a store refuses files of a higher one."""
 
 
@@ -23,12 +23,22 @@ class MeasureStatus(IntEnum):
     RUN_TIMEOUT = 7
     UNKNOWN = 8
 
+    @property
+    def tvm_name(self) -> str:
+        """What TVM's messages call it, such as `CompileHostError`."""
+        if self is MeasureStatus.OK:
+            return "NoError"
+        return "".join(word.capitalize() for word in self.name.split("_")) + "Error"
+
 
 @dataclass(frozen=True, slots=True)
 class MeasureRecord:
     """One trial, whole: what was tried, where, how it ended, and where it came from.
 
-    `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK.
+    `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK. A `censored` trial was out of
+    reach of the best program of its task: its one cost is a short look, good enough to learn from and too rough to win.
+    `contention` is the share of the fastest repeat that other processes took from its threads, 0 to 1, None when that
+    is not known.
     `error` holds the full text of a failure. `elapsed` is the run's own clock in seconds when the trial's round was
     stored; it goes on counting across a resume.
     """
@@ -57,6 +67,8 @@ class MeasureRecord:
     engine_version: str
     llvm_version: str
     timestamp: float
+    censored: bool = False
+    contention: float | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

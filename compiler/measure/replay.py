@@ -18,7 +18,13 @@ class ReplayMeasurer:
         self._known: dict[tuple[str, str], Measurement] = {}
         for record in records:
             measurement = Measurement(
-                record.costs, record.status, record.error, record.build_seconds, record.run_seconds
+                record.costs,
+                record.status,
+                record.error,
+                record.build_seconds,
+                record.run_seconds,
+                record.censored,
+                record.contention,
             )
             self._known.setdefault((record.task_key, record.steps), measurement)
 

@@ -21,28 +21,36 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult:
-    """One run candidate: `costs` are seconds per call, one per repeat, empty unless `status` is OK."""
+    """One run candidate: `costs` are seconds per call, one per repeat, empty unless `status` is OK. `censored` and
+    `contention` are as in `compiler.measure.record.MeasureRecord`.
+    """
 
     costs: tuple[float, ...]
     status: MeasureStatus
     error: str
     run_seconds: float
+    censored: bool = False
+    contention: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One candidate, built and run. Costs are seconds per call, one per repeat, empty unless `status` is OK."""
+    """One candidate, built and run: the fields of its `BuildResult` and its `MeasureResult`."""
 
     costs: tuple[float, ...]
     status: MeasureStatus
     error: str
     build_seconds: float
     run_seconds: float
+    censored: bool = False
+    contention: float | None = None
 
 
 def join(build: BuildResult, run: MeasureResult) -> Measurement:
     """What building and running one candidate came to."""
-    return Measurement(run.costs, run.status, run.error, build.seconds, run.run_seconds)
+    return Measurement(
+        run.costs, run.status, run.error, build.seconds, run.run_seconds, run.censored, run.contention
+    )
 
 
 def describe(error: BaseException) -> str:

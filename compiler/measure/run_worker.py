@@ -1,123 +1,33 @@
 """In: kernels of a task. Out: what they cost and whether they are right. Always: runs inside the one worker
 process that times.
 
-The buffers of a task are made once and serve all its candidates: inputs are filled from a seed and
-write-protected, every buffer is fenced (`compiler.runtime.buffers`), outputs are poisoned before a candidate
-computes them. The untuned kernel runs first, and what it computes is what every candidate must compute.
+The untuned kernel runs first, and what it computes is what every candidate must compute, on the buffers of
+`compiler.measure.task_buffers`.
 """
 
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 
 from compiler.errors import ArtifactError, MeasureError
 from compiler.measure.attribution import STARTED
-from compiler.measure.check import Expected, poison, random_input
+from compiler.measure.check import Expected
 from compiler.measure.options import MeasureOptions
+from compiler.measure.race import Race, Timing
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import MeasureResult, describe
+from compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
 from compiler.runtime.affinity import bind_process
-from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
-from compiler.runtime.buffers import CANARY, FencedArray
-from compiler.runtime.loader import BoundKernel, load_kernels
+from compiler.runtime.artifact import KernelArtifact
+from compiler.runtime.contention import ContentionMeter
+from compiler.runtime.loader import BoundKernel, RotatingKernel
 from compiler.runtime.openmp import openmp_runtime
-from compiler.runtime.timing import TimeEvaluator
 
 _KEPT_BYTES = 1 << 30
-
-
-@dataclass(slots=True)
-class TaskBuffers:
-    """The arguments of a task's kernels, and what its outputs should hold (empty when nothing is checked)."""
-
-    specs: tuple[ArgSpec, ...]
-    arrays: tuple[FencedArray, ...]
-    expected: tuple[Expected, ...] = ()
-    packed: dict[int, FencedArray] = field(default_factory=dict)
-    workspace: FencedArray | None = None
-
-    @classmethod
-    def random(cls, specs: tuple[ArgSpec, ...], seed: int, key: str) -> "TaskBuffers":
-        """Inputs filled from `seed` and write-protected, outputs as they come."""
-        arrays = tuple(FencedArray(spec.shape, spec.dtype) for spec in specs)
-        for position, (spec, fenced) in enumerate(zip(specs, arrays, strict=True)):
-            if not spec.is_output:
-                fenced.array[...] = random_input(spec, seed, key, position)
-                fenced.protect(writable=False)
-        return cls(specs, arrays)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held for this task."""
-        expected = sum(output.values.nbytes + output.allowed.nbytes for output in self.expected)
-        return sum(fenced.array.nbytes for fenced in (*self.arrays, *self.packed.values())) + expected
-
-    @property
-    def outputs(self) -> list[Array]:
-        """The output arrays, in order."""
-        return [fenced.array for spec, fenced in zip(self.specs, self.arrays, strict=True) if spec.is_output]
-
-    def bind(self, artifact: KernelArtifact, threads: int) -> BoundKernel:
-        """The kernel, ready to run on these buffers; constants are packed the way it wants them.
-
-        Raises: ArtifactError when it cannot be loaded or takes other arguments than the task's untuned kernel.
-        """
-        kernel = load_kernels([artifact])[artifact.name]
-        if [(arg.shape, arg.dtype, arg.is_output) for arg in artifact.args] != [
-            (spec.shape, spec.dtype, spec.is_output) for spec in self.specs
-        ]:
-            raise ArtifactError(f"the kernel takes {artifact.args}, the task has {self.specs}")
-        buffers = [self._argument(position, spec) for position, spec in enumerate(artifact.args)]
-        if artifact.workspace_bytes:
-            buffers.append(self._fresh_workspace(artifact.workspace_bytes))
-        return kernel.bind(buffers, threads)
-
-    def poison_outputs(self) -> None:
-        """Make sure that an output element which is not computed shows."""
-        for array in self.outputs:
-            poison(array)
-
-    def damage(self) -> str:
-        """Which argument was written out of bounds, in words; empty when none was. The damage is undone."""
-        named = [(spec.name, fenced) for spec, fenced in zip(self.specs, self.arrays, strict=True)]
-        if self.workspace is not None:
-            named.append(("workspace", self.workspace))
-        texts = []
-        for name, fenced in named:
-            if text := fenced.damage():
-                texts.append(f"{name}: {text}")
-                fenced.repair()
-        return f"out of bounds: {'; '.join(texts)}" if texts else ""
-
-    def mismatch(self) -> str:
-        """How the outputs differ from what they should hold, in words; empty when they do not."""
-        texts = (
-            output.mismatch(array) for output, array in zip(self.expected, self.outputs, strict=bool(self.expected))
-        )
-        return "\n".join(text for text in texts if text)
-
-    def _argument(self, position: int, spec: ArgSpec) -> Array:
-        original = self.arrays[position].array
-        if spec.packing is None:
-            return original
-        if position not in self.packed:
-            self.packed[position] = FencedArray((spec.size,), spec.dtype)
-        fenced = self.packed[position]
-        fenced.protect(writable=True)
-        spec.packing.pack(original, out=fenced.array)
-        fenced.protect(writable=False)
-        return fenced.array
-
-    def _fresh_workspace(self, nbytes: int) -> Array:
-        if self.workspace is None or self.workspace.array.nbytes != nbytes:
-            self.workspace = FencedArray((nbytes,), "uint8")
-        self.workspace.array.fill(CANARY)
-        return self.workspace.array
-
 
 _tasks: OrderedDict[str, TaskBuffers] = OrderedDict()
 
@@ -133,15 +43,14 @@ def knows(key: str) -> bool:
     return key in _tasks
 
 
-def prepare(key: str, pattern: KernelArtifact, operations: float, options: MeasureOptions) -> None:
+def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: MeasureOptions) -> None:
     """Make the buffers of a task; `pattern` is its untuned kernel, run here for what it computes when answers
     are checked.
 
-    `operations` is the number of arithmetic operations per output element.
-
-    Raises: ArtifactError when the untuned kernel cannot be run or writes out of bounds.
+    Raises: ArtifactError when the untuned kernel cannot be run or writes out of bounds; MemoryError; OptionError when
+    an input given in `setup` does not fit.
     """
-    buffers = TaskBuffers.random(pattern.args, options.seed, key)
+    buffers = TaskBuffers.filled(pattern.args, options.seed, key, setup)
     if options.check:
         buffers.poison_outputs()
         buffers.bind(pattern, options.threads)()
@@ -149,7 +58,7 @@ def prepare(key: str, pattern: KernelArtifact, operations: float, options: Measu
             raise ArtifactError(f"the untuned kernel writes {damage}")
         names = [spec.name for spec in pattern.outputs]
         buffers.expected = tuple(
-            Expected.of(name, np.array(array), operations, options.tolerance_factor)
+            Expected.of(name, np.array(array), setup.operations, options.tolerance_factor)
             for name, array in zip(names, buffers.outputs, strict=True)
         )
     _tasks[key] = buffers
@@ -161,45 +70,72 @@ def run_stream(
     key: str, artifacts: Sequence[KernelArtifact], best_seconds: float, options: MeasureOptions
 ) -> Iterator[str | MeasureResult]:
     """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
-    if key not in _tasks:
-        raise MeasureError("this worker was replaced before it was told of the task; ask again")
-    buffers = _tasks[key]
-    _tasks.move_to_end(key)
+    buffers = _buffers_of(key)
     yield STARTED
     for artifact in artifacts:
         begun = time.perf_counter()
-        costs, status, error = _run(buffers, artifact, best_seconds, options)
-        best_seconds = min(best_seconds, *costs, math.inf)
-        yield MeasureResult(costs, status, error, time.perf_counter() - begun)
+        result = _run(buffers, artifact, best_seconds, options)
+        best_seconds = min(best_seconds, *result.costs, math.inf)
+        yield replace(result, run_seconds=time.perf_counter() - begun)
+
+
+def _buffers_of(key: str) -> TaskBuffers:
+    if key not in _tasks:
+        raise MeasureError("this worker was replaced before it was told of the task; ask again")
+    _tasks.move_to_end(key)
+    return _tasks[key]
 
 
 def _run(
     buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions
-) -> tuple[tuple[float, ...], MeasureStatus, str]:
+) -> MeasureResult:
     try:
         kernel = buffers.bind(artifact, options.threads)
+    except MemoryError as failure:  # no memory for what it wants to run on
+        return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
     except Exception as failure:  # a candidate that cannot be loaded is a result
-        return (), MeasureStatus.COMPILE_DEVICE, describe(failure)
-    timer = TimeEvaluator(
-        number=options.number,
-        repeat=options.repeat,
-        min_repeat_ms=options.min_repeat_ms,
-        cooldown_ms=options.cooldown_ms,
-        flush_bytes=options.flush_bytes,
-    )
+        return _failed(MeasureStatus.COMPILE_DEVICE, describe(failure))
     try:
-        buffers.poison_outputs()
-        kernel()
-        if damage := buffers.damage():
-            return (), MeasureStatus.RUNTIME_DEVICE, damage
-        if mismatch := buffers.mismatch():
-            return (), MeasureStatus.WRONG_ANSWER, mismatch
-        limit = best_seconds * options.give_up_factor
-        costs = timer(kernel, warm_up=False, give_up_above=limit).results
-        if damage := buffers.damage():
-            return (), MeasureStatus.RUNTIME_DEVICE, damage
-        if mismatch := buffers.mismatch():  # threads in a race are not wrong every time
-            return (), MeasureStatus.WRONG_ANSWER, f"right at first, later not: {mismatch}"
+        if wrong := _check_once(buffers, kernel):
+            return wrong
+        timing = _time(buffers, kernel, best_seconds * options.give_up_factor, options)
+        if options.rotate_bytes and buffers.constants:
+            kernel()  # on its own constants again
+        if wrong := _check(buffers):  # threads in a race are not wrong every time
+            return replace(wrong, error=f"right at first, later not: {wrong.error}")
     except Exception as failure:  # so is one that fails while it runs
-        return (), MeasureStatus.RUNTIME_DEVICE, describe(failure)
-    return costs, MeasureStatus.OK, ""
+        return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
+    return MeasureResult(timing.costs, MeasureStatus.OK, "", 0.0, timing.censored, timing.contention)
+
+
+def _time(buffers: TaskBuffers, kernel: BoundKernel, limit: float, options: MeasureOptions) -> Timing:
+    """Race a kernel that has just run, with its constants where `options` want them."""
+    before_pass = buffers.flusher() or Sweeper() if options.enable_cpu_cache_flush else None
+    call: BoundKernel | RotatingKernel = kernel
+    if options.rotate_bytes and buffers.constants:
+        call = kernel.rotating(buffers.places_of_constants(options.rotate_bytes))
+    with ContentionMeter(options.threads) as meter:
+        timing = Race(options, meter, before_pass).run(call, limit)
+    if isinstance(call, RotatingKernel):
+        call.restore()
+    return timing
+
+
+def _check_once(buffers: TaskBuffers, kernel: BoundKernel) -> MeasureResult | None:
+    """Run a kernel on poisoned outputs; what is wrong with it."""
+    buffers.poison_outputs()
+    kernel()
+    return _check(buffers)
+
+
+def _check(buffers: TaskBuffers) -> MeasureResult | None:
+    """What is wrong with what the last run left."""
+    if damage := buffers.damage():
+        return _failed(MeasureStatus.RUNTIME_DEVICE, damage)
+    if mismatch := buffers.mismatch():
+        return _failed(MeasureStatus.WRONG_ANSWER, mismatch)
+    return None
+
+
+def _failed(status: MeasureStatus, error: str) -> MeasureResult:
+    return MeasureResult((), status, error, 0.0)

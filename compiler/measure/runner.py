@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from compiler.errors import MeasureError
+from compiler.errors import MeasureError, OptionError
 from compiler.measure.attribution import collect
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult, describe
+from compiler.measure.task_buffers import TaskSetup
 from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from compiler.runtime.affinity import choose_processors, openmp_environment
 from compiler.runtime.artifact import KernelArtifact
@@ -24,36 +25,43 @@ _USES_PER_WORKER = 5000
 
 
 class LocalRunner:
-    """Times kernels on this machine with `threads` threads; options as in `MeasureOptions`.
+    """Times kernels on this machine with `threads` threads.
 
+    The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
+    seconds. `options` takes the place of them all, and of `threads` and `check`; runs of Retune itself are made with
+    the defaults of `MeasureOptions`, which also says what each means and why its defaults are others.
     `build_func` and `reference_steps` are the dotted paths of what makes a task's untuned kernel, whose
     answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and (dag) -> steps.
     """
 
     def __init__(
         self,
-        threads: int = 1,
-        timeout_s: float = 10.0,
-        number: int = 1,
-        repeat: int = 3,
-        min_repeat_ms: float = 3.0,
-        check: bool = True,
+        timeout: float = 10.0,
+        number: int = 3,
+        repeat: int = 1,
+        min_repeat_ms: float = 100.0,
+        cooldown_interval: float = 0.0,
+        enable_cpu_cache_flush: bool = False,
         *,
+        threads: int = 1,
+        check: bool = True,
         options: MeasureOptions | None = None,
         build_func: str = "compiler.driver.build:build_kernel",
         reference_steps: str = "compiler.schedule.default:default_steps",
     ) -> None:
         self.options = options or MeasureOptions(
             threads=threads,
-            run_timeout_s=timeout_s,
+            run_timeout_s=timeout,
             number=number,
             repeat=repeat,
             min_repeat_ms=min_repeat_ms,
+            cooldown_interval=cooldown_interval,
+            enable_cpu_cache_flush=enable_cpu_cache_flush,
             check=check,
         )
         self._reference_recipe = (build_func, reference_steps)
         self._references: dict[str, KernelArtifact] = {}
-        processors = choose_processors(self.options.threads)
+        self.processors = processors = choose_processors(self.options.threads)
         self._worker = WorkerProcess(
             initializer=f"{_WORKER}:set_up",
             initargs=(processors,),
@@ -99,7 +107,7 @@ class LocalRunner:
             if error.from_outside:
                 raise
             return [self._without_reference(task, describe(error))] * len(artifacts)
-        except MeasureError:
+        except (MeasureError, OptionError):
             raise
         except Exception as error:
             return [self._without_reference(task, describe(error))] * len(artifacts)
@@ -135,8 +143,10 @@ class LocalRunner:
                 )
             pattern = self._references[key]
         elements = sum(spec.size for spec in pattern.outputs)
-        operations = task.flop_count / max(elements, 1)
-        self._worker.call(f"{_WORKER}:prepare", key, pattern, operations, self.options, timeout_s=_PREPARE_SECONDS)
+        dag = task.dag
+        constants = tuple(place for place, tensor in enumerate(dag.inputs) if dag.id_of(tensor) in dag.layout_free)
+        setup = TaskSetup(task.flop_count / max(elements, 1), constants)
+        self._worker.call(f"{_WORKER}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
 
     def _without_reference(self, task: SearchTask, text: str) -> MeasureResult:
         return MeasureResult(

@@ -102,7 +102,7 @@ class FencedArray:
 def _map_fenced(room: int) -> int:
     base = _LIBC.mmap(None, room + 2 * _PAGE, _PROT_NONE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
-        raise MeasureError(f"no memory for a buffer of {room} bytes (error {ctypes.get_errno()})")
+        raise MemoryError(f"no memory for a buffer of {room} bytes (error {ctypes.get_errno()})")
     _checked(_LIBC.mprotect(base + _PAGE, room, _PROT_READ_WRITE), "mprotect")
     if room >= _HUGE_PAGE:
         _LIBC.madvise(base + _PAGE, room, _MADV_HUGEPAGE)  # advice: as NumPy does for its arrays; refusal is fine

@@ -46,6 +46,35 @@ class BoundKernel:
         if code := self._function(self._pointers, self._threads):
             raise ArtifactError(f"kernel {self._name} failed with code {code}")
 
+    def rotating(self, places: Mapping[int, Sequence[int]]) -> "RotatingKernel":
+        """The same kernel, but buffer number `place` is another one with every call: the addresses given for it, in
+        turn. The caller keeps that memory alive; addresses are multiples of 64.
+        """
+        return RotatingKernel(self, self._keep[0], places)
+
+
+class RotatingKernel:
+    """A bound kernel some buffers of which change from call to call."""
+
+    __slots__ = ("_kernel", "_places", "_pointers", "_usual")
+
+    def __init__(self, kernel: BoundKernel, pointers: Any, places: Mapping[int, Sequence[int]]) -> None:
+        self._kernel = kernel
+        self._pointers = pointers
+        self._places = [(place, itertools.cycle(addresses).__next__) for place, addresses in places.items()]
+        self._usual = {place: pointers[place] for place in places}
+
+    def __call__(self) -> None:
+        """Run the kernel once, on the next buffers. Raises: ArtifactError as the kernel does."""
+        for place, following in self._places:
+            self._pointers[place] = following()
+        self._kernel()
+
+    def restore(self) -> None:
+        """Give the bound kernel its own buffers back."""
+        for place, address in self._usual.items():
+            self._pointers[place] = address
+
 
 class Kernel:
     """One loaded kernel."""

@@ -77,14 +77,8 @@ class TimeEvaluator:
         if min(self.min_repeat_ms, self.cooldown_ms, self.flush_bytes) < 0:
             raise OptionError("min_repeat_ms, cooldown_ms and flush_bytes must not be negative")
 
-    def __call__(
-        self, function: Callable[[], object], *, warm_up: bool = True, give_up_above: float = float("inf")
-    ) -> BenchmarkResult:
-        """Time `function`.
-
-        `warm_up=False` leaves the untimed first call out (the caller made it). When the first repeat takes more than
-        `give_up_above` seconds per call, it stays the only one.
-        """
+    def __call__(self, function: Callable[[], object], *, warm_up: bool = True) -> BenchmarkResult:
+        """Time `function`; `warm_up=False` leaves the untimed first call out (the caller made it)."""
         if warm_up:
             function()
         scratch = np.zeros(self.flush_bytes, np.uint8)
@@ -94,8 +88,6 @@ class TimeEvaluator:
         try:
             for index in range(self.repeat):
                 costs.append(self._one_repeat(function, scratch))
-                if costs[0] > give_up_above:
-                    break
                 if self.cooldown_ms and (index + 1) % self.repeats_to_cooldown == 0:
                     time.sleep(self.cooldown_ms / 1e3)
         finally:
@@ -109,7 +101,7 @@ class TimeEvaluator:
         for _ in range(_ZERO_TIME_PASSES):
             if scratch.size:
                 scratch += 1
-            elapsed = _time_calls(function, number)
+            elapsed = time_calls(function, number)
             if elapsed > 0 and elapsed >= least:
                 break
             if elapsed > 0:
@@ -117,7 +109,7 @@ class TimeEvaluator:
         return elapsed / number / 1e9
 
 
-def _time_calls(function: Callable[[], object], number: int) -> int:
+def time_calls(function: Callable[[], object], number: int) -> int:
     """Nanoseconds that `number` calls take."""
     calls = range(number)
     start = time.perf_counter_ns()

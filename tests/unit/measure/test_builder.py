@@ -14,7 +14,7 @@ BUILD = "tests.ir_kernels:build"
 
 
 def _build(*behaviours: str, n_parallel: int = 2, timeout_s: float = 15.0) -> list[BuildResult]:
-    with LocalBuilder(n_parallel, timeout_s, build_func=BUILD) as builder:
+    with LocalBuilder(timeout_s, n_parallel, build_func=BUILD) as builder:
         return builder.build(task(), [steps(behaviour) for behaviour in behaviours])
 
 
@@ -88,7 +88,7 @@ def test_nothing_to_build_needs_no_worker() -> None:
 def test_a_worker_that_wears_out_loses_no_candidate(monkeypatch: pytest.MonkeyPatch, uses: int) -> None:
     """Whatever the number of uses, a worker is not replaced between hearing of a task and building for it."""
     monkeypatch.setattr("compiler.measure.builder._USES_PER_WORKER", uses)
-    with LocalBuilder(1, build_func=BUILD) as builder:
+    with LocalBuilder(n_parallel=1, build_func=BUILD) as builder:
         for _ in range(3):
             results = builder.build(task(), [steps("good"), steps("nothing")])
             assert [result.status for result in results] == [MeasureStatus.OK] * 2

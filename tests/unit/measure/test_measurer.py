@@ -48,7 +48,7 @@ def test_measuring_joins_what_building_and_running_found() -> None:
     options = MeasureOptions(repeat=2, min_repeat_ms=0.2)
     build_func = "tests.ir_kernels:build"
     runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.ir_kernels:reference")
-    with LocalMeasurer(LocalBuilder(2, build_func=build_func), runner) as measurer:
+    with LocalMeasurer(LocalBuilder(n_parallel=2, build_func=build_func), runner) as measurer:
         candidates = [steps(text) for text in ("good", "lowering-error", "wrong", "crash", "good")]
         results = measurer.measure(task(), candidates, best_seconds=math.inf)
     assert [result.status for result in results] == [

@@ -13,7 +13,8 @@ from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
 from compiler.measure.runner import LocalRunner
-from tests.ir_kernels import artifact, task
+from compiler.measure.task_buffers import TaskBuffers, TaskSetup
+from tests.ir_kernels import ELEMENTS, artifact, task
 
 OK = MeasureStatus.OK
 OPTIONS = MeasureOptions(repeat=2, min_repeat_ms=0.2, run_timeout_s=2.0, give_up_factor=50.0)
@@ -141,6 +142,7 @@ def test_a_clearly_slower_candidate_is_not_repeated(runner: LocalRunner) -> None
     fast, slow, again = _run(runner, "good", "slow", "good")
     assert len(fast.costs) == len(again.costs) == OPTIONS.repeat
     assert len(slow.costs) == 1
+    assert (fast.censored, slow.censored) == (False, True)
     assert slow.costs[0] > 50 * fast.costs[0]
     assert slow.status is OK
 
@@ -174,7 +176,7 @@ def test_a_worker_that_cannot_start_raises(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_constants_are_packed_the_way_the_kernel_wants() -> None:
-    run_worker.prepare("packing", artifact("good"), 1.0, OPTIONS)
+    run_worker.prepare("packing", artifact("good"), TaskSetup(), OPTIONS)
     buffers = run_worker._tasks.pop("packing")
     kernel = artifact("packed")
     for wanted in (kernel, kernel, artifact("good")):
@@ -189,9 +191,52 @@ def test_inputs_depend_on_seed_and_task_only() -> None:
     specs = artifact("good").args
 
     def inputs(seed: int, key: str) -> np.ndarray:
-        return run_worker.TaskBuffers.random(specs, seed, key).arrays[0].array
+        return TaskBuffers.filled(specs, seed, key, TaskSetup()).arrays[0].array
 
     assert np.array_equal(inputs(1, "conv"), inputs(1, "conv"))
     assert not np.array_equal(inputs(1, "conv"), inputs(2, "conv"))
     assert not np.array_equal(inputs(1, "conv"), inputs(1, "dense"))
     assert np.abs(inputs(1, "conv")).max() <= 1.0
+
+
+@pytest.mark.parametrize("options", [{"rotate_bytes": 1 << 20}, {"enable_cpu_cache_flush": True}])
+def test_cold_arguments_cost_no_answer(options: dict[str, int]) -> None:
+    """A kernel that finds its constants elsewhere with every call is checked with its own."""
+    with _runner(replace(OPTIONS, **options)) as runner:  # type: ignore[arg-type]
+        candidates = [_built("good"), _built("wrong later"), _built("packed")]
+        good, wrong, packed = runner.run(task(constant=True), candidates)
+    assert good.status is OK
+    assert len(good.costs) == OPTIONS.repeat
+    assert wrong.status is MeasureStatus.WRONG_ANSWER
+    assert "later not" in wrong.error
+    assert packed.status is MeasureStatus.WRONG_ANSWER  # it takes the numbers in another order, as it should not here
+
+
+def test_every_call_finds_its_constants_in_another_place() -> None:
+    run_worker.prepare("rotating", artifact("good"), TaskSetup(constants=(0,)), OPTIONS)
+    buffers = run_worker._tasks.pop("rotating")
+    places = buffers.places_of_constants(10 * ELEMENTS * 4)
+    assert len(set(places[0])) == 10
+    kernel = buffers.bind(artifact("good"), threads=1)
+    call = kernel.rotating(places)
+    pool = buffers.pools[0].view("float32")
+    pool[...] = np.arange(10, dtype=np.float32)[:, None]
+    seen = []
+    for _ in range(11):
+        call()
+        seen.append(float(buffers.outputs[0][0]))
+    assert seen == [2.0 * number for number in (*range(10), 0)]
+    call.restore()
+    kernel()
+    assert np.array_equal(buffers.outputs[0], 2 * buffers.arrays[0].array)
+
+
+def test_other_load_is_recorded() -> None:
+    (result,) = _run_options(OPTIONS)
+    assert result.contention is not None
+    assert 0.0 <= result.contention <= 1.0
+
+
+def _run_options(options: MeasureOptions) -> list[MeasureResult]:
+    with _runner(options) as runner:
+        return _run(runner, "good")

@@ -46,14 +46,6 @@ def test_calls_grow_until_a_pass_is_long_enough_and_start_over_in_every_repeat(m
     assert clock.calls == 3 * (1 + 6)  # one call, then int(5 / 1 + 1)
 
 
-def test_a_slow_first_repeat_stays_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(1_000_000)
-    _install(monkeypatch, clock)
-    timer = TimeEvaluator(repeat=5)
-    assert len(timer(clock.call, warm_up=False, give_up_above=0.9e-3).results) == 1
-    assert len(timer(clock.call, warm_up=False, give_up_above=1.1e-3).results) == 5
-
-
 def test_a_clock_that_stands_still_ends_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
     _install(monkeypatch, clock)

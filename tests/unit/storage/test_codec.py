@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.errors import CorruptRecordError
-from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from storage.codec import canonical, from_table, to_table
 from storage.schema import COLUMNS, SCHEMA
 from tests.unit.storage.samples import timed
@@ -43,7 +43,9 @@ records = st.builds(
     engine_version=texts,
     llvm_version=texts,
     timestamp=st.floats(0, 4e9),
-    schema_version=st.just(1),
+    censored=st.booleans(),
+    contention=st.none() | st.floats(0, 1),
+    schema_version=st.just(SCHEMA_VERSION),
 )
 
 

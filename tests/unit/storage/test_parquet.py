@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,20 @@ def test_best_reads_only_the_winning_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert best is not None
     assert best.seconds == 1e-3
     assert opened == [part_paths(tmp_path)[-1]]
+
+
+def test_rows_of_the_first_version_are_read_as_what_they_were(tmp_path: Path) -> None:
+    """Every timing was repeated then, and nobody looked at the load of the machine."""
+    record = canonical(timed("w0", 1e-3, censored=True, contention=0.5))
+    table = to_table([record]).drop_columns(["censored", "contention"])
+    folder = part_folder(tmp_path, record.target, record.task_key)
+    folder.mkdir(parents=True)
+    pq.write_table(table.replace_schema_metadata({VERSION_KEY: "1"}), folder / "old.parquet")
+    store = ParquetRecordStore(tmp_path)
+    newer = timed("w0", 2e-3, censored=True, contention=0.25)
+    store.append([newer])
+    (old, new) = store.records()
+    assert old == replace(record, censored=False, contention=None)
+    assert (new.record_id, new.censored, new.contention) == (newer.record_id, True, 0.25)
+    assert store.best("w0") == old
+    assert store.check().rows == 2

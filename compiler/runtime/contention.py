@@ -1,0 +1,85 @@
+"""In: the threads of this process. Out: how much of a span of time other processes took from them.
+
+Always: read from the kernel's own accounts, in a few microseconds; None where the kernel keeps none.
+
+Two accounts are used. A single thread that does nothing but compute should have as much processor time as wall time;
+what is missing went to other processes, or to other machines on the same host. Several threads wait for each other, so
+their missing time proves nothing; there the kernel's count of how long each was ready to run without a processor counts
+(`schedstat`).
+"""
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_TASKS = Path("/proc/self/task")
+
+
+class ContentionMeter:
+    """Measures spans for code that runs on `threads` threads: the one that calls, and others that exist by now.
+
+        with ContentionMeter(threads) as meter:
+            meter.start()
+            ...
+            share = meter.share(elapsed)
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._files = _schedstat_files() if threads > 1 else []
+        self._begun = 0
+
+    def start(self) -> None:
+        """A span begins now."""
+        self._begun = self._account()
+
+    def share(self, elapsed_ns: int) -> float | None:
+        """The share, 0 to 1, of the span of `elapsed_ns` wall nanoseconds that others took; of several threads their
+        sum, at most 1.
+        """
+        if self._threads > 1 and not self._files:
+            return None
+        used = self._account() - self._begun
+        lost = elapsed_ns - used if self._threads == 1 else used
+        return min(1.0, max(0.0, lost / max(elapsed_ns, 1)))
+
+    def close(self) -> None:
+        """Give the kernel's files back."""
+        for file in self._files:
+            os.close(file)
+        self._files = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _account(self) -> int:
+        """Nanoseconds: of one thread what it ran, of several what they waited for a processor."""
+        if self._threads == 1:
+            return time.thread_time_ns()
+        return sum(_waited(file) for file in self._files)
+
+
+def _schedstat_files() -> list[int]:
+    """The open accounts of all threads of this process."""
+    files = []
+    try:
+        for task in _TASKS.iterdir():
+            files.append(os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:  # a kernel without accounts, or a thread that has just ended
+        for file in files:
+            os.close(file)
+        return []
+    return files
+
+
+def _waited(file: int) -> int:
+    """The second number of an account: nanoseconds spent ready but not running."""
+    try:
+        return int(os.pread(file, 80, 0).split()[1])
+    except (OSError, IndexError, ValueError):  # the thread has ended
+        return 0
