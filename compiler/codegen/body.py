@@ -134,7 +134,11 @@ class BodyEmitter(ExpressionEmitter):
 
     def guard(self, stmt: If) -> None:
         """Run the body where the condition, the same for all lanes, holds."""
-        condition = self.evaluate(stmt.condition)
+        condition = self.holds(stmt.condition)
+        if isinstance(condition, bool):
+            if condition:
+                self.statement(stmt.body)
+            return
         if condition.lanes != 1:
             raise LoweringError(f"the condition {stmt.condition} differs between the lanes of a vector loop")
         name = self.writer.fresh("if")[1:]

@@ -5,8 +5,8 @@ reads nothing.
 """
 
 from compiler.codegen.arithmetic import arithmetic, cast
+from compiler.codegen.conditions import ConditionEmitter
 from compiler.codegen.intrinsics import call_instruction
-from compiler.codegen.memory import MemoryEmitter
 from compiler.codegen.types import is_float, item_bytes, literal, llvm_type, memory_type
 from compiler.codegen.values import Place, Scalar, Value
 from compiler.errors import LoweringError
@@ -14,7 +14,7 @@ from compiler.ir.expr import INDEX, Binary, BinaryOp, Call, Cast, Const, Expr, L
 from compiler.ir.visit import walk
 
 
-class ExpressionEmitter(MemoryEmitter):
+class ExpressionEmitter(ConditionEmitter):
     """Writes the instructions of expressions."""
 
     def evaluate(self, expr: Expr) -> Value:
@@ -107,8 +107,12 @@ class ExpressionEmitter(MemoryEmitter):
         return arithmetic(self.result, expr.op, lhs, rhs)
 
     def select(self, expr: Select) -> Value:
-        """A lazy choice: one branch for all lanes, a masked load, or a plain select where neither side reads memory."""
-        condition = self.evaluate(expr.condition)
+        """A lazy choice: a load from one of two places, a branch for all lanes, a masked load, or, where neither side
+        reads memory, a plain select.
+        """
+        condition = self.holds(expr.condition)
+        if isinstance(condition, bool):
+            return self.evaluate(expr.then if condition else expr.otherwise)
         reads = any(_may_fault(node) for side in (expr.then, expr.otherwise) for node in walk(side))
         if not reads:
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
@@ -116,7 +120,8 @@ class ExpressionEmitter(MemoryEmitter):
             then, otherwise = self.splat(then, lanes), self.splat(otherwise, lanes)
             return self.result(f"select {condition.typed}, {then.typed}, {otherwise.typed}", lanes, expr.dtype)
         if condition.lanes == 1:
-            return self.branch(condition, expr)
+            chosen = self.chosen_load(condition, expr)
+            return self.branch(condition, expr) if chosen is None else chosen
         masked = self.masked_load(condition, expr)
         return self.by_lane(expr) if masked is None else masked
 
@@ -144,6 +149,27 @@ class ExpressionEmitter(MemoryEmitter):
             if isinstance(node, Load):
                 lanes = max(lanes, self.storage[node.buffer].lanes)
         return lanes
+
+    def chosen_load(self, condition: Value, expr: Select) -> Value | None:
+        """A load from memory or else from a place that holds the literal: no branch, so that what was computed before
+        is still known after it.
+        """
+        load, other = expr.then, expr.otherwise
+        if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
+            return None
+        if any(_may_fault(node) for index in load.indices for node in walk(index)):
+            return None
+        lanes = self.lanes_of(load.indices)
+        place = self.place(load.buffer, load.indices)
+        if self.storage[load.buffer].lanes > 1 or place.stride not in (0, 1):
+            return None
+        lanes = lanes if place.stride == 1 else 1
+        kind = memory_type(load.dtype, lanes)
+        spare = self.fallback(load.dtype, lanes, literal(other.value, load.dtype, lanes))
+        pointer = self.result(
+            f"select {condition.typed}, ptr {self.address(place, load.buffer)}, ptr {spare}", 1, load.dtype
+        )
+        return self.result(f"load {kind}, ptr {pointer.text}, align {item_bytes(load.dtype)}", lanes, load.dtype)
 
     def masked_load(self, condition: Value, expr: Select) -> Value | None:
         """A contiguous load under a mask, when one side is just that and the other a literal."""

@@ -26,8 +26,10 @@ class MemoryEmitter(ABC):
         self.env: dict[Var, int | Scalar | Ramp] = {}
         self.vector: Var | None = None
         self.stack_bytes = 0
-        # Both are keyed by identity, which is safe because the tuples are kept alive beside the answers.
+        self.fallbacks: dict[tuple[str, int, str], str] = {}
+        # These are keyed by identity, which is safe because the tuples are kept alive beside the answers.
         self.forms: dict[tuple[int, tuple[int, ...]], tuple[Affine, tuple[Expr, ...]]] = {}
+        self.conditions: dict[int, tuple[list[tuple[Expr, Affine | None]], Expr]] = {}
         self.moves: dict[tuple[int, Var | None], tuple[bool, tuple[Expr, ...]]] = {}
 
     @abstractmethod
@@ -115,6 +117,17 @@ class MemoryEmitter(ABC):
         kind = memory_type(buffer.dtype)
         key = ("address", kind, place.pointer, place.offset)
         return self.writer.once(key, f"getelementptr {kind}, ptr {place.pointer}, i64 {place.offset}")
+
+    def fallback(self, dtype: str, lanes: int, value: str) -> str:
+        """A pointer to memory that holds a literal in every lane, to read where there is nothing to read."""
+        key = (dtype, lanes, value)
+        if key not in self.fallbacks:
+            kind = memory_type(dtype, lanes)
+            pointer = self.writer.fresh("fallback")
+            self.writer.entry.append(f"  {pointer} = alloca {kind}, align 64")
+            self.writer.entry.append(f"  store {kind} {value}, ptr {pointer}, align 64")
+            self.fallbacks[key] = pointer
+        return self.fallbacks[key]
 
     def each_lane(self, make: Callable[[], str]) -> list[str]:
         """`make` once a lane, with the vector variable standing for that lane alone."""

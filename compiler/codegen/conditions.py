@@ -1,0 +1,87 @@
+"""In: conditions of guards and lazy choices. Out: whether they hold, known now or computed.
+
+Always: what literals decide costs nothing; what depends on outer loops alone is computed where the innermost of these
+starts.
+"""
+
+import math
+
+from compiler.codegen.memory import MemoryEmitter
+from compiler.codegen.values import Ramp, Scalar, Value
+from compiler.ir.affine import Affine
+from compiler.ir.expr import BOOL, Expr, Var
+from compiler.ir.interval import conjuncts, slack
+
+
+class ConditionEmitter(MemoryEmitter):
+    """Writes the instructions of conditions."""
+
+    def holds(self, condition: Expr) -> bool | Value:
+        """Whether a condition holds: a literal answer, or a bool for all lanes, or one for each lane."""
+        scalars: list[tuple[str, int]] = []
+        vectors: list[Value] = []
+        for part, form in self.parts(condition):
+            low, high = (-math.inf, math.inf) if form is None else self.limits(form)
+            if high < 0:
+                return False
+            if low >= 0:
+                continue
+            if form is not None and all(isinstance(self.bound(atom), (int, Scalar)) for atom in form.terms):
+                scalars.append(self.test(form))
+            else:
+                vectors.append(self.evaluate(part))
+        if scalars:
+            text, depth = scalars[0]
+            for other, inside in scalars[1:]:
+                depth = max(depth, inside)
+                text = self.writer.hoisted(depth, ("and", text, other), f"and i1 {text}, {other}")
+            vectors.append(Value(text, 1, BOOL))
+        if not vectors:
+            return True
+        result = vectors[0]
+        for value in vectors[1:]:
+            lhs, rhs = self.aligned([result, value])
+            result = self.result(f"and {lhs.typed}, {rhs.text}", lhs.lanes, BOOL)
+        return result
+
+    def parts(self, condition: Expr) -> list[tuple[Expr, Affine | None]]:
+        """The parts of a condition that must all hold, and their forms; worked out once."""
+        if id(condition) not in self.conditions:
+            parts = [(part, slack(part)) for part in conjuncts(condition)]
+            self.conditions[id(condition)] = (parts, condition)
+        return self.conditions[id(condition)][0]
+
+    def bound(self, atom: Expr) -> int | Scalar | Ramp | None:
+        """What a variable stands for; None for any other expression."""
+        return self.env.get(atom) if isinstance(atom, Var) else None
+
+    def limits(self, form: Affine) -> tuple[float, float]:
+        """The smallest and the largest value over the lanes, infinite where a loop at run time decides."""
+        low = high = float(form.const)
+        for atom, coefficient in form.terms.items():
+            bound = self.bound(atom)
+            if isinstance(bound, Ramp) and bound.base is None:
+                ends = (coefficient * bound.offset, coefficient * (bound.offset + bound.lanes - 1))
+                low, high = low + min(ends), high + max(ends)
+            elif isinstance(bound, int):
+                low, high = low + coefficient * bound, high + coefficient * bound
+            else:
+                return -math.inf, math.inf
+        return low, high
+
+    def test(self, form: Affine) -> tuple[str, int]:
+        """Whether a form of scalars is at least 0, and the scope in which that is computed."""
+        offset = form.const
+        terms: list[tuple[int, str, int]] = []
+        for atom, coefficient in form.terms.items():
+            bound = self.bound(atom)
+            if isinstance(bound, int):
+                offset += coefficient * bound
+            elif isinstance(bound, Scalar):
+                terms.append((bound.depth, bound.text, coefficient))
+        depth, total = 0, ""
+        for depth, text, coefficient in sorted(terms):
+            if coefficient != 1:
+                text = self.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
+            total = self.writer.hoisted(depth, ("add", total, text), f"add i64 {total}, {text}") if total else text
+        return self.writer.hoisted(depth, ("sge", total, -offset), f"icmp sge i64 {total}, {-offset}"), depth

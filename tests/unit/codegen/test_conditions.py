@@ -1,0 +1,63 @@
+"""Conditions that are the same for all lanes cost next to nothing: no branch, nothing computed inside."""
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.driver.build import build_kernel, kernel_source
+from compiler.runtime.buffers import FencedArray
+from compiler.runtime.loader import load_kernels
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation
+from compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+from compiler.te.evaluate import evaluate
+
+
+def task(dag: ComputeDAG) -> SearchTask:
+    return SearchTask("t", dag, Target.host(), HardwareParams(1))
+
+
+def padded_rows(outside: float, dtype: str = "float32") -> ComputeDAG:
+    """Sums of three neighbours of 9 elements and one more on each side, for 20 columns."""
+    x, k = te.placeholder((9, 20), dtype, "x"), te.reduce_axis(3, "k")
+    pad = te.compute(
+        (11, 20), lambda i, j: te.if_then_else(te.logical_and(i >= 1, i < 10), x[i - 1, j], outside), "pad"
+    )
+    return ComputeDAG([x, te.compute((9, 20), lambda i, j: te.sum(pad[i + k, j], k), "y")])
+
+
+TILED: tuple[Step, ...] = (ComputeInline(1), Split(2, 0, 9, (3,)), Reorder(2, (0, 3, 1, 2)))
+
+
+@pytest.mark.parametrize("steps", [(ComputeInline(1),), TILED, (*TILED, Annotate(2, 3, Annotation.VECTORIZE))], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
+def test_padding_inside_a_reduction(steps: tuple[Step, ...], dtype: str) -> None:
+    dag = padded_rows(5.0 if dtype.startswith("float") else 5, dtype)
+    text = kernel_source(task(dag), steps, "llvm")
+    assert "sel" not in text.replace("select", "")
+    artifact = build_kernel(task(dag), steps, "kernel")
+    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
+    fences[0].array[...] = np.random.default_rng(0).integers(-9, 9, (9, 20))
+    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
+    assert [fence.damage() for fence in fences] == ["", ""]
+    np.testing.assert_array_equal(fences[1].array, evaluate(dag.outputs, {dag.inputs[0]: fences[0].array})[0])
+
+
+def test_a_test_of_outer_loops_is_made_outside_the_inner_ones() -> None:
+    x = te.placeholder((8, 4096), name="x")
+    dag = ComputeDAG([x, te.compute((9, 4096), lambda i, j: te.if_then_else(i < 8, x[i, j], 0.0), "y")])
+    lines = kernel_source(task(dag), (), "llvm").splitlines()
+    inner = max(number for number, line in enumerate(lines) if line.startswith("head"))
+    assert any("icmp sge" in line for line in lines[:inner])
+    assert not any("icmp sge" in line for line in lines[inner:])
+
+
+def test_what_literals_decide_is_not_tested() -> None:
+    x = te.placeholder((8,), name="x")
+    dag = ComputeDAG([x, te.compute((9,), lambda i: te.if_then_else(i < 8, x[i], 0.0), "y")])
+    text = kernel_source(task(dag), (Annotate(1, 0, Annotation.UNROLL),), "llvm")
+    body = text[: text.index("define i32 @kernel")]
+    assert "icmp" not in body
+    assert body.count("= load float") == 8
