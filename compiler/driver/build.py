@@ -23,7 +23,7 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     is no code generation for the target.
     """
     describe(task.target)
-    function = lower(replay(task.dag, steps), name, task.hardware)
+    function = lower(replay(task.dag, steps), name, task.hardware, task.layout)
     text = _text(task, function)
     packings = dict(function.packings)
     tensors = (*task.dag.inputs, *task.dag.outputs)
@@ -37,7 +37,7 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
 
 def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
     """The program as text for people: `form` is "loops", "llvm" or "asm"."""
-    function = lower(replay(task.dag, steps), "kernel", task.hardware)
+    function = lower(replay(task.dag, steps), "kernel", task.hardware, task.layout)
     if form == "loops":
         return str(function)
     text = _text(task, function).llvm

@@ -7,23 +7,36 @@ from compiler.ir.stmt import LoopFunction
 from compiler.ir.verify import verify
 from compiler.lower.build_loops import build_loops
 from compiler.lower.passes import (
+    FoldDigits,
     LegalizeLoops,
     LoopPass,
     PackConstants,
+    PackInside,
     PartitionLoops,
     RegisterTiles,
     UnrollLocals,
     VectorReductions,
 )
+from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.state import State
 from compiler.target import HardwareParams
 
+_PACKING: dict[LayoutRewriteOption, tuple[LoopPass, ...]] = {
+    LayoutRewriteOption.NO_REWRITE: (),
+    LayoutRewriteOption.INSERT_TRANSFORM_STAGE: (PackConstants(), PackInside()),
+    LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED: (PackConstants(),),
+}
+"""What is done about inputs of free layout."""
 
-def cpu_passes(hardware: HardwareParams) -> tuple[LoopPass, ...]:
+PRE_TRANSFORMED = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
+
+
+def cpu_passes(hardware: HardwareParams, layout: LayoutRewriteOption = PRE_TRANSFORMED) -> tuple[LoopPass, ...]:
     """The passes of a CPU with the given vector width."""
     width = hardware.vector_unit_bytes
     return (
-        PackConstants(),
+        FoldDigits(),
+        *_PACKING[layout],
         PartitionLoops(),
         LegalizeLoops(),
         VectorReductions(width),
@@ -32,15 +45,23 @@ def cpu_passes(hardware: HardwareParams) -> tuple[LoopPass, ...]:
     )
 
 
-def lower(state: State, name: str, hardware: HardwareParams, check: bool = False) -> LoopFunction:
-    """The kernel `name` of a concrete state, ready for code generation; `check` verifies it after every pass.
+def lower(
+    state: State,
+    name: str,
+    hardware: HardwareParams,
+    layout: LayoutRewriteOption = PRE_TRANSFORMED,
+    *,
+    check: bool = False,
+) -> LoopFunction:
+    """The kernel `name` of a concrete state, ready for code generation.
 
+    `layout` says what is done about inputs of free layout; `check` verifies the kernel after every pass.
     Raises: ScheduleError, LoweringError.
     """
     function = build_loops(state, name)
     if check:
         verify(function, "build-loops")
-    for loop_pass in cpu_passes(hardware):
+    for loop_pass in cpu_passes(hardware, layout):
         function = loop_pass.apply(function)
         if check:
             verify(function, loop_pass.name)

@@ -112,9 +112,15 @@ class ComputeDAG:
         digest = hashlib.md5(f"{self}\n{order}".encode(), usedforsecurity=False).hexdigest()
         return json.dumps([digest, *(list(tensor.shape) for tensor in (*self.inputs, *self.outputs))])
 
-    def with_nodes(self, nodes: Sequence[Node]) -> "ComputeDAG":
-        """A graph of other operations, producers before consumers, with the same inputs and outputs."""
-        return ComputeDAG._from_parts(tuple(nodes), self.inputs, self.outputs)
+    def with_nodes(
+        self,
+        nodes: Sequence[Node],
+        inputs: tuple[Tensor, ...] | None = None,
+        outputs: tuple[Tensor, ...] | None = None,
+    ) -> "ComputeDAG":
+        """A graph of other operations, producers before consumers; inputs and outputs are the same unless given."""
+        ends = self.inputs if inputs is None else inputs, self.outputs if outputs is None else outputs
+        return ComputeDAG._from_parts(tuple(nodes), *ends)
 
     @cached_property
     def layout_free(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.workload_registry import (
     Workload,
     is_registered,
@@ -23,6 +24,7 @@ class SearchTask:
     """A computation to tune for a machine. `name` is for people; `workload_key` identifies it in records.
 
     A task made of a registered workload has the `key` of that workload, which unpickling registers in the new process.
+    `layout` says what its kernels do about inputs of free layout.
     """
 
     name: str
@@ -30,6 +32,7 @@ class SearchTask:
     target: Target
     hardware: HardwareParams
     key: str = ""
+    layout: LayoutRewriteOption = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
 
     @classmethod
     def of_workload(
@@ -48,7 +51,7 @@ class SearchTask:
         return self.key or self.dag.workload_key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.name, self.dag, self.target, self.hardware, self.key)
+        return _restored, (self.name, self.dag, self.target, self.hardware, self.key, self.layout)
 
     @property
     def flop_count(self) -> float:
@@ -56,8 +59,10 @@ class SearchTask:
         return self.dag.flop_count
 
 
-def _restored(name: str, dag: ComputeDAG, target: Target, hardware: HardwareParams, key: str) -> SearchTask:
+def _restored(
+    name: str, dag: ComputeDAG, target: Target, hardware: HardwareParams, key: str, layout: LayoutRewriteOption
+) -> SearchTask:
     """An unpickled task; its workload is known to this process from now on."""
     if key and not is_registered(key):
         register_workload_tensors(key, (*dag.inputs, *dag.outputs))
-    return SearchTask(name, dag, target, hardware, key)
+    return SearchTask(name, dag, target, hardware, key, layout)

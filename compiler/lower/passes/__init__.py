@@ -4,17 +4,21 @@ Always: one pass a module, each a frozen value with a `name` and an `apply`.
 """
 
 from compiler.lower.passes.base import LoopPass
+from compiler.lower.passes.fold_digits import FoldDigits
 from compiler.lower.passes.legalize_loops import LegalizeLoops
 from compiler.lower.passes.pack_constants import PackConstants
+from compiler.lower.passes.pack_inside import PackInside
 from compiler.lower.passes.partition_loops import PartitionLoops
 from compiler.lower.passes.register_tiles import RegisterTiles
 from compiler.lower.passes.unroll_locals import UnrollLocals
 from compiler.lower.passes.vector_reductions import VectorReductions
 
 __all__ = [
+    "FoldDigits",
     "LegalizeLoops",
     "LoopPass",
     "PackConstants",
+    "PackInside",
     "PartitionLoops",
     "RegisterTiles",
     "UnrollLocals",

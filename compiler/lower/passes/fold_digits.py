@@ -1,0 +1,97 @@
+"""In: a kernel with quotients and remainders of indices. Out: one without those that the loops already know.
+
+Always: exact; what cannot be decided from the extents of the loops stays.
+
+    before: for j.0 in 4: for j.1 in 8: W[(j.0 * 8 + j.1) // 8, (j.0 * 8 + j.1) % 8]
+    after:  for j.0 in 4: for j.1 in 8: W[j.0, j.1]
+Such indices come from layouts that were chosen for the loops, and from tensors that were reshaped.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from compiler.ir.affine import Affine, affine
+from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
+from compiler.ir.interval import as_index, limits
+from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopFunction, Stmt, Store, block
+from compiler.ir.visit import transform, walk
+
+_Ranges = dict[Var, tuple[int, int]]
+_Nested = TypeVar("_Nested", For, Let, If, Allocate)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldDigits:
+    """Resolves `x // c` and `x % c` where x is a sum of loop variables: a multiple of c, and a rest below c."""
+
+    name: str = "fold-digits"
+
+    def apply(self, function: LoopFunction) -> LoopFunction:
+        """The kernel with simpler indices."""
+        body = _folded(function.body, {})
+        return function if body is function.body else replace(function, body=body)
+
+
+def _folded(stmt: Stmt, ranges: _Ranges) -> Stmt:
+    match stmt:
+        case Block():
+            parts = tuple(_folded(inner, ranges) for inner in stmt.statements)
+            same = all(new is old for new, old in zip(parts, stmt.statements, strict=True))
+            return stmt if same else block(*parts)
+        case For():
+            return _with_body(stmt, {**ranges, stmt.var: (0, stmt.extent - 1)})
+        case Let():
+            value = _simplified(stmt.value, ranges)
+            changed = stmt if value is stmt.value else replace(stmt, value=value)
+            return _with_body(changed, {**ranges, stmt.var: (0, stmt.extent - 1)})
+        case If():
+            condition = _simplified(stmt.condition, ranges)
+            return _with_body(stmt if condition is stmt.condition else replace(stmt, condition=condition), ranges)
+        case Store():
+            indices = tuple(_simplified(index, ranges) for index in stmt.indices)
+            value = _simplified(stmt.value, ranges)
+            same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))
+            return stmt if same else replace(stmt, indices=indices, value=value)
+        case Allocate():
+            return _with_body(stmt, ranges)
+
+
+def _with_body(stmt: _Nested, ranges: _Ranges) -> _Nested:
+    body = _folded(stmt.body, ranges)
+    return stmt if body is stmt.body else replace(stmt, body=body)
+
+
+def _simplified(expr: Expr, ranges: _Ranges) -> Expr:
+    if not any(_is_digit(node) for node in walk(expr)):
+        return expr
+    return transform(expr, lambda node: _digit(node, ranges) if isinstance(node, Binary) and _is_digit(node) else None)
+
+
+def _is_digit(node: Expr) -> bool:
+    return (
+        isinstance(node, Binary)
+        and node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)
+        and node.dtype == INDEX
+        and isinstance(node.rhs, Const)
+        and node.rhs.value > 0
+    )
+
+
+def _digit(node: Binary, ranges: _Ranges) -> Expr | None:
+    """The quotient or remainder by parts: what is a multiple of the divisor, and the rest."""
+    form = affine(node.lhs)
+    divisor = int(node.rhs.value) if isinstance(node.rhs, Const) else 1
+    whole = Affine(form.const // divisor, {})
+    rest = Affine(form.const % divisor, {})
+    for atom, coefficient in form.terms.items():
+        if coefficient % divisor == 0:
+            whole = whole.plus(Affine(0, {atom: coefficient // divisor}))
+        else:
+            rest = rest.plus(Affine(0, {atom: coefficient}))
+    low, high = limits(rest, ranges)
+    alone = low >= 0 and high < divisor
+    if not alone and not whole.terms and not whole.const:
+        return None
+    if node.op is BinaryOp.FLOORDIV:
+        return as_index(whole) if alone else as_index(whole) + as_index(rest) // divisor
+    return as_index(rest) if alone else as_index(rest) % divisor

@@ -1,0 +1,84 @@
+"""In: a kernel that expects packed constants. Out: one that takes them as they are and packs them itself.
+
+Always: a constant is packed before the first statement that reads it, once a call, by all threads.
+
+    before: packed B: [4, 2, 4] by [1, 0, 2];   … B[x] …
+    after:  parallel d1: for d0: vector d2: B.packed[…] = B[…];   … B.packed[x] …
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
+from compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block, map_exprs
+from compiler.ir.visit import transform
+from compiler.packing import Packing
+
+
+@dataclass(frozen=True, slots=True)
+class PackInside:
+    """Replaces every packing by loops at the start of the kernel and a buffer in its workspace."""
+
+    name: str = "pack-inside"
+
+    def apply(self, function: LoopFunction) -> LoopFunction:
+        """The kernel without `packings`."""
+        params = {param.name: param for param in function.params}
+        for name, packing in function.packings:
+            if not _keeps_order(packing):
+                function = _packing_itself(function, params[name], packing)
+        return replace(function, packings=())
+
+
+def _keeps_order(packing: Packing) -> bool:
+    moving = [place for place in packing.order if packing.dims[place] > 1]
+    return moving == sorted(moving)
+
+
+def _packing_itself(function: LoopFunction, param: Buffer, packing: Packing) -> LoopFunction:
+    packed = Buffer(f"{param.name}.packed", param.shape, param.dtype, "workspace")
+
+    def redirected(node: Expr) -> Expr | None:
+        return Load(packed, node.indices) if isinstance(node, Load) and node.buffer == param else None
+
+    body = map_exprs(function.body, lambda expr: transform(expr, redirected))
+    return replace(
+        function,
+        workspace=(*function.workspace, packed),
+        body=block(_packing_loops(param, packed, packing), body),
+    )
+
+
+def _packing_loops(param: Buffer, packed: Buffer, packing: Packing) -> Stmt:
+    """Loops over the packed digits in their own order; the outer ones run in parallel as one."""
+    digits = [Var(f"{packed.name}.{place}", INDEX) for place in range(len(packing.dims))]
+    source = _position(packing.dims, digits)
+    target = _position(packing.shape, [digits[place] for place in packing.order])
+    stmt: Stmt = Store(packed, (target,), Load(param, (source,)))
+    fused = _fused_count(len(packing.dims))
+    last = len(packing.dims) - 1
+    for level in range(last, fused - 1, -1):
+        place = packing.order[level]
+        contiguous = level == last and place == last
+        stmt = For(digits[place], packing.dims[place], LoopKind.VECTOR if contiguous else LoopKind.SERIAL, stmt)
+    outer = packing.order[:fused]
+    together = Var(f"{packed.name}.outer", INDEX)
+    stride = 1
+    for place in reversed(outer):
+        value = together // stride
+        value = value if place == outer[0] else value % packing.dims[place]
+        stmt = Let(digits[place], value, packing.dims[place], stmt)
+        stride *= packing.dims[place]
+    return For(together, math.prod(packing.dims[place] for place in outer), LoopKind.PARALLEL, stmt)
+
+
+def _fused_count(rank: int) -> int:
+    """How many outer loops run in parallel: enough to share the work, and no innermost one."""
+    return 3 if rank >= 5 else 2 if rank >= 3 else 1
+
+
+def _position(extents: tuple[int, ...], digits: list[Var]) -> Expr:
+    total: Expr = const(0, INDEX)
+    for extent, digit in zip(extents, digits, strict=True):
+        total = total * extent + digit
+    return total

@@ -1,0 +1,107 @@
+"""In: how a schedule reads a constant. Out: names for the layout that suits it, and the choice what to do about it.
+
+Always: a layout is text such as `4j8j512k4j`: the digits of the indices, slowest first, each with its extent and the
+axis that it is a digit of.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from compiler.errors import ScheduleError
+from compiler.ir.expr import Expr
+from compiler.target import Target
+
+
+class LayoutRewriteOption(IntEnum):
+    """What happens to the inputs whose layout is free (`layout_free_placeholders`). The numbers are those of logs.
+
+    NO_REWRITE reads them as they are. INSERT_TRANSFORM_STAGE lays them out anew in every call, which suits an operator
+    that stands alone. REWRITE_FOR_PRE_TRANSFORMED expects them laid out already, which suits the constants of a
+    network.
+    """
+
+    NO_REWRITE = 0
+    INSERT_TRANSFORM_STAGE = 1
+    REWRITE_FOR_PRE_TRANSFORMED = 2
+
+    @staticmethod
+    def get_target_default(target: Target, in_relay_integration: bool = False) -> "LayoutRewriteOption":
+        """What is usual for a target: processors rewrite, and a network (`in_relay_integration`) does it beforehand."""
+        if target.is_gpu:
+            return LayoutRewriteOption.NO_REWRITE
+        if in_relay_integration:
+            return LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
+        return LayoutRewriteOption.INSERT_TRANSFORM_STAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """One dimension of a layout: a digit, of `extent` values, of the index along `axis`."""
+
+    extent: int
+    axis: str
+
+
+Digits = tuple[Digit, ...]
+
+
+def layout_text(digits: Sequence[Digit]) -> str:
+    """`Digit(4, "j"), Digit(512, "k")` as `4j512k`."""
+    return "".join(f"{digit.extent}{digit.axis}" for digit in digits)
+
+
+def parse_layout(text: str, axes: Sequence[str]) -> Digits:
+    """The digits of a text, whose axes are among `axes`.
+
+    Raises: ScheduleError for anything else in the text.
+    """
+    names = "|".join(re.escape(name) for name in sorted(axes, key=len, reverse=True))
+    one = re.compile(rf"(\d+)({names})(?=\d|$)")
+    digits: list[Digit] = []
+    place = 0
+    while axes and (found := one.match(text, place)):
+        digits.append(Digit(int(found[1]), found[2]))
+        place = found.end()
+    if place != len(text) or not digits:
+        rest = repr(text[place:])
+        raise ScheduleError(f"the layout {text!r} cannot be read from {rest} on; its axes are {', '.join(axes)}")
+    return tuple(digits)
+
+
+def get_shape_from_rewritten_layout(rewritten_layout: str, axis_names: Sequence[str]) -> tuple[int, ...]:
+    """The shape before the rewrite: along each of the axes, the product of its digits.
+
+    Raises: ScheduleError when the text has other axes, or an axis is missing or named twice.
+    """
+    if len(set(axis_names)) != len(axis_names):
+        raise ScheduleError(f"the axes of the layout {rewritten_layout!r} must differ, got {', '.join(axis_names)}")
+    digits = parse_layout(rewritten_layout, axis_names)
+    for name in axis_names:
+        if all(digit.axis != name for digit in digits):
+            raise ScheduleError(f"the layout {rewritten_layout!r} has no axis {name}")
+    return tuple(math.prod(digit.extent for digit in digits if digit.axis == name) for name in axis_names)
+
+
+def digit_values(digits: Digits, indices: Mapping[str, Expr]) -> tuple[Expr, ...]:
+    """The digits of the indices given by axis: where an element lies in the new layout."""
+    strides: dict[str, int] = {}
+    values: list[Expr] = []
+    for place in range(len(digits) - 1, -1, -1):
+        digit = digits[place]
+        value = indices[digit.axis] // strides.get(digit.axis, 1)
+        if any(other.axis == digit.axis for other in digits[:place]):
+            value = value % digit.extent
+        values.append(value)
+        strides[digit.axis] = strides.get(digit.axis, 1) * digit.extent
+    return tuple(reversed(values))
+
+
+def index_values(digits: Digits, values: Sequence[Expr], axes: Sequence[str]) -> tuple[Expr, ...]:
+    """The indices along `axes` of the element at place `values` of the new layout, the inverse of `digit_values`."""
+    totals: dict[str, Expr] = {}
+    for digit, value in zip(digits, values, strict=True):
+        totals[digit.axis] = totals[digit.axis] * digit.extent + value if digit.axis in totals else value
+    return tuple(totals[axis] for axis in axes)
