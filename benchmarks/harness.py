@@ -1,4 +1,4 @@
-"""In: a command line and figures. Out: one JSON object a line, on stdout and in `--out`.
+"""In: a command line and figures. Out: one JSON object a line, on stdout and in `--out`, and a chart in `--plot`.
 
 Always: every line names the machine it was measured on, with the FMA peak measured in the same run.
 """
@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.peak import measured_peak
+from benchmarks.plot import bar_chart
 from compiler import config
 
 PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect")
@@ -70,19 +71,25 @@ class Run:
     seconds: float
     out: Path | None
     options: Mapping[str, int]
+    plot: Path | None = None
+    title: str = ""
+    figures: list[Figure] = field(default_factory=list)
 
     def wants(self, case: str) -> bool:
         """Whether `--only` lets the case through."""
         return re.search(self.only, case) is not None
 
     def write(self, figure: Figure) -> None:
-        """Print a figure's line, and append it to `--out`."""
+        """Print a figure's line, append it to `--out`, and draw the chart of all figures so far."""
         text = figure.line() + "\n"
         sys.stdout.write(text)
         sys.stdout.flush()
         if self.out:
             with self.out.open("a", encoding="utf-8") as file:
                 file.write(text)
+        self.figures.append(figure)
+        if self.plot:
+            self.plot.write_text(bar_chart(self.title, self.figures), encoding="utf-8")
 
 
 def parse(
@@ -105,6 +112,7 @@ def parse(
     parser.add_argument("--threads", type=int, choices=counts, metavar="N", help=f"one of {counts}; default: all")
     parser.add_argument("--seconds", type=float, default=seconds, metavar="S", help=f"{seconds_help}; {seconds:g}")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the lines to this file as well")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures as bars into this SVG file")
     own = dict(options or {})
     for name, (default, text) in own.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; {default}")
@@ -112,7 +120,9 @@ def parse(
     if given.seconds <= 0:
         parser.error("--seconds must be more than 0")
     chosen = (given.threads,) if given.threads else counts
-    return Run(given.only, chosen, given.seconds, given.out, {name: getattr(given, name) for name in own})
+    values = {name: getattr(given, name) for name in own}
+    title = parser.prog if description is None else description.splitlines()[0].partition("Out: ")[2]
+    return Run(given.only, chosen, given.seconds, given.out, values, given.plot, title)
 
 
 def machine(threads: int) -> dict[str, object]:
@@ -142,9 +152,14 @@ def seconds_of(work: Callable[[], object], *, seconds: float, least: int = 3) ->
 
 
 def in_turn(
-    contenders: Mapping[str, Callable[[], object]], *, turns: int = 15, turn_seconds: float = 0.03
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    turns: int = 15,
+    turn_seconds: float = 0.03,
+    figure: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[str, float]:
-    """The median seconds of one call of every contender, each timed for a short turn after the other, again and again.
+    """The median seconds, or another `figure`, of one call of every contender, each timed for a short turn after the
+    other, again and again.
 
     So a noisy moment hits all alike. The first call of each turn does not count.
     """
@@ -159,7 +174,7 @@ def in_turn(
                 end = time.perf_counter()
                 samples[name].append(end - start)
                 start = end
-    return {name: statistics.median(times) for name, times in samples.items()}
+    return {name: figure(times) for name, times in samples.items()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,63 +1,48 @@
-"""In: seconds for each operator. Out: JSON lines, how fast its tuned kernel is. Always: next to ONNX Runtime.
+"""In: seconds for each contender. Out: JSON lines, how fast code of hand-written schedules is. Always: no search.
 
-    python -m benchmarks.kernels [--only REGEX] [--threads N] [--seconds S] [--out FILE]
+    python -m benchmarks.kernels [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE]
 
-Every operator is tuned alone for `--seconds`, its winner is verified and timed again, and then all contenders take
-turns in a fresh process: `retune` is our kernel alone, `retune-network` has the changes of layout from and to NCHW
-around it; `onnxruntime` is a session of one node, which changes the layout too where it likes, `onnxruntime-node` the
-operator alone as its profiler reports it; `numpy` has the AVX-512 kernels of its OpenBLAS. Weights are constants.
+What is measured is the code generator: every schedule is written with the schedule functions, and weights are packed as
+it says. Peak and memory bandwidth are contenders themselves, timed in the same turns: `peak_ratio` is the share of the
+multiply-add peak, or, for a kernel that memory limits, of the bandwidth of a stream through as many bytes. NumPy, ONNX
+Runtime and PyTorch stand beside where they are installed. A value is that of the fastest call.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from benchmarks.harness import Figure, Run, parse
-from benchmarks.operators import OPERATORS, operator_network
-from benchmarks.peak import measured_peak
-from benchmarks.peers import KERNEL, Peer, peer_environment
-from benchmarks.tuning import Workers, open_workers, tune
-from compiler.driver.compile_network import compile_graph
-from compiler.measure.record import MeasureRecord
+from benchmarks.kernel_cases import CASES
+from benchmarks.kernel_timing import CaseTimes
+from benchmarks.peers import peer_environment
 from compiler.measure.worker_process import WorkerProcess
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print five JSON lines an operator and thread count, six for matrix products."""
-    run = parse(__doc__, argv, seconds=15, seconds_help="seconds of tuning for each operator", threads=(1, 2))
+    """Print a JSON line for every case, library and thread count."""
+    run = parse(__doc__, argv, seconds=0.5, seconds_help="seconds of timing for each contender", threads=(1, 2))
     for threads in run.threads:
-        with open_workers(threads) as workers:
-            for name in filter(run.wants, OPERATORS):
-                for figure in figures(name, threads, workers, run):
-                    run.write(figure)
+        for name in filter(run.wants, CASES):
+            for figure in figures(name, threads, run):
+                run.write(figure)
 
 
-def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
-    """Tune one operator and time it beside its peers."""
-    network = operator_network(name, threads)
-    (task,) = network.tasks
-    tuned = tune(network, workers, run.seconds)
-    winner = tuned.winners[task.workload_key]
-    compiled = compile_graph(network.graph, network.target, tuned.best, threads=threads, cut=network.partition)
-    with tempfile.TemporaryDirectory(prefix="retune-kernels-") as folder:
-        path = compiled.save(Path(folder) / f"{name}.retune")
-        with WorkerProcess(environment=peer_environment(threads)) as worker:
-            is_product = name.startswith(("matmul", "dense"))
-            arguments = (path, task.name, OPERATORS[name](), threads, is_product)
-            peers: list[Peer] = worker.call("benchmarks.peers:time_operator", *arguments)
-    peak = measured_peak(threads)
-    spent: dict[str, object] = {
-        "trials": tuned.trials,
-        "failed": tuned.failed,
-        "tuning_seconds": round(tuned.seconds, 1),
-        "untuned_ms": round(winner.default_seconds * 1e3, 4),
-        "rejected": list(winner.rejected),
-        "served_by": winner.program.mutation if isinstance(winner.program, MeasureRecord) else "default schedule",
-    }
-    for peer in peers:
-        speed = task.flop_count / peer.seconds / 1e9
-        details = {"ms": round(peer.seconds * 1e3, 4), **(spent if peer.backend == KERNEL else {})}
-        yield Figure(name, peer.backend, threads, "speed", speed, "GFLOP/s", speed / peak, peer.error, details)
+def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
+    """One case in a process of its own, since libraries keep their threads."""
+    with WorkerProcess(environment=peer_environment(threads)) as worker:
+        times: CaseTimes = worker.call("benchmarks.kernel_timing:time_case", name, threads, run.seconds)
+    memory_bound = CASES[name].memory_bound
+    metric, unit = ("bandwidth", "GB/s") if memory_bound else ("speed", "GFLOP/s")
+    work = times.gigabytes if memory_bound else times.gflop
+    limit = times.bandwidth if memory_bound else times.peak
+    for one in times.contenders:
+        value = work / one.seconds
+        details: dict[str, object] = {
+            "ms": round(one.seconds * 1e3, 4),
+            "gflops": round(times.gflop / one.seconds, 1),
+            "peak_gflops": round(times.peak, 1),
+            "bandwidth_gbs": round(times.bandwidth, 1),
+        }
+        yield Figure(name, one.backend, threads, metric, value, unit, value / limit, one.error, details)
 
 
 if __name__ == "__main__":

@@ -1,57 +1,64 @@
-"""In: the name of an operator. Out: an ONNX model of one node with seeded weights, and its network for tuning.
+"""In: seconds for each operator. Out: JSON lines, how fast its tuned kernel is. Always: next to ONNX Runtime.
 
-Always: float32, batch 1; shapes are those of ResNet-18, ResNet-50, MobileNet-V2 and an MLP.
+    python -m benchmarks.operators [--only REGEX] [--threads N] [--seconds S] [--out FILE]
+
+Every operator is tuned alone for `--seconds`, its winner is verified and timed again, and then all contenders take
+turns in a fresh process: `retune` is our kernel alone, `retune-network` has the changes of layout from and to NCHW
+around it; `onnxruntime` is a session of one node, which changes the layout too where it likes, `onnxruntime-node` the
+operator alone as its profiler reports it; `numpy` has the AVX-512 kernels of its OpenBLAS. Weights are constants.
 """
 
 import tempfile
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.frontend.zoo.layers import LayerWriter
-from compiler.target import Target
-
-
-def _matmul(rows: int, inner: int, columns: int) -> bytes:
-    write = LayerWriter("operator", (rows, inner), 0)
-    weight = np.random.default_rng(1).standard_normal((inner, columns), dtype=np.float32)
-    made = write.node("MatMul", [write.input, write.weight(weight, "weight")], "output")
-    return bytes(write.finish(made, (rows, columns)).SerializeToString())
+from benchmarks.harness import Figure, Run, parse
+from benchmarks.operator_networks import OPERATORS, operator_network
+from benchmarks.peak import measured_peak
+from benchmarks.peers import KERNEL, Peer, peer_environment
+from benchmarks.tuning import Workers, open_workers, tune
+from compiler.driver.compile_network import compile_graph
+from compiler.measure.record import MeasureRecord
+from compiler.measure.worker_process import WorkerProcess
 
 
-def _convolution(size: int, channels: tuple[int, int], kernel: int, *, stride: int = 1, groups: int = 1) -> bytes:
-    """`size` is that of the output."""
-    write = LayerWriter("operator", (1, channels[0], size * stride, size * stride), 0)
-    made = write.convolution(write.input, channels, kernel, "output", stride=stride, groups=groups)
-    return bytes(write.finish(made, (1, channels[1], size, size)).SerializeToString())
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print five JSON lines an operator and thread count, six for matrix products."""
+    run = parse(__doc__, argv, seconds=15, seconds_help="seconds of tuning for each operator", threads=(1, 2))
+    for threads in run.threads:
+        with open_workers(threads) as workers:
+            for name in filter(run.wants, OPERATORS):
+                for figure in figures(name, threads, workers, run):
+                    run.write(figure)
 
 
-OPERATORS: dict[str, Callable[[], bytes]] = {
-    "matmul_512x512x512": partial(_matmul, 512, 512, 512),
-    "matmul_1024x1024x1024": partial(_matmul, 1024, 1024, 1024),
-    "dense_1x512x1000": partial(_matmul, 1, 512, 1000),
-    "dense_1x784x512": partial(_matmul, 1, 784, 512),
-    "conv3x3_56x56_64_64": partial(_convolution, 56, (64, 64), 3),
-    "conv3x3_28x28_128_128": partial(_convolution, 28, (128, 128), 3),
-    "conv3x3_14x14_256_256": partial(_convolution, 14, (256, 256), 3),
-    "conv3x3_7x7_512_512": partial(_convolution, 7, (512, 512), 3),
-    "conv3x3_s2_28x28_64_128": partial(_convolution, 28, (64, 128), 3, stride=2),
-    "conv7x7_s2_112x112_3_64": partial(_convolution, 112, (3, 64), 7, stride=2),
-    "conv1x1_56x56_64_256": partial(_convolution, 56, (64, 256), 1),
-    "conv1x1_14x14_256_1024": partial(_convolution, 14, (256, 1024), 1),
-    "conv1x1_14x14_384_64": partial(_convolution, 14, (384, 64), 1),
-    "depthwise3x3_112x112_32": partial(_convolution, 112, (32, 32), 3, groups=32),
-    "depthwise3x3_14x14_384": partial(_convolution, 14, (384, 384), 3, groups=384),
-}
-"""ONNX text of every operator; a convolution is named kernel, stride, output size, channels in, channels out."""
+def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
+    """Tune one operator and time it beside its peers."""
+    network = operator_network(name, threads)
+    (task,) = network.tasks
+    tuned = tune(network, workers, run.seconds)
+    winner = tuned.winners[task.workload_key]
+    compiled = compile_graph(network.graph, network.target, tuned.best, threads=threads, cut=network.partition)
+    with tempfile.TemporaryDirectory(prefix="retune-operators-") as folder:
+        path = compiled.save(Path(folder) / f"{name}.retune")
+        with WorkerProcess(environment=peer_environment(threads)) as worker:
+            is_product = name.startswith(("matmul", "dense"))
+            arguments = (path, task.name, OPERATORS[name](), threads, is_product)
+            peers: list[Peer] = worker.call("benchmarks.peers:time_operator", *arguments)
+    peak = measured_peak(threads)
+    spent: dict[str, object] = {
+        "trials": tuned.trials,
+        "failed": tuned.failed,
+        "tuning_seconds": round(tuned.seconds, 1),
+        "untuned_ms": round(winner.default_seconds * 1e3, 4),
+        "rejected": list(winner.rejected),
+        "served_by": winner.program.mutation if isinstance(winner.program, MeasureRecord) else "default schedule",
+    }
+    for peer in peers:
+        speed = task.flop_count / peer.seconds / 1e9
+        details = {"ms": round(peer.seconds * 1e3, 4), **(spent if peer.backend == KERNEL else {})}
+        yield Figure(name, peer.backend, threads, "speed", speed, "GFLOP/s", speed / peak, peer.error, details)
 
 
-def operator_network(name: str, threads: int) -> ExtractedNetwork:
-    """The operator as a network with one tuning task, for `threads` threads of this machine."""
-    with tempfile.TemporaryDirectory(prefix="retune-operator-") as folder:
-        path = Path(folder) / f"{name}.onnx"
-        path.write_bytes(OPERATORS[name]())
-        return extract_network(str(path), str(Target.host()), threads)
+if __name__ == "__main__":
+    main()

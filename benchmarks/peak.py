@@ -9,13 +9,13 @@ from functools import cache
 from compiler.codegen.cpu import compile_module, function_attributes
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
 from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
+from compiler.runtime.loader import BoundKernel, load_kernels
 from compiler.target import HardwareParams, Target
 
 ACCUMULATORS = 16
 """Independent chains: more than latency times throughput of any machine we know, fewer than there are registers."""
 
-STEPS = 1_000_000
+STEPS = 200_000
 REPEATS = 20
 MOST_REPEATS = 200
 AGREEING, NEARLY, SCALING = 5, 1.02, 0.97
@@ -29,20 +29,8 @@ _PAUSE_SECONDS = 0.01
 @cache
 def measured_peak(threads: int) -> float:
     """GFLOP/s of `threads` threads: the best of several tries, since other load can only slow one down."""
-    hardware = HardwareParams(num_cores=threads)
-    lanes = hardware.vector_unit_bytes // 4
-    text = _module(lanes, function_attributes(hardware.vector_unit_bytes))
-    target = Target.host()
-    args = (
-        ArgSpec("factors", (lanes,), "float32", False),
-        ArgSpec("sums", (threads, lanes), "float32", True),
-    )
-    artifact = KernelArtifact("peak", compile_module(text, target), args, 0, str(target))
-    factors, sums = (aligned_array(arg.shape, arg.dtype) for arg in args)
-    factors[...] = 0.5
-    run = load_kernels([artifact])["peak"].bind([factors, sums], threads)
+    run, work = peak_kernel(threads)
     run()
-    work = 2.0 * lanes * ACCUMULATORS * STEPS * threads / 1e9
     wanted = SCALING * threads * measured_peak(1) if threads > 1 else 0.0
     times: list[float] = []
     while len(times) < REPEATS or (len(times) < MOST_REPEATS and not (_agree(times) and work / min(times) >= wanted)):
@@ -51,6 +39,22 @@ def measured_peak(threads: int) -> float:
         times.append(time.perf_counter() - start)
         time.sleep(_PAUSE_SECONDS)
     return work / min(times)
+
+
+def peak_kernel(threads: int) -> tuple[BoundKernel, float]:
+    """A call that does nothing but multiply-adds on `threads` threads, and how many GFLOP it does."""
+    width = HardwareParams(num_cores=threads).vector_unit_bytes
+    lanes = width // 4
+    target = Target.host()
+    args = (
+        ArgSpec("factors", (lanes,), "float32", False),
+        ArgSpec("sums", (threads, lanes), "float32", True),
+    )
+    code = compile_module(_module(lanes, function_attributes(width)), target)
+    factors, sums = (aligned_array(arg.shape, arg.dtype) for arg in args)
+    factors[...] = 0.5
+    kernels = load_kernels([KernelArtifact("peak", code, args, 0, str(target))])
+    return kernels["peak"].bind([factors, sums], threads), 2.0 * lanes * ACCUMULATORS * STEPS * threads / 1e9
 
 
 def _agree(times: list[float]) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.harness import Figure, Run, parse
-from benchmarks.operators import operator_network
+from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import BATCH, RoundTimes, begin_tuning, open_workers, play_round
 
 CASES = ("conv3x3_28x28_128_128",)

@@ -17,7 +17,7 @@ Lowering = Callable[[OpCall], Tensor]
 LOWERINGS: Mapping[str, Lowering] = {
     **dict.fromkeys(sorted(elementwise.NAMES), elementwise.elementwise),
     **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"), reduce.reduction),
-    "conv2d": conv.conv2d,
+    "conv2d": conv.convolution,
     "dense": matmul.dense,
     "batch_matmul": matmul.batch_matmul,
     "max_pool2d": pool.max_pool2d,

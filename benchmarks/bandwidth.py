@@ -1,0 +1,121 @@
+"""In: bytes to read and to write, a number of threads. Out: a kernel that does only that, the fastest way we know.
+
+Always: the same bytes at every call, so that what fits into a cache stays there, as it does for the kernels that are
+compared with it; written as LLVM text and compiled by our own back end.
+"""
+
+from compiler.codegen.cpu import compile_module, function_attributes
+from compiler.runtime.artifact import ArgSpec, KernelArtifact
+from compiler.runtime.buffers import aligned_array
+from compiler.runtime.loader import BoundKernel, load_kernels
+from compiler.target import HardwareParams, Target
+
+UNROLL = 8
+"""Vectors a turn: independent, so that many accesses are under way at a time."""
+
+
+def stream_kernel(read_bytes: int, written_bytes: int, threads: int) -> tuple[BoundKernel, int]:
+    """A call that reads and writes about so many bytes, each once and in order, and how many they are in all.
+
+    What is read is added up, or copied as far as there is anything to write; the larger side's rest comes after that.
+    """
+    width = HardwareParams(num_cores=threads).vector_unit_bytes
+    lanes, block = width // 4, width * UNROLL * threads
+    read, written = (max(1, round(size / block)) for size in (read_bytes, written_bytes))
+    target = Target.host()
+    text = _module(lanes, read, written, threads, function_attributes(width))
+    args = (
+        ArgSpec("source", (read * block // 4,), "float32", False),
+        ArgSpec("target", (written * block // 4,), "float32", True),
+        ArgSpec("sums", (threads * lanes,), "float32", True),
+    )
+    artifact = KernelArtifact("stream", compile_module(text, target), args, 0, str(target))
+    buffers = [aligned_array(arg.shape, arg.dtype) for arg in args]
+    for buffer in buffers:
+        buffer[...] = 1.0
+    return load_kernels([artifact])["stream"].bind(buffers, threads), (read + written) * block
+
+
+def _module(lanes: int, read: int, written: int, threads: int, attributes: str) -> str:
+    """A kernel: each thread copies, then reads or writes what is left, in blocks of `UNROLL` vectors."""
+    vector, block = f"<{lanes} x float>", lanes * UNROLL
+    both = min(read, written)
+    alone = "call void @stream.team(ptr %buffers)"
+    team = "call void @GOMP_parallel(ptr @stream.team, ptr %buffers, i32 %threads, i32 0)"
+    loops = [
+        _loop("copy", "entry", 0, both, vector, lanes, loads=True, stores=True),
+        _loop("read", "copy.done", both, read, vector, lanes, loads=True, stores=False),
+        _loop("write", "read.done", both, written, vector, lanes, loads=False, stores=True),
+    ]
+    return f"""
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+
+define internal void @stream.team(ptr %buffers) #0 {{
+entry:
+  %source.all = load ptr, ptr %buffers
+  %target.slot = getelementptr ptr, ptr %buffers, i64 1
+  %target.all = load ptr, ptr %target.slot
+  %sums.slot = getelementptr ptr, ptr %buffers, i64 2
+  %sums = load ptr, ptr %sums.slot
+  %number = call i32 @omp_get_thread_num()
+  %me = zext i32 %number to i64
+  %source.skip = mul i64 %me, {read * block}
+  %source = getelementptr float, ptr %source.all, i64 %source.skip
+  %target.skip = mul i64 %me, {written * block}
+  %target = getelementptr float, ptr %target.all, i64 %target.skip
+  %own = getelementptr {vector}, ptr %sums, i64 %me
+{chr(10).join(loops)}
+  ret void
+}}
+
+define i32 @stream(ptr %buffers, i32 %threads) #0 {{
+entry:
+  {alone if threads == 1 else team}
+  ret i32 0
+}}
+
+attributes #0 = {{ nounwind {attributes} }}
+"""
+
+
+def _loop(name: str, before: str, first: int, end: int, vector: str, lanes: int, *, loads: bool, stores: bool) -> str:
+    """Blocks `first` to `end`, from where block `before` ends to a block called `name.done`."""
+    if first == end:
+        return f"  br label %{name}.done\n{name}.done:"
+    numbers = range(UNROLL)
+    lines = [
+        f"  br label %{name}",
+        f"{name}:",
+        f"  %{name}.i = phi i64 [ {first}, %{before} ], [ %{name}.next, %{name} ]",
+    ]
+    if not stores:
+        lines += [
+            f"  %{name}.a{n} = phi {vector} [ zeroinitializer, %{before} ], [ %{name}.b{n}, %{name} ]" for n in numbers
+        ]
+    lines.append(f"  %{name}.at = mul i64 %{name}.i, {UNROLL * lanes}")
+    for n in numbers:
+        lines.append(f"  %{name}.p{n} = add i64 %{name}.at, {n * lanes}")
+        if loads:
+            lines.append(f"  %{name}.s{n} = getelementptr float, ptr %source, i64 %{name}.p{n}")
+            lines.append(f"  %{name}.v{n} = load {vector}, ptr %{name}.s{n}")
+        if stores:
+            value = f"%{name}.v{n}" if loads else "zeroinitializer"
+            lines.append(f"  %{name}.t{n} = getelementptr float, ptr %target, i64 %{name}.p{n}")
+            lines.append(f"  store {vector} {value}, ptr %{name}.t{n}")
+        else:
+            lines.append(f"  %{name}.b{n} = fadd {vector} %{name}.a{n}, %{name}.v{n}")
+    lines += [
+        f"  %{name}.next = add i64 %{name}.i, 1",
+        f"  %{name}.more = icmp ult i64 %{name}.next, {end}",
+        f"  br i1 %{name}.more, label %{name}, label %{name}.done",
+        f"{name}.done:",
+    ]
+    if not stores:
+        lines += [
+            f"  %{name}.c{n} = fadd {vector} {f'%{name}.c{n - 1}' if n > 1 else f'%{name}.b0'}, %{name}.b{n}"
+            for n in numbers
+            if n
+        ]
+        lines.append(f"  store {vector} %{name}.c{UNROLL - 1}, ptr %own")
+    return "\n".join(lines)

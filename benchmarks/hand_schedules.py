@@ -1,0 +1,174 @@
+"""In: the naive program of an operator and tile sizes. Out: the program of a schedule that a person chose.
+
+Always: written with the schedule functions alone, whole in the shapes: a function a family of operators.
+
+A tiled reduction keeps its results in registers: the innermost loops of the output are a tile of at most 28 vectors,
+and the reduction of that tile is computed inside them, in a local buffer that the code generator holds in registers.
+"""
+
+from collections.abc import Callable, Mapping
+
+from compiler.schedule.primitives import (
+    LoopRef,
+    StageRef,
+    cache_write,
+    compute_at,
+    compute_inline,
+    fuse,
+    parallel,
+    pragma,
+    reorder,
+    split,
+    stage_number,
+    vectorize,
+)
+from compiler.schedule.state import State
+
+Schedule = Callable[[State], State]
+Lengths = Mapping[str, tuple[int, ...]]
+"""Inner lengths of the loops that are split, by name."""
+
+
+def tiled(state: State, stage: StageRef, lengths: Lengths, order: str) -> State:
+    """Split loops and put all of them in order, outermost first. The parts of `i` are `i.0`, `i.1`, …
+
+    Loops that `order` leaves out stay outermost; a name that the stage has not is passed over, so that one order serves
+    convolutions of any window.
+    """
+    number = stage_number(state, stage)
+    for loop, inner in lengths.items():
+        state, _ = split(state, number, loop, inner)
+    names = [iterator.name for iterator in state.stages[number].iters]
+    last = [name for name in order.split() if name in names]
+    return reorder(state, number, [*(name for name in names if name not in last), *last])
+
+
+def parallel_outer(state: State, stage: StageRef, count: int) -> State:
+    """Fuse the outermost `count` loops and run them on all threads."""
+    number = stage_number(state, stage)
+    loops: list[LoopRef] = list(range(count))
+    state, fused = fuse(state, number, loops)
+    return parallel(state, number, fused)[0]
+
+
+def tiled_reduction(
+    state: State,
+    stage: StageRef,
+    *,
+    tiles: Lengths,
+    order: str,
+    at: str,
+    inner: str,
+    depth: Lengths | None = None,
+    threads_over: int = 1,
+    unroll: int = 0,
+) -> State:
+    """Compute `stage` tile by tile inside the last stage of the graph.
+
+    `tiles` and `order` are the loops of the last stage, the innermost a vector loop; the reduction stands in its loop
+    `at`. `depth` and `inner` are the splits and the order of the reduction's own loops. The `threads_over` outermost
+    loops run in parallel. Stages in between are inlined; a reduction that is the last stage itself is buffered.
+    """
+    last = len(state.stages) - 1
+    number = stage_number(state, stage)
+    suffix = ""
+    if number == last:
+        state, _ = cache_write(state, number)
+        suffix, last = "_c", last + 1
+    for between in range(last - 1, number, -1):
+        state = compute_inline(state, between)
+    state = tiled(state, last, tiles, order)
+    state = compute_at(state, number, last, at)
+    own = {f"{loop}{suffix}": lengths for loop, lengths in (depth or {}).items()}
+    state = tiled(state, number, own, _renamed(inner, suffix))
+    for target in (number, last):
+        state, _ = vectorize(state, target, len(state.stages[target].iters) - 1)
+    if unroll:
+        state = pragma(state, number, 0, f"auto_unroll_max_step${unroll}")
+    return parallel_outer(state, last, threads_over) if threads_over else state
+
+
+def _renamed(order: str, suffix: str) -> str:
+    """The loops of an order as they are called in a cached stage: `rc.0` as `rc_c.0`."""
+    parts = (name.partition(".") for name in order.split())
+    return " ".join(f"{base}{suffix}{dot}{level}" for base, dot, level in parts)
+
+
+def product(rows: int, columns: int) -> Schedule:
+    """A matrix product: all rows go past a panel of `columns` columns of the packed second matrix before the next."""
+
+    def schedule(state: State) -> State:
+        return tiled_reduction(
+            state,
+            "product",
+            tiles={"i": (rows,), "j": (columns,)},
+            order="j.0 i.0 i.1 j.1",
+            at="i.0",
+            inner="k i j",
+        )
+
+    return schedule
+
+
+def batched_product(rows: int, columns: int) -> Schedule:
+    """Products of two activations: the same tile, one matrix after the other."""
+
+    def schedule(state: State) -> State:
+        return tiled_reduction(
+            state,
+            "product",
+            tiles={"i": (rows,), "j": (columns,)},
+            order="n j.0 i.0 i.1 j.1",
+            at="i.0",
+            inner="k i j",
+            threads_over=2,
+        )
+
+    return schedule
+
+
+def padded_first(state: State, threads_over: int = 2) -> State:
+    """The padding of a convolution as a copy of its own, on all threads; nothing where there is none."""
+    pads = [number for number, stage in enumerate(state.stages) if stage.op.name == "conv_pad"]
+    for number in pads:
+        state, _ = vectorize(state, number, len(state.stages[number].iters) - 1)
+        state = parallel_outer(state, number, threads_over)
+    return state
+
+
+def convolution(width: int, channels: int, *, inner: str = "ry rx rc x c", unroll: int = 0) -> Schedule:
+    """A tile of `width` neighbours and `channels` output channels; all the image goes past one block of weights."""
+
+    def schedule(state: State) -> State:
+        return tiled_reduction(
+            padded_first(state),
+            "conv",
+            tiles={"x": (width,), "c": (channels,)},
+            order="n c.0 z y x.0 x.1 c.1",
+            at="x.0",
+            inner=inner,
+            threads_over=3,
+            unroll=unroll,
+        )
+
+    return schedule
+
+
+def small_image_convolution(width: int, channels: int, depth: int, *, inner: str = "rc.0 ry rx y rc.1 x c") -> Schedule:
+    """For few pixels and many channels, where weights are the larger part: all the image goes past the weights of one
+    tap and `depth` input channels, which lie in the first-level cache by then; sums wait in a local buffer.
+    """
+
+    def schedule(state: State) -> State:
+        return tiled_reduction(
+            padded_first(state),
+            "conv",
+            tiles={"x": (width,), "c": (channels,)},
+            order="n c.0 x.0 y x.1 c.1",
+            at="x.0",
+            inner=inner,
+            depth={"rc": (depth,)},
+            threads_over=3,
+        )
+
+    return schedule
