@@ -62,21 +62,23 @@ def tiled_reduction(
     depth: Lengths | None = None,
     threads_over: int = 1,
     unroll: int = 0,
+    into: StageRef | None = None,
 ) -> State:
-    """Compute `stage` tile by tile inside the last stage of the graph.
+    """Compute `stage` tile by tile inside stage `into`, the last one of the graph if not given.
 
-    `tiles` and `order` are the loops of the last stage, the innermost a vector loop; the reduction stands in its loop
-    `at`. `depth` and `inner` are the splits and the order of the reduction's own loops. The `threads_over` outermost
-    loops run in parallel. Stages in between are inlined; a reduction that is the last stage itself is buffered.
+    `tiles` and `order` are the loops of that stage, the innermost a vector loop; the reduction stands in its loop `at`.
+    `depth` and `inner` are the splits and the order of the reduction's own loops. The `threads_over` outermost loops
+    run in parallel. Stages in between are inlined; a reduction into itself is buffered.
     """
-    last = len(state.stages) - 1
     number = stage_number(state, stage)
+    last = len(state.stages) - 1 if into is None else stage_number(state, into)
     suffix = ""
     if number == last:
         state, _ = cache_write(state, number)
         suffix, last = "_c", last + 1
     for between in range(last - 1, number, -1):
-        state = compute_inline(state, between)
+        if state.stages[between].is_compute:
+            state = compute_inline(state, between)
     state = tiled(state, last, tiles, order)
     state = compute_at(state, number, last, at)
     own = {f"{loop}{suffix}": lengths for loop, lengths in (depth or {}).items()}
@@ -169,6 +171,60 @@ def small_image_convolution(width: int, channels: int, depth: int, *, inner: str
             inner=inner,
             depth={"rc": (depth,)},
             threads_over=3,
+        )
+
+    return schedule
+
+
+def row_by_row(state: State) -> State:
+    """Every stage inside the outermost loop of the last one, rows on all threads: a row stays in the nearest cache."""
+    last = len(state.stages) - 1
+    for number in range(last - 1, -1, -1):
+        if state.stages[number].is_compute:
+            state = compute_at(state, number, last, 0)
+    for number, stage in enumerate(state.stages):
+        if stage.is_compute and not stage.has_reduce_iter and len(stage.iters) > 1:
+            state, _ = vectorize(state, number, len(stage.iters) - 1)
+    return parallel_outer(state, last, 1)
+
+
+def transposed_convolution(width: int, channels: int) -> Schedule:
+    """Every phase like a convolution without stride, then the phases interleaved."""
+
+    def schedule(state: State) -> State:
+        state = padded_first(state)
+        state = tiled_reduction(
+            state,
+            "conv_phases",
+            tiles={"x": (width,), "c": (channels,)},
+            order="n a b c.0 y x.0 x.1 c.1",
+            at="x.0",
+            inner="ry rx rc x c",
+            threads_over=4,
+            into="conv_phases",
+        )
+        last = len(state.stages) - 1
+        state, _ = vectorize(state, last, len(state.stages[last].iters) - 1)
+        return parallel_outer(state, last, 2)
+
+    return schedule
+
+
+def depthwise(rows: int, width: int, channels: int, *, order: str = "n x.0 c.0 y.0 y.1 x.1 c.1") -> Schedule:
+    """A tile of neighbouring rows and columns, whose windows overlap, of a few channels; tiles go down the image, so
+    that the rows they share are still in the nearest cache.
+    """
+
+    def schedule(state: State) -> State:
+        return tiled_reduction(
+            padded_first(state),
+            "conv",
+            tiles={"y": (rows,), "x": (width,), "c": (channels,)},
+            order=order,
+            at="y.0",
+            inner="ry rx y x c",
+            threads_over=3,
+            unroll=rows * width * channels,
         )
 
     return schedule

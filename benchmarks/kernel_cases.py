@@ -11,19 +11,22 @@ from benchmarks.hand_schedules import (
     Schedule,
     batched_product,
     convolution,
+    depthwise,
     product,
+    row_by_row,
     small_image_convolution,
+    transposed_convolution,
 )
-from benchmarks.problems import Convolution, Problem, Product
+from benchmarks.problems import Convolution, LayerNorm, Problem, Product, Softmax, TransposedConvolution
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An operator, the schedule written for it, and whether memory limits it rather than arithmetic."""
+    """An operator, the schedule written for it, and whether its speed is told in bytes rather than in operations."""
 
     problem: Problem
     schedule: Schedule
-    memory_bound: bool = False
+    in_bytes: bool = False
 
 
 def _square(size: int, taken: int, made: int, kernel: int, schedule: Schedule, *, stride: int = 1) -> tuple[str, Case]:
@@ -60,6 +63,52 @@ _RESNET = dict(
     )
 )
 
+
+def _depthwise(size: int, channels: int, schedule: Schedule, *, stride: int = 1) -> tuple[str, Case]:
+    """A depthwise convolution of MobileNet-V2."""
+    name = f"depthwise3x3_{f's{stride}_' if stride > 1 else ''}{size}x{size}_{channels}"
+    return name, Case(
+        Convolution((size, size), (channels, channels), 3, stride=stride, groups=channels), schedule, True
+    )
+
+
+_MOBILENET = dict(
+    (
+        _depthwise(112, 32, depthwise(2, 7, 16)),
+        _depthwise(56, 96, depthwise(2, 7, 16), stride=2),
+        _depthwise(56, 144, depthwise(2, 7, 16)),
+        _depthwise(28, 144, depthwise(2, 7, 16), stride=2),
+        _depthwise(28, 192, depthwise(2, 7, 16)),
+        _depthwise(14, 192, depthwise(2, 7, 16), stride=2),
+        _depthwise(14, 384, depthwise(2, 7, 16)),
+        _depthwise(14, 576, depthwise(2, 7, 16)),
+        _depthwise(7, 576, depthwise(1, 7, 16), stride=2),
+        _depthwise(7, 960, depthwise(1, 7, 16)),
+    )
+)
+
+_OTHERS = {
+    "conv3x3_g32_14x14_512_512": Case(Convolution((14, 14), (512, 512), 3, groups=32), convolution(14, 16)),
+    "conv3x3_g32_7x7_1024_1024": Case(Convolution((7, 7), (1024, 1024), 3, groups=32), convolution(7, 32)),
+    "conv3x3_d2_28x28_256_256": Case(Convolution((28, 28), (256, 256), 3, dilation=2), convolution(14, 32)),
+    "conv_transpose4x4_s2_16x16_512_256": Case(
+        TransposedConvolution((16, 16), (512, 256)), transposed_convolution(8, 32)
+    ),
+    "conv_transpose4x4_s2_32x32_256_128": Case(
+        TransposedConvolution((32, 32), (256, 128)), transposed_convolution(8, 32)
+    ),
+    "conv1d_3_512_256_256": Case(Convolution((512,), (256, 256), 3), convolution(8, 32)),
+    "conv3d_3x3x3_4x14x14_256_256": Case(Convolution((4, 14, 14), (256, 256), 3), convolution(14, 32)),
+    "conv3x3_bias_relu_56x56_64_64": Case(Convolution((56, 56), (64, 64), 3, epilogue=True), convolution(14, 32)),
+    "conv3x3_bias_relu_14x14_256_256": Case(Convolution((14, 14), (256, 256), 3, epilogue=True), convolution(14, 32)),
+    "softmax_1536x128": Case(Softmax((1536, 128)), row_by_row, True),
+    "softmax_6144x512": Case(Softmax((6144, 512)), row_by_row, True),
+    "softmax_16384x1024": Case(Softmax((16384, 1024)), row_by_row, True),
+    "layer_norm_128x768": Case(LayerNorm((128, 768)), row_by_row, True),
+    "layer_norm_4096x1024": Case(LayerNorm((4096, 1024)), row_by_row, True),
+    "layer_norm_16384x1024": Case(LayerNorm((16384, 1024)), row_by_row, True),
+}
+
 CASES: Mapping[str, Case] = {
     "matmul_512x512x512": Case(Product(512, 512, 512), product(8, 32)),
     "matmul_1024x1024x1024": Case(Product(1024, 1024, 1024), product(8, 32)),
@@ -68,5 +117,7 @@ CASES: Mapping[str, Case] = {
     "batch_matmul_12x128x128x64": Case(Product(128, 128, 64, 12), batched_product(8, 32)),
     "batch_matmul_12x512x64x512": Case(Product(512, 64, 512, 12), batched_product(8, 32)),
     **_RESNET,
+    **_MOBILENET,
+    **_OTHERS,
 }
 """Every case by name."""

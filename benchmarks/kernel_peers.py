@@ -142,6 +142,7 @@ def _onnx(problem: Problem, arrays: Arrays, threads: int) -> PeerCall:
 
 def _torch(problem: Problem, arrays: Arrays) -> PeerCall:
     """PyTorch, eager; a 2-D convolution in its channels-last memory format, which is the faster one."""
+    run: Callable[[], Any]
     t = {name: torch.from_numpy(array) for name, array in arrays.items()}
     back: Callable[[Any], Any] = lambda y: y  # noqa: E731
     match problem:

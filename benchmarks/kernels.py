@@ -3,9 +3,10 @@
     python -m benchmarks.kernels [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE]
 
 What is measured is the code generator: every schedule is written with the schedule functions, and weights are packed as
-it says. Peak and memory bandwidth are contenders themselves, timed in the same turns: `peak_ratio` is the share of the
-multiply-add peak, or, for a kernel that memory limits, of the bandwidth of a stream through as many bytes. NumPy, ONNX
-Runtime and PyTorch stand beside where they are installed. A value is that of the fastest call.
+it says. The multiply-add peak, and a stream through as many bytes as the operator must read and write, are contenders
+themselves, timed in the same turns. Neither can be beaten: `peak_ratio` is the longer of their two times over that of
+the kernel, and `bound` says which one it was. NumPy, ONNX Runtime and PyTorch stand beside where they are installed. A
+value is that of the fastest call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,19 +31,18 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
     """One case in a process of its own, since libraries keep their threads."""
     with WorkerProcess(environment=peer_environment(threads)) as worker:
         times: CaseTimes = worker.call("benchmarks.kernel_timing:time_case", name, threads, run.seconds)
-    memory_bound = CASES[name].memory_bound
-    metric, unit = ("bandwidth", "GB/s") if memory_bound else ("speed", "GFLOP/s")
-    work = times.gigabytes if memory_bound else times.gflop
-    limit = times.bandwidth if memory_bound else times.peak
+    in_bytes = CASES[name].in_bytes
+    metric, unit, work = ("bandwidth", "GB/s", times.gigabytes) if in_bytes else ("speed", "GFLOP/s", times.gflop)
+    arithmetic, memory = times.gflop / times.peak, times.gigabytes / times.bandwidth
     for one in times.contenders:
-        value = work / one.seconds
         details: dict[str, object] = {
             "ms": round(one.seconds * 1e3, 4),
-            "gflops": round(times.gflop / one.seconds, 1),
+            "bound": "memory" if memory > arithmetic else "arithmetic",
             "peak_gflops": round(times.peak, 1),
-            "bandwidth_gbs": round(times.bandwidth, 1),
+            "peak_gbs": round(times.bandwidth, 1),
         }
-        yield Figure(name, one.backend, threads, metric, value, unit, value / limit, one.error, details)
+        ratio = max(arithmetic, memory) / one.seconds
+        yield Figure(name, one.backend, threads, metric, work / one.seconds, unit, ratio, one.error, details)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ LAYOUTS = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
 
 
 class Problem(Protocol):
-    """One operator of fixed sizes. Its graph's inputs are called x, then w (the second operand), then scale and bias."""
+    """One operator of fixed sizes. Its graph's inputs are x, then w, the second operand, then scale and bias."""
 
     def graph(self) -> ComputeDAG:
         """The operator's tensor expressions."""
@@ -53,7 +53,8 @@ def random_inputs(dag: ComputeDAG) -> dict[str, Floats]:
 class Convolution:
     """A convolution of as many dimensions as `output` has; `channels` are (in, out), batch 1.
 
-    It is padded so that stride 1 keeps the size. With `epilogue` a bias is added and negative values become 0.
+    It is padded so that stride 1 keeps the size. With `epilogue`, in two dimensions, a bias is added and what is
+    negative becomes 0.
     """
 
     output: tuple[int, ...]
@@ -90,12 +91,12 @@ class Convolution:
             "layout": LAYOUTS[rank],
         }
         shape = (1, *self.output, self.channels[1])
-        y = convolution(OpCall("conv", (x, w), attrs, shape, "float32", "conv", frozenset({w})))
+        made = convolution(OpCall("conv", (x, w), attrs, shape, "float32", "conv", frozenset({w})))
         if not self.epilogue:
-            return ComputeDAG([x, w, y])
+            return ComputeDAG([x, w, made])
         bias = te.placeholder((self.channels[1],), name="bias")
-        biased = te.compute(shape, lambda *i: y[i] + bias[i[-1]], name="biased")
-        relu = te.compute(shape, lambda *i: te.maximum(biased[i], 0.0), name="relu")
+        biased = te.compute(shape, lambda n, y, x, c: made[n, y, x, c] + bias[c], name="biased")
+        relu = te.compute(shape, lambda n, y, x, c: te.maximum(biased[n, y, x, c], 0.0), name="relu")
         return ComputeDAG([x, w, bias, relu])
 
     def reference(self, arrays: Mapping[str, Floats]) -> Doubles:
@@ -156,7 +157,7 @@ class TransposedConvolution:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """(rows × inner) times (inner × columns); with a batch both operands are activations, else the second is constant."""
+    """(rows × inner) by (inner × columns); with a batch both operands are activations, else the second is constant."""
 
     rows: int
     inner: int

@@ -15,7 +15,7 @@ from compiler.ir.visit import walk
 
 CHUNKS_PER_TURN = 4
 """A long vector loop handles this many vectors a turn."""
-SMALL_BUFFER_BYTES = 4096
+SMALL_BUFFER_BYTES = 31 * 64
 """Loops over a local buffer up to this size are written out, so that it can live in registers."""
 
 

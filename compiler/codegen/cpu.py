@@ -122,23 +122,28 @@ def compile_module(text: str, target: Target) -> bytes:
     Raises: LoweringError when the text is not valid LLVM; that is a defect of the code generator.
     """
     machine = make_target_machine(target)
-    code: bytes = machine.emit_object(_optimized(text, target, machine))
-    return code
+    return emit_module(optimized_module(parse_module(text), target, machine), machine)
 
 
 def assembly(text: str, target: Target) -> str:
     """The assembly of a module, for people."""
     machine = make_target_machine(target)
-    listing: str = machine.emit_assembly(_optimized(text, target, machine))
+    listing: str = machine.emit_assembly(optimized_module(parse_module(text), target, machine))
     return listing
 
 
-def _optimized(text: str, target: Target, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+def parse_module(text: str) -> llvm.ModuleRef:
+    """The module that a text describes, checked. Raises: LoweringError when it is not valid LLVM."""
     try:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
         raise LoweringError(f"the generated code is not valid LLVM: {error}") from None
+    return module
+
+
+def optimized_module(module: llvm.ModuleRef, target: Target, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    """The same module, which is changed in place."""
     module.triple = describe(target)[0]
     module.data_layout = str(machine.target_data)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
@@ -150,3 +155,9 @@ def _optimized(text: str, target: Target, machine: llvm.TargetMachine) -> llvm.M
     passes.add_simplify_cfg_pass()
     passes.run(module, builder)
     return module
+
+
+def emit_module(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> bytes:
+    """The object code of an optimised module."""
+    code: bytes = machine.emit_object(module)
+    return code

@@ -11,7 +11,7 @@ from compiler.ir.expr import Buffer, Expr, Load, Var
 from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, exprs_of, map_stmt, walk_stmt
 from compiler.ir.visit import walk
 
-MAX_VECTORS = 64
+MAX_VECTORS = 31
 
 
 @dataclass(frozen=True, slots=True)

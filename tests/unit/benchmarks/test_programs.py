@@ -5,12 +5,13 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import candidate, harness, kernels, networks, orchestration, peak, score, store
+from benchmarks import compile_time, harness, kernels, networks, operators, orchestration, peak, score, store
 from benchmarks import round as rounds
-from benchmarks.operators import OPERATORS, operator_network
+from benchmarks.operator_networks import OPERATORS, operator_network
 from benchmarks.peak import measured_peak
 
 MAIN = Callable[[Sequence[str]], None]
@@ -43,8 +44,27 @@ def _lines(main: MAIN, argv: Sequence[str], out: Path, capsys: pytest.CaptureFix
 
 
 def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--only", "dense_1x512", "--threads", "1", "--seconds", "0.1"]
+    plot = tmp_path / "plot.svg"
+    argv = ["--only", "softmax_1536|depthwise3x3_7x7", "--threads", "1", "--seconds", "0.05", "--plot", str(plot)]
     lines = _lines(kernels.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {(line["case"], line["backend"]) for line in lines} >= {
+        ("depthwise3x3_7x7_960", "retune"),
+        ("depthwise3x3_7x7_960", "onnxruntime"),
+        ("softmax_1536x128", "retune"),
+        ("softmax_1536x128", "numpy"),
+    }
+    for line in lines:
+        assert line["error"] < 1e-5
+        assert line["peak_ratio"] > 0
+        assert line["unit"] == "GB/s"
+        assert line["bound"] in ("memory", "arithmetic")
+    bars = [rect for rect in ElementTree.fromstring(plot.read_text(encoding="utf-8")).iter() if rect.get("y")]
+    assert sum("softmax_1536x128" in (bar.text or "") for bar in bars) == 1
+
+
+def test_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "dense_1x512", "--threads", "1", "--seconds", "0.1"]
+    lines = _lines(operators.main, argv, tmp_path / "out.jsonl", capsys)
     by_backend = {line["backend"]: line for line in lines}
     assert set(by_backend) == {"retune", "retune-network", "onnxruntime", "onnxruntime-node", "numpy"}
     for backend in ("retune", "numpy"):
@@ -60,10 +80,17 @@ def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line["error"] < 1e-4 for line in lines if line["backend"] != "onnxruntime")
 
 
-def test_candidate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--only", "conv2d_3x3_c512", "--programs", "2"]
-    lines = _lines(candidate.main, argv, tmp_path / "out.jsonl", capsys)
-    assert {"CPU time, median", "wall time, p90", "CPU time of llvm, median"} <= {line["metric"] for line in lines}
+def test_compile_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "conv2d_3x3_c512|matmul_512", "--programs", "2"]
+    lines = _lines(compile_time.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {line["metric"] for line in lines} == {"CPU time, median", "CPU time, p90"}
+    by_case = {line["case"]: line for line in lines if "median" in line["metric"]}
+    assert {"matmul_512x512x512", compile_time.SEARCHED} < by_case.keys()
+    for line in by_case.values():
+        assert {"replay", "register-tiles", "parse", "optimise", "emit"} < line["phases_ms"].keys()
+        assert line["failed"] == 0
+    whole = by_case["matmul_512x512x512"]
+    assert sum(whole["phases_ms"].values()) == pytest.approx(whole["value"], rel=0.5)
 
 
 def test_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,146 @@
+"""In: seconds for each case. Out: JSON lines, what a program costs from state to object code, phase by phase.
+
+    python -m benchmarks.compile_time [--only REGEX] [--seconds S] [--out FILE] [--plot FILE] [--programs N]
+
+Two kinds of cases: the hand-written schedules of `benchmarks.kernels`, compiled again and again, and for every
+convolution of a ResNet-18 programs that an untrained search asks for. Everything runs in this process on one core;
+times are CPU milliseconds. The bar is 60 ms for a convolution.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness import Figure, Run, parse, percentile
+from benchmarks.kernel_cases import CASES
+from benchmarks.kernel_timing import scheduled
+from compiler.codegen.cpu import (
+    emit_module,
+    function_attributes,
+    make_target_machine,
+    optimized_module,
+    parse_module,
+)
+from compiler.codegen.kernel import write_kernel
+from compiler.cost_model import RandomModel
+from compiler.driver.extract import extract_network
+from compiler.errors import RetuneError
+from compiler.lower.build_loops import build_loops
+from compiler.lower.pipeline import cpu_passes
+from compiler.schedule.state import replay
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from compiler.target import Target
+
+BAR_MS = 60.0
+SEARCHED = "resnet18_convolutions"
+
+Sample = dict[str, float]
+"""CPU seconds of every phase of one compilation, in order."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print JSON lines for every case, then for all searched convolutions together."""
+    run = parse(
+        __doc__,
+        argv,
+        seconds=2,
+        seconds_help="most seconds of compiling for each case",
+        options={"programs": (32, "programs of each searched convolution")},
+    )
+    for name in filter(run.wants, CASES):
+        case = CASES[name]
+        task, steps = scheduled(case, case.problem.graph(), 1)
+        for figure in totals(name, *compile_all(task, [steps] * run.options["programs"], run.seconds)):
+            run.write(figure)
+    samples: list[Sample] = []
+    failures = 0
+    for task in extract_network("resnet18", str(Target.host()), 2).tasks:
+        if "conv2d" not in task.name or not run.wants(task.name):
+            continue
+        found, failed = compile_all(task, searched(task, run), run.seconds)
+        for figure in totals(task.name, found, failed):
+            run.write(figure)
+        samples += found
+        failures += failed
+    for figure in totals(SEARCHED, samples, failures):
+        run.write(figure)
+
+
+def searched(task: SearchTask, run: Run) -> list[tuple[Step, ...]]:
+    """Programs that an untrained search asks for."""
+    policy = SketchPolicy(task, RandomModel(0), SearchOptions(), 0)
+    return [candidate.steps for candidate in policy.ask(run.options["programs"], 0)]
+
+
+def compile_all(task: SearchTask, programs: Sequence[Sequence[Step]], seconds: float) -> tuple[list[Sample], int]:
+    """Costs of the programs, and how many could not be compiled. The first one warms up and does not count."""
+    samples, failed = [], 0
+    began = time.perf_counter()
+    for steps in (*programs[:1], *programs):
+        try:
+            samples.append(compile_one(task, steps))
+        except RetuneError:
+            failed += 1
+        if len(samples) > 1 and time.perf_counter() - began > seconds:
+            break
+    return samples[1:], failed
+
+
+def compile_one(task: SearchTask, steps: Sequence[Step]) -> Sample:
+    """What `compiler.driver.build` does, phase by phase."""
+    width = task.hardware.vector_unit_bytes
+    clock = _Clock()
+    state = replay(task.dag, steps)
+    clock.mark("replay")
+    function = build_loops(state, "kernel")
+    clock.mark("bounds and loops")
+    for one in cpu_passes(task.hardware):
+        function = one.apply(function)
+        clock.mark(one.name)
+    text = write_kernel(function, width, task.hardware.stack_bytes, function_attributes(width)).llvm
+    clock.mark("LLVM text")
+    machine = make_target_machine(task.target)
+    clock.mark("target machine")
+    module = parse_module(text)
+    clock.mark("parse")
+    module = optimized_module(module, task.target, machine)
+    clock.mark("optimise")
+    emit_module(module, machine)
+    clock.mark("emit")
+    return clock.phases
+
+
+class _Clock:
+    """CPU time between marks."""
+
+    def __init__(self) -> None:
+        self.phases: Sample = {}
+        self._last = time.process_time()
+
+    def mark(self, phase: str) -> None:
+        now = time.process_time()
+        self.phases[phase] = now - self._last
+        self._last = now
+
+
+def totals(case: str, samples: Sequence[Sample], failed: int) -> Iterator[Figure]:
+    """Median and 90th percentile of the whole way, with the median of every phase."""
+    if not samples:
+        return
+    times = [sum(sample.values()) * 1e3 for sample in samples]
+    phases = {name: round(statistics.median(sample[name] for sample in samples) * 1e3, 3) for name in samples[0]}
+    details: dict[str, object] = {
+        "programs": len(times),
+        "failed": failed,
+        "share_within_the_bar": round(sum(each <= BAR_MS for each in times) / len(times), 3),
+        "phases_ms": phases,
+    }
+    yield Figure(case, "retune", 1, "CPU time, median", statistics.median(times), "ms", details=details)
+    yield Figure(case, "retune", 1, "CPU time, p90", percentile(times, 0.9), "ms", details=details)
+
+
+if __name__ == "__main__":
+    main()
