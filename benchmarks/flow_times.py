@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from compiler.driver.tuning import Tuning
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.runner import LocalRunner
+from compiler.measure.measurer import LocalMeasurer
 from flows import allocate_trials, tune_network
 from storage.parquet import ParquetRecordStore
 
 STAGES: dict[str, tuple[type, str]] = {
     "ask": (Tuning, "ask"),
-    "build": (LocalBuilder, "build"),
-    "measure": (LocalRunner, "run"),
+    "measure": (LocalMeasurer, "measure"),
     "store": (ParquetRecordStore, "append"),
     "tell": (Tuning, "tell"),
 }

@@ -2,7 +2,7 @@
 
     python -m benchmarks.orchestration [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--batch N]
 
-`tune-network` runs on embedded Prefect in a fresh process. What lies inside a round but neither in asking, building,
+`tune-network` runs on embedded Prefect in a fresh process. What lies inside a round but neither in asking,
 measuring, storing nor learning is orchestration; so is what the whole command takes beyond the flow itself. The bar is
 5% of the wall time.
 """

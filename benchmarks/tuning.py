@@ -14,10 +14,9 @@ from compiler.driver.budget import Budget
 from compiler.driver.extract import ExtractedNetwork
 from compiler.driver.tuning import Origin, Tuning, begin
 from compiler.driver.winners import Winner, choose_winner
-from compiler.measure.builder import LocalBuilder
+from compiler.measure.measurer import LocalMeasurer
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.runner import LocalRunner
 from compiler.search.task_scheduler import SchedulerOptions
 from storage.files import new_id
 
@@ -29,25 +28,27 @@ FINALISTS = 3
 class Workers:
     """The processes that build and time programs."""
 
-    builder: LocalBuilder
-    runner: LocalRunner
+    measurer: LocalMeasurer
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Wall seconds of the parts of one round, and how many of its `programs` failed."""
+    """Wall seconds of the parts of one round, and how many of its `programs` failed. `build` and `run` are the seconds
+    that its programs took one by one, and overlap within `measure`.
+    """
 
     ask: float
-    build: float
     measure: float
     tell: float
+    build: float
+    run: float
     programs: int
     failed: int
 
     @property
     def total(self) -> float:
         """Wall seconds of the whole round."""
-        return self.ask + self.build + self.measure + self.tell
+        return self.ask + self.measure + self.tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Tuned:
 @contextmanager
 def open_workers(threads: int) -> Iterator[Workers]:
     """Build processes on all cores and one that times programs on `threads` threads."""
-    with LocalBuilder() as builder, LocalRunner(options=MeasureOptions(threads=threads)) as runner:
-        yield Workers(builder, runner)
+    with LocalMeasurer.with_options(MeasureOptions(threads=threads)) as measurer:
+        yield Workers(measurer)
 
 
 def begin_tuning(network: ExtractedNetwork, seed: int = 0) -> Tuning:
@@ -96,9 +97,10 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
         records[tuning.tasks[index].task.workload_key] += measured
     spent = time.monotonic() - began
     winners = {}
+    builder, runner = workers.measurer.builder, workers.measurer.runner
     for task in network.tasks:
         found = sorted((one for one in records[task.workload_key] if one.costs), key=lambda one: one.seconds)
-        winners[task.workload_key] = choose_winner(task, found[:FINALISTS], workers.builder, workers.runner)
+        winners[task.workload_key] = choose_winner(task, found[:FINALISTS], builder, runner)
     failed = sum(one.status is not MeasureStatus.OK for found in records.values() for one in found)
     return Tuned(winners, tuning.trials, failed, spent)
 
@@ -113,16 +115,16 @@ def play_round(
     marks = [time.monotonic()]
     candidates = tuning.ask(index, count)
     marks.append(time.monotonic())
-    built = workers.builder.build(task, [candidate.steps for candidate in candidates])
+    measured = workers.measurer.measure(task, [candidate.steps for candidate in candidates], best)
     marks.append(time.monotonic())
-    measured = workers.runner.run(task, built, best_seconds=best)
-    marks.append(time.monotonic())
-    records = tuning.records_of(index, candidates, built, measured, time.monotonic() - began, new_id)
+    records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
     if records:
         tuning.tell(index, records)
     else:
         tuning.exhaust(index, "it has no program left that was not measured")
     marks.append(time.monotonic())
-    ask, build, run, tell = (later - earlier for earlier, later in pairwise(marks))
+    ask, measure, tell = (later - earlier for earlier, later in pairwise(marks))
     failed = sum(record.status is not MeasureStatus.OK for record in records)
-    return records, RoundTimes(ask, build, run, tell, len(records), failed)
+    build = sum(record.build_seconds for record in records)
+    run = sum(record.run_seconds for record in records)
+    return records, RoundTimes(ask, measure, tell, build, run, len(records), failed)

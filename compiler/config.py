@@ -69,7 +69,12 @@ def prefect_environment(home: Path) -> dict[str, str]:
 
 def usable_cores() -> int:
     """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    return len(usable_processors())
+
+
+def usable_processors() -> tuple[int, ...]:
+    """The numbers of the processors this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def device_name() -> str:

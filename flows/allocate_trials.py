@@ -2,7 +2,7 @@
 
 Always: a round is durable before anything is learned from it.
 
-    restore what is stored → until the budget is spent: choose a task → sample → build → measure → store → train
+    restore what is stored → until the budget is spent: choose a task → sample → measure → store → train
 """
 
 import time
@@ -15,7 +15,6 @@ from compiler.search.task_scheduler import SchedulerOptions
 from flows.parameters import TuneJob
 from flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from storage.files import new_id
-from tasks.build import build
 from tasks.extract import extract_tasks
 from tasks.measure import measure
 from tasks.sample import sample
@@ -54,9 +53,8 @@ def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Wo
     announce(RoundStarted(index, task.name, tuning.rounds))
     candidates = sample(name, tuning, index, count)
     if candidates:
-        built = build(name, workers.builder, task, candidates)
-        measured = measure(name, workers.runner, task, built, best)
-        records = tuning.records_of(index, candidates, built, measured, time.monotonic() - began, new_id)
+        measured = measure(name, workers, task, candidates, best)
+        records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
         store(name, Path(job.home), records)
         train(name, tuning, index, records)
         announce(RoundDone.of(tuning, index, records, job.budget))

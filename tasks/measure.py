@@ -1,4 +1,4 @@
-"""In: built programs. Out: their times, or why there are none.
+"""In: candidate programs. Out: their times, or why there are none.
 
 Always: one result per program, in order; a failed program is a value, a failed machine an error that is retried.
 """
@@ -9,10 +9,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler.errors import MeasureError
-from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.runner import LocalRunner
+from compiler.measure.results import Measurement
 from compiler.schedule.task import SearchTask
+from compiler.search.policy import Candidate
 from tasks.retry import after
+from tasks.workers import Workers
 
 
 @task(
@@ -24,7 +25,9 @@ from tasks.retry import after
     cache_policy=NO_CACHE,
 )
 def measure(
-    name: str, runner: LocalRunner, search_task: SearchTask, builds: Sequence[BuildResult], best_seconds: float
-) -> list[MeasureResult]:
-    """Time a round's programs one after the other; one that is clearly slower than `best_seconds` is not repeated."""
-    return runner.run(search_task, builds, best_seconds=best_seconds)
+    name: str, workers: Workers, search_task: SearchTask, candidates: Sequence[Candidate], best_seconds: float
+) -> list[Measurement]:
+    """Build a round's programs and time each alone; builds go on beside the timing where processors are free. One that
+    is clearly slower than `best_seconds` is not repeated.
+    """
+    return workers.measurer.measure(search_task, [candidate.steps for candidate in candidates], best_seconds)

@@ -17,7 +17,7 @@ from itertools import groupby
 from compiler import config
 from compiler.cost_model.xgb import XGBModel
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult
+from compiler.measure.results import Measurement
 from compiler.schedule.default import default_steps
 from compiler.schedule.steps import dump_steps
 from compiler.schedule.structure import structure_of
@@ -190,8 +190,7 @@ class Tuning:
         self,
         index: int,
         candidates: Sequence[Candidate],
-        builds: Sequence[BuildResult],
-        results: Sequence[MeasureResult],
+        measurements: Sequence[Measurement],
         elapsed: float,
         new_id: Callable[[], str],
     ) -> tuple[MeasureRecord, ...]:
@@ -211,11 +210,11 @@ class Tuning:
                 parent_id=candidate.parent or "",
                 mutation=candidate.mutation,
                 predicted=candidate.predicted,
-                costs=result.costs,
-                status=result.status,
-                error=result.error,
-                build_seconds=built.seconds,
-                run_seconds=result.run_seconds,
+                costs=measured.costs,
+                status=measured.status,
+                error=measured.error,
+                build_seconds=measured.build_seconds,
+                run_seconds=measured.run_seconds,
                 options=origin.options,
                 seed=origin.seed,
                 round=self.rounds,
@@ -223,10 +222,10 @@ class Tuning:
                 engine_version=config.engine_version(),
                 llvm_version=config.llvm_version(),
                 timestamp=now,
-                censored=result.censored,
-                contention=result.contention,
+                censored=measured.censored,
+                contention=measured.contention,
             )
-            for candidate, built, result in zip(candidates, builds, results, strict=True)
+            for candidate, measured in zip(candidates, measurements, strict=True)
         )
 
     def tell(self, index: int, records: Sequence[MeasureRecord]) -> None:

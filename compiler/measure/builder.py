@@ -2,23 +2,21 @@
 several at once; a candidate that crashes the compiler or takes too long costs one result.
 """
 
-import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from compiler.config import usable_cores
+from compiler.config import usable_processors
 from compiler.errors import OptionError
 from compiler.measure.attribution import collect
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import BuildResult
-from compiler.measure.worker_process import WorkerFailedError, WorkerPool, WorkerProcess, WorkerTimeoutError
+from compiler.measure.worker_pool import Work, WorkerPool
+from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 
 _WORKER = "compiler.measure.build_worker"
 _DEFAULT = "compiler.driver.build:build_kernel"
-_CHUNK = 2
 _USES_PER_WORKER = 2000
 
 
@@ -26,16 +24,35 @@ class LocalBuilder:
     """Builds candidates on this machine with `n_parallel` processes, by default one per core.
 
     Parameters and defaults are those of TVM's builder. `timeout` is in seconds for one candidate. `build_func` is the
-    dotted path of (task, steps, kernel name) -> KernelArtifact, or "default" for our own.
+    dotted path of (task, steps, kernel name) -> KernelArtifact, or "default" for our own. `lane` names processors on
+    which programs are timed: as many processes as there are others are bound to those others and build at any time, the
+    rest only while nothing is timed, see `start`.
     """
 
-    def __init__(self, timeout: float = 15.0, n_parallel: int | None = None, build_func: str = "default") -> None:
-        self.n_parallel = usable_cores() if n_parallel is None else n_parallel
+    def __init__(
+        self,
+        timeout: float = 15.0,
+        n_parallel: int | None = None,
+        build_func: str = "default",
+        *,
+        lane: Sequence[int] = (),
+    ) -> None:
+        others = tuple(processor for processor in usable_processors() if processor not in lane)
+        self.n_parallel = len(usable_processors()) if n_parallel is None else n_parallel
         if self.n_parallel < 1 or timeout <= 0:
             raise OptionError(f"a builder needs at least one process and some time, not {n_parallel} and {timeout} s")
         self.timeout_s = timeout
         self.build_func = _DEFAULT if build_func == "default" else build_func
-        self._pool = WorkerPool(self.n_parallel, lambda: WorkerProcess(maximum_uses=_USES_PER_WORKER))
+        self._steady = min(self.n_parallel, len(others))
+        initializer = "compiler.runtime.affinity:bind_process"
+        bound = [WorkerProcess(initializer, (others if lane else (),), _USES_PER_WORKER) for _ in range(self._steady)]
+        guests = [WorkerProcess(maximum_uses=_USES_PER_WORKER) for _ in range(self.n_parallel - self._steady)]
+        self._pool = WorkerPool([*bound, *guests], self._steady)
+
+    @property
+    def builds_beside_timing(self) -> bool:
+        """Whether some process may build while a program is timed on the lane."""
+        return self._steady > 0
 
     def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
         """Build every candidate (the steps of one program each).
@@ -44,12 +61,15 @@ class LocalBuilder:
 
         Raises: MeasureError when the workers cannot work at all.
         """
-        if not candidates:
-            return []
-        share = min(_CHUNK, math.ceil(len(candidates) / self.n_parallel))
-        chunks = [candidates[first : first + share] for first in range(0, len(candidates), share)]
-        parts = self._pool.map(lambda worker, chunk: self._build_chunk(worker, task, chunk), chunks)
-        return list(itertools.chain.from_iterable(parts))
+        with self.start(task, candidates) as work:
+            results = dict(work.take(len(candidates)))
+        return [results[place] for place in range(len(candidates))]
+
+    def start(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> Work[Sequence[Step], BuildResult]:
+        """Begin to build; results are taken as they come, with the number of their candidate. Between `take` and the
+        next time it has to wait, nothing is built on the lane.
+        """
+        return self._pool.start(lambda worker, steps: self._build_one(worker, task, steps), candidates)
 
     def close(self) -> None:
         """End the worker processes; a later `build` starts new ones."""
@@ -61,19 +81,19 @@ class LocalBuilder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _build_chunk(
-        self, worker: WorkerProcess, task: SearchTask, chunk: Sequence[Sequence[Step]]
-    ) -> list[BuildResult]:
+    def _build_one(self, worker: WorkerProcess, task: SearchTask, steps: Sequence[Step]) -> BuildResult:
         key = f"{task.workload_key} {task.target}"
 
-        def stream_from(first: int) -> Iterator[object]:
+        def stream_from(_: int) -> Iterator[object]:
             worker.renew()
             if not worker.call(f"{_WORKER}:knows", key, timeout_s=worker.start_timeout_s):
                 worker.call(f"{_WORKER}:remember", key, task, self.build_func, timeout_s=worker.start_timeout_s)
-            rest = [tuple(steps) for steps in chunk[first:]]
-            return worker.stream(f"{_WORKER}:build_stream", key, self.build_func, rest, timeout_s=self.timeout_s)
+            return worker.stream(
+                f"{_WORKER}:build_stream", key, self.build_func, [tuple(steps)], timeout_s=self.timeout_s
+            )
 
-        return collect(len(chunk), stream_from, self._failed)
+        (result,) = collect(1, stream_from, self._failed)
+        return result
 
     def _failed(self, error: WorkerFailedError, seconds: float) -> BuildResult:
         if isinstance(error, WorkerTimeoutError):

@@ -25,6 +25,9 @@ class MeasureOptions:
     * A pass of which other processes took more than the share `max_contention` is made again, up to
       `contended_passes` times for a candidate. TVM has no such check.
 
+    * `overlap`: while a program is timed, others are built, on processors that the timing does not use; never on those
+      that it does use. TVM builds everything first.
+
     `rotate_bytes` tells how programs are to find the constants of their task (weights): 0 leaves them in the caches
     from one call to the next; otherwise every call finds them in another place of a pool of so many bytes, so that they
     come from memory as they do in a network whose weights exceed the last cache.
@@ -46,6 +49,7 @@ class MeasureOptions:
     give_up_factor: float = 1.5
     max_contention: float = 0.02
     contended_passes: int = 6
+    overlap: bool = True
     check: bool = True
     tolerance_factor: float = 1.0
     seed: int = 0

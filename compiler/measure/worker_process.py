@@ -12,25 +12,20 @@ results survives up to the item that killed its worker.
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Self
 
 from compiler.config import child_environment
 from compiler.errors import MeasureError
 from compiler.measure.worker_main import END, ERROR, ITEM
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 _STDERR_BYTES = 8192
 _GRACE_SECONDS = 5.0
@@ -180,6 +175,9 @@ class WorkerProcess:
             self.kill()
         if self._running is None:
             self._running = self._start()
+            if self._stopped:  # while it was being started
+                self.kill()
+                raise WorkerStartError("the worker was stopped")
             self._greet(self._running)
         return self._running
 
@@ -248,47 +246,6 @@ class WorkerProcess:
         error = WorkerLostError(code, running.last_output())
         self.kill()
         return error
-
-
-class WorkerPool:
-    """`size` workers with the same options, each used by one thread at a time."""
-
-    def __init__(self, size: int, make: Callable[[], WorkerProcess] = WorkerProcess) -> None:
-        self._workers = [make() for _ in range(size)]
-        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
-        for worker in self._workers:
-            self._idle.put(worker)
-
-    def map(self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]) -> list[Result]:
-        """`function(worker, item)` for every item, on all workers at once; results in the order of the items.
-
-        Raises: the first exception that `function` raised; items not begun by then are left out. An exception, or an
-        interrupt, also ends what the other workers are doing.
-        """
-        threads = ThreadPoolExecutor(max_workers=len(self._workers))
-        futures = [threads.submit(self._on_idle, function, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            for worker in self._workers:
-                worker.stop()
-            threads.shutdown(cancel_futures=True)
-            self.close()
-            raise
-        finally:
-            threads.shutdown()
-
-    def close(self) -> None:
-        """End all workers."""
-        for worker in self._workers:
-            worker.close()
-
-    def _on_idle(self, function: Callable[[WorkerProcess, Item], Result], item: Item) -> Result:
-        worker = self._idle.get()
-        try:
-            return function(worker, item)
-        finally:
-            self._idle.put(worker)
 
 
 def _raise_remote(error: Exception | None, text: str) -> None:

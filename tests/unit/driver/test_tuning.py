@@ -11,7 +11,7 @@ import pytest
 from compiler import te
 from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult
+from compiler.measure.results import Measurement
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
 from compiler.search.policy import Candidate, Told
@@ -58,16 +58,15 @@ def policy_of(task: TaskProgress) -> CountingPolicy:
 def one_round(run: Tuning, index: int, status: MeasureStatus = MeasureStatus.OK) -> tuple[MeasureRecord, ...]:
     """Ask, pretend to measure: program N takes 10 - N ms, the default 100 ms."""
     candidates = run.ask(index, 4)
-    builds = [BuildResult(None, MeasureStatus.OK, "", 0.1) for _ in candidates]
     results = []
     for candidate in candidates:
         number = 0 if candidate.mutation == DEFAULT_SCHEDULE else int(candidate.steps_text.split()[1])
         seconds = 0.1 if candidate.mutation == DEFAULT_SCHEDULE else (10 - number % 10) * 1e-3
         good = status is MeasureStatus.OK
         error = "" if good else f"stack of {number} bytes is too large\nmore"
-        results.append(MeasureResult((seconds,) if good else (), status, error, 0.1))
+        results.append(Measurement((seconds,) if good else (), status, error, 0.1, 0.1))
     ids = (f"{run.rounds:03d}-{number:03d}" for number in itertools.count())
-    return run.records_of(index, candidates, builds, results, run.elapsed + 1.0, lambda: next(ids))
+    return run.records_of(index, candidates, results, run.elapsed + 1.0, lambda: next(ids))
 
 
 def snapshot(run: Tuning) -> object:
@@ -167,11 +166,10 @@ def test_rows_carry_where_a_program_came_from() -> None:
 def pretended(run: Tuning, index: int) -> tuple[MeasureRecord, ...]:
     """A round whose times depend on the programs alone."""
     candidates = run.ask(index, 24)
-    builds = [BuildResult(None, MeasureStatus.OK, "", 0.1) for _ in candidates]
     seconds = [1e-3 * (1 + crc32(candidate.steps_text.encode()) % 1000) for candidate in candidates]
-    results = [MeasureResult((each,), MeasureStatus.OK, "", 0.1) for each in seconds]
+    results = [Measurement((each,), MeasureStatus.OK, "", 0.1, 0.1) for each in seconds]
     ids = (f"{run.rounds:03d}-{number:03d}" for number in itertools.count())
-    return run.records_of(index, candidates, builds, results, run.elapsed + 1.0, lambda: next(ids))
+    return run.records_of(index, candidates, results, run.elapsed + 1.0, lambda: next(ids))
 
 
 def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> None:

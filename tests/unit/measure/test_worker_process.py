@@ -15,7 +15,6 @@ import pytest
 from compiler.errors import MeasureError
 from compiler.measure.worker_process import (
     WorkerLostError,
-    WorkerPool,
     WorkerProcess,
     WorkerStartError,
     WorkerTimeoutError,
@@ -256,7 +255,8 @@ def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = textwrap.dedent(f"""
         import os, pathlib, signal, threading
-        from compiler.measure.worker_process import WorkerPool
+        from compiler.measure.worker_pool import WorkerPool
+        from compiler.measure.worker_process import WorkerProcess
 
         def work(worker, item):
             pathlib.Path({str(pid_file)!r} + str(item)).write_text(str(worker.call("os:getpid")))
@@ -264,7 +264,7 @@ def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
             worker.call("time:sleep", 60)
 
-        WorkerPool(2).map(work, range(8))
+        WorkerPool([WorkerProcess(), WorkerProcess()]).map(work, range(8))
     """)
     began = time.monotonic()
     parent = subprocess.run(
@@ -276,17 +276,3 @@ def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
     started = [int(path.read_text(encoding="ascii")) for path in tmp_path.iterdir()]
     assert 1 <= len(started) <= 3
     assert all(_gone_within(pid, 5) for pid in started)
-
-
-def test_a_pool_works_on_all_workers_and_keeps_the_order() -> None:
-    pool = WorkerPool(2)
-    try:
-        pids = pool.map(lambda worker, _: worker.call("os:getpid"), range(6))
-        assert len(set(pids)) <= 2
-        assert pool.map(lambda worker, item: worker.call("math:sqrt", item), [9, 4, 1]) == [3, 2, 1]
-        with pytest.raises(ValueError, match="second"):
-            pool.map(lambda worker, text: worker.call(f"{HERE}:fail", text), ["second"])
-        assert pool.map(lambda worker, item: worker.call("math:sqrt", item), [25]) == [5]
-    finally:
-        pool.close()
-    assert all(_gone_within(pid, 5) for pid in pids)
