@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.schedule.bounds import StageNest
+from compiler.schedule.bounds import Loop, StageNest
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.linear import LoopKey
 from compiler.schedule.state import Annotation, IterKind, Number
@@ -129,7 +129,7 @@ def _vector_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> tuple[F
     """Vector flags (L, B), and the loop that is or could be the vector loop, -1 if there is none."""
     flags = np.zeros_like(real)
     depth = len(nest.loops)
-    own = [index for index in range(depth - nest.own, depth) if nest.loops[index].kind is not IterKind.REDUCTION]
+    own = [index for index in range(depth - nest.own, depth) if _may_be_vector(nest.loops[index])]
     marked = [index for index, loop in enumerate(nest.loops) if loop.annotation is Annotation.VECTORIZE]
     for index in marked:
         flags[index] = real[index]
@@ -137,6 +137,10 @@ def _vector_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> tuple[F
     if last >= 0:
         flags[last] |= real[last] & (np.asarray(choices.vector.get(nest.stage, 0)) > 0)
     return flags, last
+
+
+def _may_be_vector(loop: Loop) -> bool:
+    return loop.kind is not IterKind.REDUCTION and loop.annotation is not Annotation.UNROLL
 
 
 def _parallel_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> Flags:

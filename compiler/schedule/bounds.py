@@ -36,6 +36,8 @@ from compiler.schedule.state import (
 )
 from compiler.te.tensor import Axis, ComputeOp, Reduce, Tensor, TensorRead
 
+_THREADS = (Annotation.VTHREAD, Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -144,7 +146,7 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
         outer: tuple[Loop, ...] = ()
         if isinstance(stage.location, Attached):
             outer = _loops_around(state, bounds, stage.location)
-            region = _region_read(state, bounds, extents, stage_id, {loop.key for loop in outer})
+            region = _region_read(state, bounds, extents, stage_id, _fixed(stage, outer))
         else:
             region = Region(tuple(Linear() for _ in stage.op.axes), stage.shape)
         bounds[stage_id] = _stage_bounds(stage_id, stage, stage.op, region, outer)
@@ -232,6 +234,14 @@ def _loops_around(state: State, bounds: Mapping[int, StageBounds], place: Attach
         raise ScheduleError(f"{state.stages[place.stage].op.name} has no loops to compute another stage in")
     inside = _component_count(state.stages[place.stage], place.iter + 1)
     return (*target.outer, *target.own[:inside])
+
+
+def _fixed(stage: Stage, outer: Sequence[Loop]) -> set[LoopKey]:
+    """The loops around a stage that stand still while it is computed once: all of them, but what the threads of a GPU
+    block share is computed for all threads at once.
+    """
+    shared = stage.op.name.endswith(".shared")
+    return {loop.key for loop in outer if not (shared and loop.annotation in _THREADS)}
 
 
 def _component_count(stage: Stage, iters: int) -> int:

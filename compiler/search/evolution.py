@@ -25,13 +25,14 @@ _CODE = {name: code for code, name in enumerate(_NAMES)}
 
 @dataclass(frozen=True, slots=True)
 class Breed:
-    """What evolution needs to know of one space: its columns, how many placements it has and how deep its parallel
-    loops go.
+    """What evolution needs to know of one space: its columns, how many placements it has, how deep its parallel loops
+    go, and its unroll limits where they are not those of a processor.
     """
 
     layout: Layout
     placements: int
     deepest: int
+    unroll_limits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +208,13 @@ def _move(breed: Breed, move: str, rows: Rows, options: SearchOptions, rng: np.r
     if move == mutation.TILE:
         return mutation.move_tile_factors(rng, rows, breed.layout, options.max_innermost)
     if move == mutation.UNROLL:
-        return mutation.redraw_unroll(rng, rows, breed.layout, options.unroll_limits)
+        return mutation.redraw_unroll(rng, rows, breed.layout, breed.unroll_limits or options.unroll_limits)
     if move == mutation.PLACEMENT:
         return mutation.redraw_placement(rng, rows, breed.layout, breed.placements)
     if move == mutation.PARALLEL:
         return mutation.redraw_parallel(rng, rows, breed.layout, breed.deepest)
+    if move == mutation.WIDTH:
+        return mutation.redraw_width(rng, rows, breed.layout)
     return mutation.flip_vector(rng, rows, breed.layout)
 
 
@@ -224,8 +227,9 @@ def _move_weights(breed: Breed, options: SearchOptions) -> Scores:
             options.unroll_weight * bool(layout.unroll),
             options.location_weight * (breed.placements > 1),
             options.parallel_weight * (breed.deepest > 0),
-            options.vector_weight,
+            options.vector_weight * bool(layout.vector),
+            options.width_weight * any(len(width.choices) > 1 for width in layout.widths),
         ]
     )
     total = weights.sum()
-    return np.asarray(weights / total) if total > 0.0 else np.eye(len(weights))[-1]
+    return np.asarray(weights / total) if total > 0.0 else np.eye(len(weights))[0]

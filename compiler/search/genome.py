@@ -2,7 +2,8 @@
 Always: a row says everything that distinguishes a program from its siblings.
 
 Column groups: the parts of every split (outermost first; their product is the extent), which placement of the small
-producers is used, and for each stage the parallel depth, the vector flag and the unroll limit.
+producers is used, for each stage the parallel depth, the vector flag and the unroll limit, and on a GPU the widths of
+vector accesses and of blocks of threads.
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,17 @@ class SplitColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class WidthColumn:
+    """The column `column` holds the inner length of the two-part split that step `step` of the sketch makes, one of
+    `choices`. It need not divide the extent.
+    """
+
+    step: int
+    column: int
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Which column of a genome matrix means what; stages are numbered as in the finished sketch."""
 
@@ -48,15 +60,20 @@ class Layout:
     vector: tuple[tuple[int, int], ...]
     unroll: tuple[tuple[int, int], ...]
     width: int
+    widths: tuple[WidthColumn, ...] = ()
 
     @classmethod
     def of(
-        cls, splits: tuple[tuple[int, int, int], ...], stages: tuple[int, ...], unrolled: tuple[int, ...]
+        cls,
+        splits: tuple[tuple[int, int, int], ...],
+        stages: tuple[int, ...],
+        unrolled: tuple[int, ...],
+        widths: tuple[tuple[int, tuple[int, ...]], ...] = (),
     ) -> "Layout":
         """Lay out the columns.
 
-        `splits` holds (step number, extent, parts), `stages` every stage that has loops, `unrolled` those with a
-        reduction.
+        `splits` holds (step number, extent, parts), `stages` every stage whose loops may be parallel or vectors,
+        `unrolled` those with a reduction, `widths` (step number, choices).
         """
         columns: list[SplitColumns] = []
         start = 0
@@ -66,7 +83,9 @@ class Layout:
         parallel = tuple((stage, start + 1 + place) for place, stage in enumerate(stages))
         vector = tuple((stage, start + 1 + len(stages) + place) for place, stage in enumerate(stages))
         unroll = tuple((stage, start + 1 + 2 * len(stages) + place) for place, stage in enumerate(unrolled))
-        return cls(tuple(columns), start, parallel, vector, unroll, start + 1 + 2 * len(stages) + len(unrolled))
+        end = start + 1 + 2 * len(stages) + len(unrolled)
+        others = tuple(WidthColumn(step, end + place, choices) for place, (step, choices) in enumerate(widths))
+        return cls(tuple(columns), start, parallel, vector, unroll, end + len(others), others)
 
     def groups(self) -> tuple[slice, ...]:
         """The column ranges that crossover exchanges as one: a split, or a single other column."""

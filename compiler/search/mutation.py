@@ -7,9 +7,9 @@ import numpy as np
 from compiler.search.factorize import divisors
 from compiler.search.genome import Layout, Rows, SplitColumns
 
-TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR = "tile", "unroll", "placement", "parallel", "vector"
+TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH = "tile", "unroll", "placement", "parallel", "vector", "width"
 CROSSOVER, SAMPLE, MEASURED = "crossover", "sample", "measured"
-MOVES = (TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR)
+MOVES = (TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH)
 
 
 def move_tile_factors(rng: np.random.Generator, rows: Rows, layout: Layout, max_innermost: int) -> Rows:
@@ -87,6 +87,19 @@ def flip_vector(rng: np.random.Generator, rows: Rows, layout: Layout) -> Rows:
         columns = np.array([column for _, column in layout.vector])[rng.integers(len(layout.vector), size=len(rows))]
         row = np.arange(len(rows))
         children[row, columns] = 1 - children[row, columns]
+    return children
+
+
+def redraw_width(rng: np.random.Generator, rows: Rows, layout: Layout) -> Rows:
+    """Give one width of every row another of its choices."""
+    children = rows.copy()
+    if layout.widths:
+        drawn = rng.integers(len(layout.widths), size=len(rows))
+        for place, width in enumerate(layout.widths):
+            chosen = np.flatnonzero(drawn == place)
+            part = children[chosen]
+            _redraw(rng, part, np.full(len(chosen), width.column), np.array(width.choices, dtype=np.int64))
+            children[chosen] = part
     return children
 
 

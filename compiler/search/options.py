@@ -18,12 +18,13 @@ class SearchOptions:
     First principles decide `prior_ratio` of the first selection and of a task's very first batch; later they weigh as
     much as the cost model does after `prior_trials` results, and ever less (0: they never weigh).
 
-    `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction); the innermost part
-    of a loop is at most `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel
-    loop has at most about `max_parallel_ratio` pieces a core. At most `max_location_variants` placements of the small
-    producers are considered a sketch, at most `max_per_tiling` candidates of a batch share all their tile sizes, and
-    sampling is repeated at most `sample_attempts` times where few programs are valid. The `…_weight` fields say how
-    often each kind of mutation is drawn.
+    `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction), `gpu_tiling` that
+    on a GPU, where the first three levels are blocks, virtual threads and threads; the innermost part of a loop is at
+    most `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel loop has at
+    most about `max_parallel_ratio` pieces a core. At most `max_location_variants` placements of the small producers are
+    considered a sketch, at most `max_per_tiling` candidates of a batch share all their tile sizes, and sampling is
+    repeated at most `sample_attempts` times where few programs are valid. The `…_weight` fields say how often each kind
+    of mutation is drawn.
     """
 
     population: int = 2048
@@ -35,8 +36,10 @@ class SearchOptions:
     prior_ratio: float = 0.75
     prior_trials: int = 64
     tiling: str = "SSRSRS"
+    gpu_tiling: str = "SSSRRSRS"
     max_innermost: int = 64
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
+    gpu_unroll_limits: tuple[int, ...] = (0, 16, 64, 512, 1024)
     max_parallel_ratio: int = 16
     max_register_vectors: int = 64
     max_location_variants: int = 6
@@ -47,6 +50,7 @@ class SearchOptions:
     location_weight: float = 0.05
     parallel_weight: float = 0.04
     vector_weight: float = 0.01
+    width_weight: float = 0.1
 
     def __post_init__(self) -> None:
         """Check every field. Raises: OptionError naming the field, its value and what it may be."""
@@ -69,11 +73,20 @@ class SearchOptions:
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise OptionError(f"{name} must lie between 0 and 1, not {value!r}")
-        for name in ("tile_weight", "unroll_weight", "location_weight", "parallel_weight", "vector_weight"):
+        for name in (kind for kind in type(self).__slots__ if kind.endswith("_weight")):
             value = getattr(self, name)
             if not isfinite(value) or value < 0.0:
                 raise OptionError(f"{name} must be a finite number of at least 0, not {value!r}")
-        if not self.tiling or set(self.tiling) - set("SR") or "S" not in self.tiling:
-            raise OptionError(f"tiling must be a word of the letters S and R with at least one S, not {self.tiling!r}")
-        if not self.unroll_limits or any(limit < 0 for limit in self.unroll_limits):
-            raise OptionError(f"unroll_limits must name at least one limit, none below 0, not {self.unroll_limits!r}")
+        for name in ("tiling", "gpu_tiling"):
+            word = getattr(self, name).upper()
+            if not word or set(word) - set("SR") or "S" not in word:
+                raise OptionError(f"{name} must be a word of the letters S and R with at least one S, not {word!r}")
+            object.__setattr__(self, name, word)
+        if not self.gpu_tiling.startswith("SSS"):
+            raise OptionError(
+                f"gpu_tiling must begin with SSS, for blocks, virtual threads and threads, not {self.gpu_tiling!r}"
+            )
+        for name in ("unroll_limits", "gpu_unroll_limits"):
+            limits = getattr(self, name)
+            if not limits or any(limit < 0 for limit in limits):
+                raise OptionError(f"{name} must name at least one limit, none below 0, not {limits!r}")

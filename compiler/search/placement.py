@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from compiler.ir.visit import walk
 from compiler.schedule.access import needs_multi_level_tiling, single_consumer
-from compiler.schedule.state import Attached, Inlined, IterKind, Root, State
+from compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
 from compiler.schedule.steps import ComputeAt, ComputeRoot, Step
 from compiler.te.tensor import Axis, ComputeOp
 
@@ -70,7 +70,7 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
             reducing = True
             if not reader.is_tiled:
                 break
-        elif reducing:
+        elif reducing or iterator.annotation is Annotation.UNROLL:
             break
         outermost = attached and iterator.name.endswith(".0") and iterator.kind is IterKind.SPATIAL
         if outermost or _base(iterator.name) not in used:

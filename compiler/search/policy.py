@@ -6,7 +6,7 @@ measured yet together with a few random ones.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Protocol
 from zlib import crc32
@@ -25,7 +25,6 @@ from compiler.schedule.task import SearchTask
 from compiler.search import mutation
 from compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
 from compiler.search.genome import Rows, Scores, keys_of
-from compiler.search.legality import legal
 from compiler.search.options import SearchOptions
 from compiler.search.prior import blended, prior_scores
 from compiler.search.space import SketchSpace, build_spaces
@@ -85,8 +84,12 @@ class SketchPolicy:
         self.options = options or SearchOptions()
         self.seed = seed
         self.spaces: tuple[SketchSpace, ...] = build_spaces(task, self.options)
-        self._statements = max((_statement_count(space) for space in self.spaces), default=1)
-        self._breeds = tuple(Breed(space.layout, len(space.placements), space.deepest) for space in self.spaces)
+        self._statements = max((space.statements for space in self.spaces), default=1)
+        self._breeds = tuple(
+            Breed(space.layout, len(space.placements), space.deepest, space.unroll_limits) for space in self.spaces
+        )
+        # A GPU has no number of cores; how it shares its work is not among the features.
+        self._hardware = replace(task.hardware, num_cores=max(1, task.hardware.num_cores))
         self._told: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._seen: set[int] = set()
@@ -137,7 +140,7 @@ class SketchPolicy:
     @property
     def _prior_weight(self) -> float:
         """How much first principles count against the model: all before any result of the task, less with every one."""
-        trust = self.options.prior_trials
+        trust = 0 if self.task.target.is_gpu else self.options.prior_trials
         return trust / (trust + len(self._known)) if trust else 0.0
 
     def _first_generation(self, rng: np.random.Generator) -> tuple[Generation, ...]:
@@ -176,15 +179,21 @@ class SketchPolicy:
         scores, prior = np.full(len(rows), -inf), np.zeros(len(rows))
         for which, group in space.groups(rows):
             settled[which] = group.rows
-            good = legal(group.nests, group.choices, self.task.hardware, self.options, len(which))
+            good = space.legal(group)
             if not good.any():
                 continue
-            features = self._padded_features(extract(group.nests, group.choices, self.task.hardware, count=len(which)))
-            guess = prior_scores(features, self.task.flop_count, self.task.hardware)
+            features = self._padded_features(extract(group.nests, group.choices, self._hardware, count=len(which)))
+            guess = self._guess(features)
             predicted = blended(self.model.predict(features), guess, self._prior_weight)
             prior[which] = guess
             scores[which] = np.where(good, predicted, -inf)
         return settled, scores, prior
+
+    def _guess(self, features: Features) -> Scores:
+        """What first principles say of programs, shape (B,); of GPUs they know nothing."""
+        if self.task.target.is_gpu:
+            return np.ones(len(features))
+        return prior_scores(features, self.task.flop_count, self._hardware)
 
     def _padded_features(self, features: Features) -> Features:
         """Features with as many rows a program as the largest sketch has statements, so that all are alike."""
@@ -254,7 +263,7 @@ class SketchPolicy:
             space = self.spaces[number]
             stacked = np.stack([rows[place] for place in places])
             for which, group in space.groups(stacked):
-                features = extract(group.nests, group.choices, self.task.hardware, count=len(which))
+                features = extract(group.nests, group.choices, self._hardware, count=len(which))
                 self._seen.update(int(key) for key in keys_of(number, group.rows))
                 for entry, row, block in zip(which, group.rows, self._padded_features(features), strict=True):
                     place = places[int(entry)]
@@ -269,7 +278,7 @@ class SketchPolicy:
             nests, choices = statement_nests(state), choices_of(state)
         except ScheduleError:
             return None
-        features: Features = self._padded_features(extract(nests, choices, self.task.hardware, count=1))[0]
+        features: Features = self._padded_features(extract(nests, choices, self._hardware, count=1))[0]
         return features
 
 
@@ -299,6 +308,3 @@ def program_id(steps_text: str) -> str:
 def _padded(features: Features, statements: int) -> Features:
     return np.pad(features, ((0, statements - len(features)), (0, 0)))
 
-
-def _statement_count(space: SketchSpace) -> int:
-    return len(space.layout.parallel)

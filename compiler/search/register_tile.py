@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compiler.schedule.bounds import Loop, StageNest
-from compiler.schedule.state import IterKind, Number
+from compiler.schedule.state import Annotation, IterKind, Number
 from compiler.search.genome import Mask, Rows
 from compiler.target import HardwareParams
 
@@ -31,9 +31,10 @@ def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, cou
         if loop.kind is IterKind.REDUCTION:
             reduced = reduced | (extent > 1)
             continue
-        turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if last else extent
+        lane_loop = last and loop.annotation is not Annotation.UNROLL
+        turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if lane_loop else extent
         tile = np.where(reduced, tile, tile * turns)
-        last = False
+        last = last and not lane_loop
     return np.where(reduced, tile, 1)
 
 

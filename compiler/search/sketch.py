@@ -3,16 +3,27 @@ the same order, wave by wave.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State
-from compiler.search.sketch_rules import CPU_RULES, SketchContext, SketchRule, Verdict
+from compiler.schedule.steps import Rfactor, Split
+from compiler.search.sketch_rules import CPU_RULES, GPU_RULES, SketchContext, SketchRule, Verdict
+
+
+def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:
+    """The derivation rules for this kind of machine."""
+    return GPU_RULES if context.gpu else CPU_RULES
 
 
 def derive_sketches(
-    dag: ComputeDAG, context: SketchContext, rules: Sequence[SketchRule] = CPU_RULES
+    dag: ComputeDAG, context: SketchContext, rules: Sequence[SketchRule] | None = None
 ) -> tuple[State, ...]:
-    """Visit the stages from the last to the first, letting every rule that applies branch the derivation."""
+    """Visit the stages from the last to the first, letting every rule that applies branch the derivation.
+
+    `rules` are those of the machine unless given.
+    """
+    rules = rules_of(context) if rules is None else rules
     finished: list[State] = []
     initial = State.initial(dag)
     wave: list[tuple[State, int]] = [(initial, len(initial.stages) - 1)]
@@ -20,7 +31,7 @@ def derive_sketches(
         following: list[tuple[State, int]] = []
         for state, stage in wave:
             if stage < 0:
-                finished.append(state)
+                finished.append(_with_open_factors(state))
                 continue
             for rule in rules:
                 verdict = rule.judge(context, state, stage)
@@ -31,3 +42,13 @@ def derive_sketches(
                     break
         wave = following
     return tuple(finished)
+
+
+def _with_open_factors(state: State) -> State:
+    """The sketch with every factor of a factored reduction unknown in its history; the loops are those of factor 1."""
+    steps = list(state.steps)
+    for number, step in enumerate(steps):
+        before = steps[number - 1] if number else None
+        if isinstance(step, Rfactor) and isinstance(before, Split):
+            steps[number - 1] = replace(before, lengths=(None,))
+    return replace(state, steps=tuple(steps))

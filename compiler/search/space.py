@@ -8,7 +8,7 @@ written only when one row is made concrete.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,12 +20,15 @@ from compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root,
 from compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
 from compiler.schedule.task import SearchTask
 from compiler.search.factorize import sample_factorizations
-from compiler.search.genome import Layout, Mask, Rows, SplitColumns
+from compiler.search.finish import finished_steps, skeleton
+from compiler.search.genome import Layout, Mask, Rows, SplitColumns, WidthColumn
+from compiler.search.gpu_legality import gpu_legal
+from compiler.search.legality import legal
 from compiler.search.options import SearchOptions
 from compiler.search.placement import placements_of
 from compiler.search.register_tile import settled_unroll
 from compiler.search.sketch import derive_sketches
-from compiler.search.sketch_rules import SketchContext
+from compiler.search.sketch_rules import SketchContext, SketchRule
 from compiler.target import HardwareParams
 
 UNROLL_PRAGMA = "auto_unroll_max_step$"
@@ -53,7 +56,9 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class SketchSpace:
-    """All programs of one sketch. `placements` are the step lists that may follow the sketch's own."""
+    """All programs of one sketch. `sketch` are the steps that all of them begin with, `placements` the step lists that
+    may follow. On a GPU there is one placement, no loop is parallel or a vector loop by a column; widths are columns.
+    """
 
     dag: ComputeDAG
     hardware: HardwareParams
@@ -61,11 +66,13 @@ class SketchSpace:
     sketch: tuple[Step, ...]
     placements: tuple[tuple[Step, ...], ...]
     layout: Layout
+    gpu: bool = False
 
     @classmethod
-    def of(cls, dag: ComputeDAG, hardware: HardwareParams, options: SearchOptions, sketch: State) -> "SketchSpace":
+    def of(cls, dag: ComputeDAG, context: SketchContext, sketch: State) -> "SketchSpace":
         """The space of a sketch; placements whose bounds cannot be inferred are left out."""
-        steps = steps_of(sketch)
+        steps = finished_steps(sketch, dag, context)
+        state = skeleton(dag, steps)
         splits = tuple(
             (number, step.extent, len(step.lengths) + 1)
             for number, step in enumerate(steps)
@@ -73,19 +80,26 @@ class SketchSpace:
         )
         stages = tuple(
             number
-            for number, stage in enumerate(sketch.stages)
+            for number, stage in enumerate(state.stages)
             if stage.is_compute and not isinstance(stage.location, Inlined) and stage.iters
         )
-        unrolled = tuple(stage for stage in stages if sketch.stages[stage].has_reduce_iter)
-        layout = Layout.of(splits, stages, unrolled)
-        placements = placements_of(sketch, options.max_location_variants)
-        space = cls(dag, hardware, options, steps, placements, layout)
+        unrolled = tuple(stage for stage in stages if state.stages[stage].has_reduce_iter)
+        hardware, options = context.hardware, context.options
+        if context.gpu:
+            layout = Layout.of(splits, (), unrolled, tuple(_widths(state, steps, hardware)))
+            placements: tuple[tuple[Step, ...], ...] = ((),)
+        else:
+            layout = Layout.of(splits, stages, unrolled)
+            placements = placements_of(state, options.max_location_variants)
+        space = cls(dag, hardware, options, steps, placements, layout, context.gpu)
         return replace(space, placements=tuple(space._sound_placements()))
 
     def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
         smallest = np.ones((1, self.layout.width), dtype=np.int64)
         for split in self.layout.splits:
             smallest[0, split.start] = split.extent
+        for width in self.layout.widths:
+            smallest[0, width.column] = width.choices[0]
         for number, placement in enumerate(self.placements):
             try:
                 statement_nests(self._replay(smallest, number))
@@ -103,8 +117,25 @@ class SketchSpace:
         """The most loops that any stage may run in parallel."""
         return max((fact.depth for facts in self.facts for fact in facts), default=0)
 
+    @property
+    def unroll_limits(self) -> tuple[int, ...]:
+        """What an unroll column may hold."""
+        return self.options.gpu_unroll_limits if self.gpu else self.options.unroll_limits
+
+    @property
+    def statements(self) -> int:
+        """How many statements a program has."""
+        state = skeleton(self.dag, self.sketch)
+        return sum(stage.is_compute and not isinstance(stage.location, Inlined) for stage in state.stages)
+
+    def legal(self, group: Group) -> Mask:
+        """Which rows of a group may be proposed."""
+        if self.gpu:
+            return gpu_legal(group.nests, self.hardware, len(group.rows))
+        return legal(group.nests, group.choices, self.hardware, self.options, len(group.rows))
+
     def _facts(self, placement: int) -> tuple[LoopFacts, ...]:
-        state = replay(self.dag, (*self.sketch, *self.placements[placement]))
+        state = skeleton(self.dag, (*self.sketch, *self.placements[placement]))
         return tuple(_loop_facts(state, stage) for stage, _ in self.layout.parallel)
 
     def sample(self, rng: np.random.Generator, count: int) -> Rows:
@@ -118,12 +149,14 @@ class SketchSpace:
             drawn = sample_factorizations(rng, count, split.extent, split.parts - 1, self.options.max_innermost)
             rows[:, split.columns] = drawn
         rows[:, self.layout.placement] = rng.permutation(count) % len(self.placements)
-        limits = np.array(self.options.unroll_limits, dtype=np.int64)
+        for width in self.layout.widths:
+            rows[:, width.column] = rng.choice(np.array(width.choices, dtype=np.int64), size=count)
+        limits = np.array(self.unroll_limits, dtype=np.int64)
         for _, column in self.layout.unroll:
             rows[:, column] = rng.choice(limits, size=count)
         for placement in range(len(self.placements)):
             which = np.flatnonzero(rows[:, self.layout.placement] == placement)
-            if len(which):
+            if len(which) and self.layout.parallel:
                 rows[which] = self._with_parallel(rng, rows[which], placement)
         return rows
 
@@ -147,6 +180,8 @@ class SketchSpace:
 
     def _group(self, rows: Rows, placement: int) -> Group:
         nests = statement_nests(self._replay(rows, placement))
+        if self.gpu:
+            return Group(rows, nests, self._choices(rows))
         rows = rows.copy()
         by_stage = {nest.stage: nest for nest in nests}
         vector_columns = dict(self.layout.vector)
@@ -180,6 +215,8 @@ class SketchSpace:
         for split in self.layout.splits:
             lengths = tuple(np.ascontiguousarray(column) for column in rows[:, split.lengths].T)
             steps[split.step] = replace(cast(Split, steps[split.step]), lengths=lengths)
+        for width in self.layout.widths:
+            steps[width.step] = replace(cast(Split, steps[width.step]), lengths=(rows[:, width.column].copy(),))
         return replay(self.dag, (*steps, *self.placements[placement]))
 
     def steps(self, row: Rows) -> tuple[Step, ...]:
@@ -189,6 +226,8 @@ class SketchSpace:
         for split in self.layout.splits:
             lengths = tuple(int(length) for length in row[split.lengths])
             steps[split.step] = replace(cast(Split, steps[split.step]), lengths=lengths)
+        for width in self.layout.widths:
+            steps[width.step] = replace(cast(Split, steps[width.step]), lengths=(int(row[width.column]),))
         steps.extend(self.placements[placement])
         shift: dict[int, int] = {}
         for stage, column in self.layout.parallel:
@@ -211,9 +250,13 @@ class SketchSpace:
         if len(steps) < len(self.sketch) or not self.placements:
             return None
         splits = {split.step: split for split in self.layout.splits}
+        widths = {width.step: width for width in self.layout.widths}
         for number, (mine, given) in enumerate(zip(self.sketch, steps, strict=False)):
             if number in splits:
                 if not _read_lengths(row, splits[number], mine, given):
+                    return None
+            elif number in widths:
+                if not _read_width(row, widths[number], mine, given):
                     return None
             elif mine != given:
                 return None
@@ -240,27 +283,37 @@ class SketchSpace:
                 row[unroll[step.stage]] = int(step.text.removeprefix(UNROLL_PRAGMA))
 
 
-def build_spaces(task: SearchTask, options: SearchOptions) -> tuple[SketchSpace, ...]:
-    """One space for every sketch of the task that has a sound placement."""
-    sketches = derive_sketches(task.dag, SketchContext(task.hardware, options))
-    spaces = (SketchSpace.of(task.dag, task.hardware, options, sketch) for sketch in sketches)
+def build_spaces(
+    task: SearchTask,
+    options: SearchOptions,
+    rules: Sequence[SketchRule] | None = None,
+    policy: Any = None,
+) -> tuple[SketchSpace, ...]:
+    """One space for every sketch of the task that has a sound placement.
+
+    `rules` are those of the task's kind of machine unless given; `policy` is what rules of one's own get to see.
+    """
+    context = SketchContext(task.hardware, options, task.target.is_gpu, policy)
+    return spaces_of(task.dag, context, derive_sketches(task.dag, context, rules))
+
+
+def spaces_of(dag: ComputeDAG, context: SketchContext, sketches: Sequence[State]) -> tuple[SketchSpace, ...]:
+    """One space for every sketch that has a sound placement, in their order."""
+    spaces = (SketchSpace.of(dag, context, sketch) for sketch in sketches)
     return tuple(space for space in spaces if space.placements)
-
-
-def steps_of(state: State) -> tuple[Step, ...]:
-    """The history of a state, as the concrete step classes."""
-    return cast(tuple[Step, ...], state.steps)
 
 
 def _loop_facts(state: State, stage: int) -> LoopFacts:
     described = state.stages[stage]
     kinds = [iterator.kind for iterator in described.iters]
+    plain = [iterator.annotation is Annotation.NONE for iterator in described.iters]
+    free = {number for number, kind in enumerate(kinds) if kind is IterKind.SPATIAL and plain[number]}
     taken = [number for number in range(len(kinds)) if state.attached_at(stage, number)]
     depth = 0
     if isinstance(described.location, Root):
-        while depth < len(kinds) and kinds[depth] is IterKind.SPATIAL and depth - 1 not in taken:
+        while depth < len(kinds) and depth in free and depth - 1 not in taken:
             depth += 1
-    spatial = [number for number, kind in enumerate(kinds) if kind is IterKind.SPATIAL]
+    spatial = sorted(free)
     vector = spatial[-1] if spatial and all(number < spatial[-1] for number in taken) else -1
     return LoopFacts(stage, depth, vector)
 
@@ -277,6 +330,46 @@ def _read_lengths(row: Rows, split: SplitColumns, mine: Step, given: Step) -> bo
         return False
     row[split.columns] = [split.extent // inner, *lengths]
     return True
+
+
+def _read_width(row: Rows, width: WidthColumn, mine: Step, given: Step) -> bool:
+    """Write the inner length of a concrete split into `row`; False when it is another split or no choice."""
+    if not isinstance(mine, Split) or not isinstance(given, Split) or replace(mine, lengths=given.lengths) != given:
+        return False
+    if len(given.lengths) != 1 or given.lengths[0] not in width.choices:
+        return False
+    row[width.column] = given.lengths[0]
+    return True
+
+
+def _widths(
+    state: State, steps: Sequence[Step], hardware: HardwareParams
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The splits of a finished GPU sketch whose inner part is a vector access or a block's threads, with what their
+    lengths may be.
+    """
+    for number, step in enumerate(steps):
+        if not isinstance(step, Split) or len(step.lengths) != 1 or not isinstance(step.lengths[0], int):
+            continue
+        for later in steps[number + 1 : number + 3]:
+            if not isinstance(later, Annotate) or (later.stage, later.iter) != (step.stage, step.iter + 1):
+                continue
+            if later.annotation == Annotation.VECTORIZE:
+                itemsize = np.dtype(state.stages[step.stage].op.dtype).itemsize
+                yield number, _doubling(1, hardware.vector_unit_bytes // itemsize)
+            elif later.annotation == Annotation.THREAD_X:
+                most = hardware.max_threads_per_block
+                if step.extent:
+                    most = min(most, 1 << (step.extent - 1).bit_length())
+                yield number, _doubling(step.lengths[0], most)
+
+
+def _doubling(first: int, most: int) -> tuple[int, ...]:
+    """`first` and its doubles up to `most`."""
+    found = [first]
+    while found[-1] * 2 <= most:
+        found.append(found[-1] * 2)
+    return tuple(found)
 
 
 def _cumulative(extents: Sequence[Number | None], count: int) -> Rows:

@@ -1,20 +1,40 @@
-"""In: a state and a stage to visit. Out: `CPU_RULES`, the derivation rules in the order in which they are asked.
-Always: order is data.
+"""In: a state and a stage to visit. Out: `CPU_RULES` and `GPU_RULES`, the derivation rules in the order in which they
+are asked. Always: order is data.
 """
 
 from compiler.search.sketch_rules.base import SketchContext, SketchRule, Verdict
+from compiler.search.sketch_rules.cache_read import AddCacheRead
 from compiler.search.sketch_rules.cache_write import AddCacheWrite
+from compiler.search.sketch_rules.const_tensor import SimplifyComputeWithConstTensor
+from compiler.search.sketch_rules.cross_thread import CrossThreadReduction
+from compiler.search.sketch_rules.custom import PreloadCustomSketchRule
 from compiler.search.sketch_rules.inline import AlwaysInline
+from compiler.search.sketch_rules.rfactor import AddRfactor
 from compiler.search.sketch_rules.skip import SkipStage
+from compiler.search.sketch_rules.special_location import SpecialComputeLocation
 from compiler.search.sketch_rules.tile import MultiLevelTiling
 from compiler.search.sketch_rules.tile_and_fuse import MultiLevelTilingWithFusion
 
 CPU_RULES: tuple[SketchRule, ...] = (
     AlwaysInline(),
+    SimplifyComputeWithConstTensor(),
+    AddRfactor(),
     AddCacheWrite(),
-    MultiLevelTilingWithFusion(),
+    MultiLevelTilingWithFusion(levels=(1, 2)),
     MultiLevelTiling(),
     SkipStage(),
 )
 
-__all__ = ["CPU_RULES", "SketchContext", "SketchRule", "Verdict"]
+GPU_RULES: tuple[SketchRule, ...] = (
+    AddCacheRead(),
+    SpecialComputeLocation(),
+    AlwaysInline(),
+    SimplifyComputeWithConstTensor(),
+    CrossThreadReduction(),
+    AddCacheWrite(),
+    MultiLevelTilingWithFusion(levels=(3,)),
+    MultiLevelTiling(),
+    SkipStage(),
+)
+
+__all__ = ["CPU_RULES", "GPU_RULES", "PreloadCustomSketchRule", "SketchContext", "SketchRule", "Verdict"]

@@ -5,7 +5,7 @@ knows none of them by name.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from compiler.schedule.state import State
 from compiler.search.options import SearchOptions
@@ -22,10 +22,17 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SketchContext:
-    """What a rule may look at besides the state."""
+    """What a rule may look at besides the state. `policy` is the policy that asks, for rules of one's own."""
 
     hardware: HardwareParams
     options: SearchOptions
+    gpu: bool = False
+    policy: Any = None
+
+    @property
+    def tiling(self) -> str:
+        """The loop structure of a tiled stage on this kind of machine."""
+        return self.options.gpu_tiling if self.gpu else self.options.tiling
 
 
 class SketchRule(Protocol):

@@ -4,10 +4,11 @@ Always: the same stage is visited again, for the fusion rule to take.
 
 from dataclasses import dataclass
 
-from compiler.schedule.access import needs_multi_level_tiling, single_elementwise_consumer
+from compiler.schedule.access import needs_multi_level_tiling
 from compiler.schedule.state import State
 from compiler.schedule.steps import CacheWrite
 from compiler.search.sketch_rules.base import SketchContext, Verdict
+from compiler.search.sketch_rules.facts import fusible_consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,14 @@ class AddCacheWrite:
             for i: for j: c[i, j] = c.local[i, j]
     """
 
-    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY when the stage needs tiling and has no elementwise consumer to be fused into."""
-        wanted = needs_multi_level_tiling(state.dag, stage) and single_elementwise_consumer(state, stage) is None
-        return Verdict.APPLY if wanted else Verdict.SKIP
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """APPLY when the stage needs tiling and has no elementwise consumer to be fused into.
+
+        On a GPU APPLY_AND_STOP: accumulators belong in registers.
+        """
+        if not needs_multi_level_tiling(state.dag, stage) or fusible_consumer(state, stage) is not None:
+            return Verdict.SKIP
+        return Verdict.APPLY_AND_STOP if context.gpu else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
         """The state with the cache stage, which takes the number of the original and is visited next."""

@@ -1,24 +1,175 @@
 """In: a state and one of its stages. Out: what several sketch rules ask about it. Always: pure functions."""
 
-from compiler.schedule.access import is_strictly_inlineable
-from compiler.schedule.state import State
-from compiler.schedule.steps import CacheWrite
+from math import prod
+
+from compiler.schedule.access import (
+    is_shifted_axis,
+    is_strictly_inlineable,
+    needs_multi_level_tiling,
+    single_elementwise_consumer,
+)
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, Attached, IterKind, State
+from compiler.schedule.steps import CacheRead, CacheWrite, Rfactor, Split
+from compiler.search.sketch_rules.base import SketchContext
+from compiler.te.tensor import ComputeOp
+
+CONST_INDICES = "auto_scheduler_simplify_const_tensor_indices"
+UNROLL_INNER = "auto_scheduler_always_unroll_inner"
+NO_SPLIT = "auto_scheduler_no_split_at_inner"
+SHARED = ".shared"
+"""How the name of a stage ends that all threads of a GPU block fill together."""
 
 
-def should_always_be_inlined(state: State, stage: int) -> bool:
-    """Whether computing the stage anew at every read costs nothing worth keeping."""
+def named_loops(state: State, stage: int, attribute: str) -> frozenset[str]:
+    """The loop names that an attribute of the stage's operation lists, as they are and as a write cache names them."""
+    names = state.stages[stage].op.attrs.get(attribute) or ()
+    return frozenset((*names, *(f"{name}_c" for name in names)))
+
+
+def should_always_be_inlined(context: SketchContext, state: State, stage: int) -> bool:
+    """Whether computing the stage anew at every read costs nothing worth keeping; a GPU recomputes whatever does not
+    reduce.
+    """
     described = state.stages[stage]
     if not described.is_compute or stage in state.dag.output_ids or described.has_reduce_iter:
         return False
-    return is_strictly_inlineable(state.dag, stage)
+    return context.gpu or is_strictly_inlineable(state.dag, stage)
 
 
 def has_cache_write(state: State, stage: int) -> bool:
     """Whether the stage is a write cache that an earlier step added; numbers are traced back through the history."""
     for step in reversed(state.steps):
-        if isinstance(step, CacheWrite):
-            if step.stage == stage:
-                return True
-            if step.stage < stage:
-                stage -= 1
+        if isinstance(step, CacheWrite) and step.stage == stage:
+            return True
+        if isinstance(step, (CacheWrite, CacheRead, Rfactor)) and step.stage < stage:
+            stage -= 1
     return False
+
+
+def fusible_consumer(state: State, stage: int) -> int | None:
+    """The one stage that reads this one element by element; a shared cache does not count, it belongs to its reader."""
+    consumer = single_elementwise_consumer(state, stage)
+    if consumer is None or state.stages[consumer].op.name.endswith(SHARED):
+        return None
+    return consumer
+
+
+def loop_volumes(state: State, stage: int) -> tuple[int, int]:
+    """How many points the spatial loops of an operation have, and how many its reduction."""
+    op = state.stages[stage].op
+    if not isinstance(op, ComputeOp):
+        return 1, 1
+    return prod(axis.extent for axis in op.axes), prod(axis.extent for axis in op.reduce_axes)
+
+
+def needs_rfactor(context: SketchContext, state: State, stage: int) -> bool:
+    """Whether a reduction is too long for the few points that it gives work for."""
+    if not state.stages[stage].is_compute:
+        return False
+    space, reduction = loop_volumes(state, stage)
+    cores = context.hardware.num_cores
+    if needs_multi_level_tiling(state.dag, stage):
+        return space <= reduction and space <= 16 * cores
+    return reduction > 1 and reduction > cores
+
+
+def has_cross_thread_reduction(state: State, stage: int) -> bool:
+    """Whether threads of a block reduce together in this stage, or in one computed inside its loops."""
+    places = [one.location for one in state.stages]
+    inside = [number for number, at in enumerate(places) if isinstance(at, Attached) and at.stage == stage]
+    return any(
+        iterator.kind is IterKind.REDUCTION and iterator.annotation is Annotation.THREAD_X
+        for number in (stage, *inside)
+        for iterator in state.stages[number].iters
+    )
+
+
+def split_steps(state: State, stage: int) -> tuple[int, ...]:
+    """Numbers of the split steps of a stage, oldest first; its number is traced back through the history."""
+    found: list[int] = []
+    for number in range(len(state.steps) - 1, -1, -1):
+        step = state.steps[number]
+        if isinstance(step, Split) and step.stage == stage:
+            found.append(number)
+        elif isinstance(step, (CacheWrite, CacheRead, Rfactor)) and step.stage < stage:
+            stage -= 1
+    return tuple(reversed(found))
+
+
+def spatial_split_steps(state: State, stage: int) -> tuple[int, ...]:
+    """Those split steps of a tiled stage that split spatial axes, in axis order; the splits of its reduction follow
+    them.
+    """
+    op = state.stages[stage].op
+    whole = named_loops(state, stage, NO_SPLIT)
+    reductions = sum(axis.name not in whole for axis in op.reduce_axes) if isinstance(op, ComputeOp) else 0
+    steps = split_steps(state, stage)
+    return steps[: len(steps) - reductions]
+
+
+def common_outer_loops(state: State, stage: int, target: int) -> int:
+    """How many leading loops of a stage and a later one that reads it run over the same points; 0 when the later one
+    does not depend on it.
+    """
+    op = state.stages[stage].op
+    best = [-1] * len(state.stages)
+    best[stage] = len(op.shape)
+    for reader in range(stage + 1, target + 1):
+        for producer, _ in state.dag.reads[reader]:
+            if producer >= stage and best[producer] >= 0:
+                common = min(best[producer], _common_pair(state.dag, reader, producer))
+                best[reader] = common if best[reader] < 0 else min(best[reader], common)
+    return max(best[target], 0)
+
+
+def _common_pair(dag: ComputeDAG, reader: int, producer: int) -> int:
+    """The leading dimensions of two operations that agree in length and that every read takes one to one."""
+    op, source = dag.ops[reader], dag.ops[producer]
+    if not isinstance(op, ComputeOp):
+        return 0
+    count = 0
+    reads = [indices for number, indices in dag.reads[reader] if number == producer]
+    for axis, extent in zip(op.axes, source.shape, strict=False):
+        if axis.extent != extent:
+            break
+        if not all(is_shifted_axis(at[count], axis) for at in reads):
+            break
+        count += 1
+    return count
+
+
+def original_names(name: str) -> frozenset[str]:
+    """The axes that a loop came from: `i.0@j.0@` came from i and j."""
+    return frozenset(part.split(".")[0] for part in name.split("@") if part)
+
+
+def last_outer_reduction(state: State, stage: int) -> int:
+    """The innermost loop of the outermost reduction tile of a tiled stage: where what its reduction reads is fetched.
+
+    A reduction of which nothing was split begins at its first loop.
+    """
+    described = state.stages[stage]
+    op = described.op
+    whole = named_loops(state, stage, NO_SPLIT)
+    reductions = op.reduce_axes if isinstance(op, ComputeOp) else ()
+    wanted = sum(axis.name not in whole for axis in reductions)
+    seen: set[str] = set()
+    for number, iterator in enumerate(described.iters):
+        if iterator.kind is IterKind.REDUCTION:
+            seen |= original_names(iterator.name)
+            if len(seen) >= wanted:
+                return number
+    raise AssertionError(f"{op.name} was asked for its reduction loops and has none")
+
+
+def outer_space_loops(state: State, stage: int) -> tuple[int, ...]:
+    """The outermost loops that can be fused: up to a reduction, an annotated loop, or just behind an attachment."""
+    found: list[int] = []
+    for number, iterator in enumerate(state.stages[stage].iters):
+        if iterator.kind is IterKind.REDUCTION or iterator.annotation is not Annotation.NONE:
+            break
+        if number and state.attached_at(stage, number - 1):
+            break
+        found.append(number)
+    return tuple(found)

@@ -1,5 +1,5 @@
 """In: a stage that only rearranges or maps its inputs. Out: the state with it inlined into its readers. Always: no
-other rule sees such a stage.
+later rule sees such a stage.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from compiler.search.sketch_rules.facts import should_always_be_inlined
 
 @dataclass(frozen=True, slots=True)
 class AlwaysInline:
-    """Inline a strictly inlineable stage that is no output and reduces nothing.
+    """Inline a stage that is no output, reduces nothing and (on a processor) is strictly inlineable.
 
     before: t = a + b; c = max(t, 0)      after: c = max(a + b, 0)
     """
 
-    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
         """APPLY_AND_STOP for an inlineable stage."""
-        return Verdict.APPLY_AND_STOP if should_always_be_inlined(state, stage) else Verdict.SKIP
+        return Verdict.APPLY_AND_STOP if should_always_be_inlined(context, state, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
         """The state with the stage inlined."""

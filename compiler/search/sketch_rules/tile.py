@@ -20,5 +20,5 @@ class MultiLevelTiling:
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:
         """The tiled state."""
-        tiled, _ = tile_stage(state, stage, context.options.tiling)
+        tiled, _ = tile_stage(state, stage, context.tiling)
         return ((tiled, stage - 1),)

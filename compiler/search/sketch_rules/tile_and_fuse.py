@@ -5,11 +5,11 @@ inside tiles of its reader. Always: both are tiled alike.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.schedule.access import needs_multi_level_tiling, single_elementwise_consumer
+from compiler.schedule.access import needs_multi_level_tiling
 from compiler.schedule.state import State
 from compiler.schedule.steps import ComputeAt
 from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import has_cache_write
+from compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write
 from compiler.search.sketch_rules.tiling import follow_tiling, tile_stage
 
 
@@ -23,17 +23,17 @@ class MultiLevelTilingWithFusion:
 
     levels: tuple[int, ...] = (1, 2)
 
-    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY, or APPLY_AND_STOP for a cache stage: tiling that without its copy would be pointless."""
-        if not needs_multi_level_tiling(state.dag, stage) or single_elementwise_consumer(state, stage) is None:
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """APPLY, or APPLY_AND_STOP for a cache stage, pointless to tile without its copy, and on a GPU."""
+        if not needs_multi_level_tiling(state.dag, stage) or fusible_consumer(state, stage) is None:
             return Verdict.SKIP
-        return Verdict.APPLY_AND_STOP if has_cache_write(state, stage) else Verdict.APPLY
+        return Verdict.APPLY_AND_STOP if context.gpu or has_cache_write(state, stage) else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> Iterator[tuple[State, int]]:
         """One state for each level of the structure at which the consumer may take the stage in."""
-        consumer = single_elementwise_consumer(state, stage)
+        consumer = fusible_consumer(state, stage)
         assert consumer is not None, "judge() has found a consumer"
-        structure = context.options.tiling
+        structure = context.tiling
         tiled, splits = tile_stage(state, stage, structure)
         for level in self.levels:
             if level <= len(structure) and structure[level - 1] == "S" and level < structure.count("S"):

@@ -1,10 +1,14 @@
 """In: a state, a stage and a level structure such as SSRSRS. Out: the state with the stage tiled, and a consumer split
 alike. Always: tile lengths are left unknown, for the search to fill.
+
+Loops that the operation's attribute `auto_scheduler_no_split_at_inner` names stay whole, at the innermost level of
+their kind.
 """
 
 from compiler.errors import ScheduleError
 from compiler.schedule.state import Iterator, IterKind, State
 from compiler.schedule.steps import FollowSplit, Reorder, Split
+from compiler.search.sketch_rules.facts import NO_SPLIT, named_loops
 
 
 def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[int, ...]]:
@@ -19,11 +23,17 @@ def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[i
         IterKind.SPATIAL: [[] for _ in range(structure.count("S"))],
         IterKind.REDUCTION: [[] for _ in range(structure.count("R"))],
     }
+    uncut: dict[IterKind, list[int]] = {IterKind.SPATIAL: [], IterKind.REDUCTION: []}
+    whole = named_loops(state, stage, NO_SPLIT)
     spatial_splits: list[int] = []
     position = 0
     for iterator in state.stages[stage].iters:
         if iterator.kind not in levels:
             raise ScheduleError(f"stage {stage}: cannot tile loop {iterator.name}, neither spatial nor a reduction")
+        if iterator.name in whole:
+            uncut[iterator.kind].append(position)
+            position += 1
+            continue
         parts = levels[iterator.kind]
         if len(parts) > 1:
             if iterator.kind is IterKind.SPATIAL:
@@ -33,6 +43,11 @@ def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[i
         for level in parts:
             level.append(position)
             position += 1
+    for kind, loops in uncut.items():
+        if loops and not levels[kind]:
+            raise ScheduleError(f"stage {stage}: the structure {structure} has no level for its reduction")
+        if loops:
+            levels[kind][-1][:0] = loops
     order: list[int] = []
     seen = {IterKind.SPATIAL: 0, IterKind.REDUCTION: 0}
     for letter in structure:
@@ -46,15 +61,28 @@ def follow_tiling(state: State, stage: int, splits: tuple[int, ...], levels: int
     """Split the axes of an elementwise consumer like the spatial axes of its tiled producer, into `levels` + 1 parts,
     level by level.
 
-    Raises: ScheduleError when the numbers of axes differ.
+    Raises: ScheduleError when the numbers of axes differ or a loop is not spatial.
     """
-    axes = len(state.stages[stage].iters)
-    if axes != len(splits):
-        raise ScheduleError(f"stage {stage}: has {axes} loops and cannot follow {len(splits)} splits")
-    for axis, source in enumerate(splits):
-        state = state.apply(FollowSplit(stage, axis * (levels + 1), source, levels))
-    order = tuple(axis * (levels + 1) + level for level in range(levels + 1) for axis in range(axes))
-    return state.apply(Reorder(stage, order))
+    whole = named_loops(state, stage, NO_SPLIT)
+    iters = state.stages[stage].iters
+    cut = [iterator for iterator in iters if iterator.name not in whole]
+    if len(cut) != len(splits):
+        raise ScheduleError(f"stage {stage}: has {len(cut)} loops and cannot follow {len(splits)} splits")
+    if any(iterator.kind is not IterKind.SPATIAL for iterator in iters):
+        raise ScheduleError(f"stage {stage}: reduces and cannot follow the tiles of what it reads")
+    tiles: list[list[int]] = [[] for _ in range(levels + 1)]
+    sources = iter(splits)
+    position = 0
+    for iterator in iters:
+        if iterator.name in whole:
+            tiles[-1].append(position)
+            position += 1
+            continue
+        state = state.apply(FollowSplit(stage, position, next(sources), levels))
+        for tile in tiles:
+            tile.append(position)
+            position += 1
+    return state.apply(Reorder(stage, tuple(number for tile in tiles for number in tile)))
 
 
 def literal_extent(iterator: Iterator) -> int:

@@ -441,5 +441,7 @@ def test_appendix_a_gpu_program_of_thirteen_steps() -> None:
     bounds = infer_bounds(state)
     assert [it.name for it in bounds.stages[5].iters[:3]] == ["i.0@j.0@", "i.1@j.1@", "i.2@j.2@"]
     assert state.stages[4].location == Attached(5, 2)
-    assert extents(bounds, "B.shared") == [1, 16, 1]
+    # Bound to threads, the cache holds what all 16 x 8 threads of a block read: 8 x 32 elements, two for each.
+    assert extents(bounds, "B.shared") == [2, 128, 1]
+    assert extents(bounds, "A.shared") == [32, 8]
     assert "blockIdx.x i.0@j.0@ (0,256)" in str(bounds)

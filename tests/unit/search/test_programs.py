@@ -15,7 +15,18 @@ from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
 from compiler.search.policy import SketchPolicy
-from tests.unit.search.workloads import conv_bn_relu, conv_residual_nhwc, matmul, max_pool, task_of
+from compiler.te.ops.winograd import transform_matrices
+from tests.unit.search.workloads import (
+    conv_bn_relu,
+    conv_residual_nhwc,
+    matmul,
+    max_pool,
+    min_nm,
+    softmax,
+    task_of,
+    winograd_nhwc,
+    zero_rank_reduce,
+)
 
 Array = NDArray[np.float32]
 
@@ -53,11 +64,36 @@ def expect_pool(data: Array) -> Array:
     return np.asarray(np.max(windows, axis=0))
 
 
+def expect_softmax(a: Array) -> Array:
+    powers = np.exp(a - a.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def expect_winograd(data: Array, weight: Array) -> Array:
+    """Of weights in the transformed space; those of the test come from plain ones."""
+    a, b, _ = (np.array(matrix, np.float32) for matrix in transform_matrices(4, 3))
+    size, tiles = data.shape[1], -(-data.shape[1] // 4)
+    padded = np.pad(data, ((0, 0), (1, 4 * tiles + 1 - size), (1, 4 * tiles + 1 - size), (0, 0)))
+    result = np.zeros((1, 4 * tiles, 4 * tiles, weight.shape[3]), np.float32)
+    for y in range(tiles):
+        for x in range(tiles):
+            tile = padded[0, 4 * y : 4 * y + 6, 4 * x : 4 * x + 6]
+            inside = np.einsum("re,sn,rsc->enc", b, b, tile)
+            product = np.einsum("enc,enco->eno", inside, weight)
+            result[0, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4] = np.einsum("rv,sw,rso->vwo", a, a, product)
+    return result[:, :size, :size]
+
+
 CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
     "matmul": (matmul(15, 36, 20), expect_matmul, 20),
     "residual": (conv_residual_nhwc(7, 24), expect_residual, 24),
     "bn_relu": (conv_bn_relu(1, 9, 4, 6, 3, 2, 1), expect_bn_relu, 16),
     "pool": (max_pool(6, 20), expect_pool, 4),
+    "few points": (matmul(4, 6, 64), expect_matmul, 20),
+    "softmax": (softmax(3, 40), expect_softmax, 40),
+    "min": (min_nm(10, 96), lambda a: np.asarray(a.min(axis=1)), 12),
+    "scalar sum": (zero_rank_reduce(128), lambda a: np.asarray(a.sum()), 12),
+    "winograd": (winograd_nhwc(1, 9, 8, 16, 1), expect_winograd, 12),
 }
 
 
@@ -84,4 +120,5 @@ def test_proposed_programs_compute_the_definition(name: str) -> None:
     assert len(candidates) >= min(count, 4)
     for one in candidates:
         found = run(task, one.steps, inputs)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=one.steps_text)
+        allowed = 1e-5 * max(10.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=allowed, err_msg=one.steps_text)

@@ -13,7 +13,18 @@ from compiler.search.options import SearchOptions
 from compiler.search.register_tile import register_tile, settled_unroll
 from compiler.search.space import SketchSpace, build_spaces
 from compiler.target import HardwareParams
-from tests.unit.search.workloads import conv_bn_relu, conv_residual_nhwc, matmul, max_pool, relu_only, task_of
+from tests.unit.search.workloads import (
+    conv_bn_relu,
+    conv_residual_nhwc,
+    matmul,
+    max_pool,
+    min_nm,
+    relu_only,
+    softmax,
+    task_of,
+    winograd_nhwc,
+    zero_rank_reduce,
+)
 
 DAGS = {
     "matmul": matmul(24, 36, 40),
@@ -21,6 +32,11 @@ DAGS = {
     "conv_bn_relu": conv_bn_relu(1, 12, 8, 16, 3, 2, 1),
     "pool": max_pool(9, 32),
     "relu": relu_only(1000),
+    "few points": matmul(8, 8, 512),
+    "softmax": softmax(3, 40),
+    "min": min_nm(10, 96),
+    "scalar sum": zero_rank_reduce(128),
+    "winograd": winograd_nhwc(1, 9, 8, 16, 1),
 }
 
 

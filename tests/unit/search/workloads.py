@@ -1,16 +1,33 @@
 """Small and large computations that the search tests share."""
 
 from compiler import te
+from compiler.ir.expr import Expr
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+from compiler.te.ops.winograd import winograd_conv2d
 
 CORES = HardwareParams(num_cores=4)
+GPU = HardwareParams(
+    num_cores=-1,
+    vector_unit_bytes=16,
+    max_shared_memory_per_block=49152,
+    max_local_memory_per_block=2**31 - 1,
+    max_threads_per_block=1024,
+    max_vthread_extent=8,
+    warp_size=32,
+)
+"""A usual NVIDIA GPU, for what can be checked without one."""
 
 
 def task_of(name: str, dag: ComputeDAG, hardware: HardwareParams = CORES) -> SearchTask:
     """A task for the machine that runs the tests."""
     return SearchTask(name, dag, Target.host(), hardware)
+
+
+def gpu_task_of(name: str, dag: ComputeDAG, hardware: HardwareParams = GPU) -> SearchTask:
+    """A task for a GPU that need not be there."""
+    return SearchTask(name, dag, Target("cuda"), hardware)
 
 
 def matmul(n: int, m: int, k: int) -> ComputeDAG:
@@ -20,6 +37,14 @@ def matmul(n: int, m: int, k: int) -> ComputeDAG:
     r = te.reduce_axis(k, "k")
     c = te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", {"layout_free_placeholders": (b,)})
     return ComputeDAG([a, b, c])
+
+
+def whole_axes_matmul(n: int, m: int, k: int, whole: list[str]) -> ComputeDAG:
+    """A matmul of which some loops must not be split."""
+    a, b = te.placeholder((n, k), name="A"), te.placeholder((k, m), name="B")
+    r = te.reduce_axis(k, "k")
+    attrs = {"auto_scheduler_no_split_at_inner": whole}
+    return ComputeDAG([a, b, te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", attrs)])
 
 
 def double_matmul(n: int) -> ComputeDAG:
@@ -88,6 +113,78 @@ def conv_residual_nhwc(size: int, channels: int, kernel: int = 3) -> ComputeDAG:
     added = te.compute(conv.shape, lambda n, y, x, f: biased[n, y, x, f] + residual[n, y, x, f], "added")
     relu = te.compute(conv.shape, lambda n, y, x, f: te.maximum(added[n, y, x, f], 0.0), "relu")
     return ComputeDAG([data, weight, bias, residual, relu])
+
+
+def parallel_matmul(n: int) -> ComputeDAG:
+    """D = A B and E = A C: one input read by two."""
+    a, b, c = (te.placeholder((n, n), name=name) for name in "ABC")
+    k, r = te.reduce_axis(n, "k"), te.reduce_axis(n, "k")
+    d = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], k), "D")
+    e = te.compute((n, n), lambda i, j: te.sum(a[i, r] * c[r, j], r), "E")
+    return ComputeDAG([a, b, c, d, e])
+
+
+def max_pool_nchw(n: int, height: int, width: int, channels: int, padding: int) -> ComputeDAG:
+    """2x2 maximum with stride 1, channels first."""
+    data = te.placeholder((n, channels, height, width), name="Data")
+    source = data
+    if padding:
+        source = te.compute(
+            (n, channels, height + 2 * padding, width + 2 * padding),
+            lambda b, c, y, x: te.if_then_else(
+                te.logical_and(y >= padding, y < height + padding, x >= padding, x < width + padding),
+                data[b, c, y - padding, x - padding],
+                -3.4028234663852886e38,
+            ),
+            "pad",
+        )
+    dh, dw = te.reduce_axis(2, "dh"), te.reduce_axis(2, "dw")
+    out = te.compute(
+        (n, channels, source.shape[2] - 1, source.shape[3] - 1),
+        lambda b, c, y, x: te.max(source[b, c, y + dh, x + dw], (dh, dw)),
+        "pool",
+    )
+    return ComputeDAG([data, out])
+
+
+def min_nm(n: int, m: int) -> ComputeDAG:
+    """The minimum of every row."""
+    a, k = te.placeholder((n, m), name="A"), te.reduce_axis(m, "k")
+    return ComputeDAG([a, te.compute((n,), lambda i: te.min(a[i, k], k), "B")])
+
+
+def softmax(*shape: int) -> ComputeDAG:
+    """Softmax over the last axis: maximum, exponential, sum, quotient."""
+    a = te.placeholder(shape, name="A")
+    k, r = te.reduce_axis(shape[-1], "k"), te.reduce_axis(shape[-1], "k")
+    top = te.compute(shape[:-1], lambda *i: te.max(a[(*i, k)], k), "max")
+    powers = te.compute(shape, lambda *i: te.exp(a[tuple(i)] - top[tuple(i[:-1])]), "exp")
+    total = te.compute(shape[:-1], lambda *i: te.sum(powers[(*i, r)], r), "sum")
+    return ComputeDAG([a, te.compute(shape, lambda *i: powers[tuple(i)] / total[tuple(i[:-1])], "div")])
+
+
+def zero_rank_reduce(n: int) -> ComputeDAG:
+    """The sum of a vector, a scalar."""
+    a, k = te.placeholder((n,), name="A"), te.reduce_axis(n, "k")
+    return ComputeDAG([a, te.compute((), lambda: te.sum(a[k], k), "B")])
+
+
+def zero_rank_compute(n: int) -> ComputeDAG:
+    """One element of a vector."""
+    a = te.placeholder((n,), name="A")
+
+    def first() -> Expr:
+        return a[0]
+
+    return ComputeDAG([a, te.compute((), first, "B")])
+
+
+def winograd_nhwc(n: int, size: int, channels_in: int, channels_out: int, padding: int, tile: int = 4) -> ComputeDAG:
+    """A 3x3 convolution, channels last, of transformed weights."""
+    data = te.placeholder((n, size, size, channels_in), name="inputs")
+    alpha = tile + 2
+    weight = te.placeholder((alpha, alpha, channels_in, channels_out), name="weight")
+    return ComputeDAG([data, weight, winograd_conv2d(data, weight, padding)])
 
 
 def max_pool(size: int, channels: int) -> ComputeDAG:

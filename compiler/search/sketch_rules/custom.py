@@ -1,0 +1,42 @@
+"""In: two functions of a user. Out: a sketch rule. Always: asked before our own rules, in the order registered."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from compiler.schedule.state import State
+from compiler.search.sketch_rules.base import SketchContext, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadCustomSketchRule:
+    """A rule of one's own, given to `SketchPolicy` in `init_search_callbacks`.
+
+    `condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST (0, 1, 2; whatever is no whole number
+    counts as 2, with a warning). `apply(policy, state, stage)` gives pairs of a state and the stage to visit next, -1
+    to end the derivation. Split lengths that `apply` leaves unknown are searched; known ones stay as they are.
+    """
+
+    condition: Callable[[Any, State, int], int]
+    apply: Callable[[Any, State, int], Iterable[Any]]
+    name: str = "custom rule"
+
+    PASS: ClassVar[int] = 0
+    APPLY: ClassVar[int] = 1
+    APPLY_AND_SKIP_REST: ClassVar[int] = 2
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """What the user's condition says."""
+        answer = self.condition(context.policy, state, stage)
+        if isinstance(answer, bool) or not isinstance(answer, int) or answer not in (0, 1, 2):
+            warnings.warn(
+                f"{self.name}: its condition answered {answer!r}, which is none of 0, 1, 2; taken as 2", stacklevel=2
+            )
+            return Verdict.APPLY_AND_STOP
+        return Verdict(answer)
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> Iterable[tuple[State, int]]:
+        """What the user's function gives."""
+        for after, following in self.apply(context.policy, state, stage):
+            yield after, int(following)

@@ -1,0 +1,47 @@
+"""In: a long reduction over few points. Out: states in which it is done in two steps. Always: for processors; how far
+it is factored stays open.
+"""
+
+from dataclasses import dataclass
+
+from compiler.schedule.state import IterKind, State
+from compiler.schedule.steps import Fuse, Reorder, Rfactor, Split
+from compiler.search.sketch_rules.base import SketchContext, Verdict
+from compiler.search.sketch_rules.facts import has_cache_write, needs_rfactor
+from compiler.search.sketch_rules.tiling import literal_extent
+
+
+@dataclass(frozen=True, slots=True)
+class AddRfactor:
+    """Reduce parts first, for more parallelism or for vector lanes, then the parts.
+
+    before: for k: c += a[k]
+    after:  for k.0: for k.1: c.rf[k.0] += a[…]; for k.0: c += c.rf[k.0]           (the outer part: threads)
+            for k.0: for k.1: c.rf[k.1] += a[…]; for k.1: c += c.rf[k.1]           (the inner part: vector lanes)
+    """
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """APPLY when the reduction is long for its points and the stage is no write cache."""
+        wanted = needs_rfactor(context, state, stage) and not has_cache_write(state, stage)
+        return Verdict.APPLY if wanted else Verdict.SKIP
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
+        """The outer part factored, and the inner one; the factor is 1 until the derivation ends."""
+        state, reduction = fuse_reductions(state, stage)
+        loop = state.stages[stage].iters[reduction]
+        state = state.apply(Split(stage, reduction, literal_extent(loop), (1,)))
+        spatial = sum(iterator.kind is IterKind.SPATIAL for iterator in state.stages[stage].iters)
+        outer = state.apply(Rfactor(stage, reduction, spatial))
+        inner = state.apply(Rfactor(stage, reduction + 1, spatial))
+        loops = range(len(inner.stages[stage].iters))
+        order = (*(number for number in loops if number != spatial), spatial)
+        return (outer, stage - 1), (inner.apply(Reorder(stage, order)), stage - 1)
+
+
+def fuse_reductions(state: State, stage: int) -> tuple[State, int]:
+    """The state with all reduction loops of an untiled stage fused into one, and that loop's number."""
+    iters = state.stages[stage].iters
+    reductions = tuple(number for number, iterator in enumerate(iters) if iterator.kind is IterKind.REDUCTION)
+    if len(reductions) > 1:
+        state = state.apply(Fuse(stage, reductions))
+    return state, reductions[0]
