@@ -41,6 +41,7 @@ RANK = {
     "graph": 8,
     "frontend": 9,
     "driver": 10,
+    "auto_scheduler": 11,
 }
 """The order inside the compiler: a part imports itself and parts of a lower rank, never a neighbour of its own."""
 

@@ -3,6 +3,8 @@
 Always: what the target's own instruction set offers, never more, as LLVM itself uses it.
 """
 
+from dataclasses import asdict, replace
+
 from compiler.codegen.cpu import describe, vector_bytes
 from compiler.target import HardwareParams, Target
 
@@ -30,6 +32,14 @@ def hardware_of(target: Target, threads: int) -> HardwareParams:
         return _CUDA
     width, registers = _vector_unit(target)
     return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
+
+
+def completed(hardware: HardwareParams, target: Target) -> HardwareParams:
+    """The parameters with the limits of a GPU that were left at 0 filled in, when `target` is one."""
+    if not target.is_gpu:
+        return hardware
+    given = {name: value for name, value in asdict(hardware).items() if value}
+    return replace(_CUDA, **given)
 
 
 def _vector_unit(target: Target) -> tuple[int, int]:

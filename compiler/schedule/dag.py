@@ -112,6 +112,10 @@ class ComputeDAG:
         digest = hashlib.md5(f"{self}\n{order}".encode(), usedforsecurity=False).hexdigest()
         return json.dumps([digest, *(list(tensor.shape) for tensor in (*self.inputs, *self.outputs))])
 
+    def hash_key(self) -> str:
+        """The hash in the workload key."""
+        return str(json.loads(self.workload_key)[0])
+
     def with_nodes(
         self,
         nodes: Sequence[Node],

@@ -51,7 +51,7 @@ class SearchTask:
         return self.key or self.dag.workload_key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.name, self.dag, self.target, self.hardware, self.key, self.layout)
+        return restored_task, (self.name, self.dag, self.target, self.hardware, self.key, self.layout)
 
     @property
     def flop_count(self) -> float:
@@ -59,7 +59,7 @@ class SearchTask:
         return self.dag.flop_count
 
 
-def _restored(
+def restored_task(
     name: str, dag: ComputeDAG, target: Target, hardware: HardwareParams, key: str, layout: LayoutRewriteOption
 ) -> SearchTask:
     """An unpickled task; its workload is known to this process from now on."""

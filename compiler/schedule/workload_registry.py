@@ -23,23 +23,26 @@ _REGISTRY: dict[str, Entry] = {}
 
 
 @overload
-def register_workload(name: F, function: None = None, override: bool = False) -> F: ...
+def register_workload(func_name: F, f: None = None, override: bool = False) -> F: ...
 @overload
-def register_workload(name: str, function: None = None, override: bool = False) -> Callable[[F], F]: ...
+def register_workload(func_name: str, f: None = None, override: bool = False) -> Callable[[F], F]: ...
 @overload
-def register_workload(name: str, function: F, override: bool = False) -> F: ...
-def register_workload(name: Any, function: Any = None, override: bool = False) -> Any:
+def register_workload(func_name: str, f: F, override: bool = False) -> F: ...
+def register_workload(func_name: Any, f: Any = None, override: bool = False) -> Any:
     """Register a function that returns the input and output tensors of a computation.
 
     Used as `@register_workload`, as `@register_workload("name")`, or as `register_workload("name", function)`; without
     a name the function's own is taken. Returns the function.
-    Raises: DuplicateWorkloadError when the name is taken, unless `override`.
+    Raises: DuplicateWorkloadError when the name is taken, unless `override`; UnregisteredWorkloadError for a name that
+    is no text.
     """
-    if callable(name):
-        return _registered(name.__name__, name, override)
-    if function is not None:
-        return _registered(name, function, override)
-    return lambda decorated: _registered(name, decorated, override)
+    if callable(func_name):
+        return _registered(func_name.__name__, func_name, override)
+    if not isinstance(func_name, str):
+        raise UnregisteredWorkloadError(f"a workload is registered under a text, not {func_name!r}")
+    if f is not None:
+        return _registered(func_name, f, override)
+    return lambda decorated: _registered(func_name, decorated, override)
 
 
 def _registered(name: str, function: F, override: bool) -> F:
@@ -60,18 +63,18 @@ def register_workload_tensors(key: str, tensors: Sequence[Tensor], override: boo
     return key
 
 
-def make_workload_key(workload: Workload | str, args: Sequence[Any]) -> str:
+def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
     """The key of a registered function, or its name, with arguments: JSON text.
 
     Arguments are numbers, texts, None, tensors (only shape and type count) and sequences of these.
     Raises: UnregisteredWorkloadError for an unknown function, or an argument of another type.
     """
-    if callable(workload):
-        names = [name for name, entry in _REGISTRY.items() if entry is workload]
-        name = names[0] if names else getattr(workload, "__name__", repr(workload))
+    if callable(func):
+        names = [name for name, entry in _REGISTRY.items() if entry is func]
+        name = names[0] if names else getattr(func, "__name__", repr(func))
     else:
-        name = workload
-    if not callable(_REGISTRY.get(name)) or (callable(workload) and _REGISTRY[name] is not workload):
+        name = func
+    if not callable(_REGISTRY.get(name)) or (callable(func) and _REGISTRY[name] is not func):
         raise UnregisteredWorkloadError(f"the workload {name} is not registered; decorate it with @register_workload")
     return json.dumps([name, *(_encoded(argument) for argument in args)])
 
@@ -145,12 +148,12 @@ def deserialize_workload_registry_entry(data: tuple[str, Workload | bytes]) -> N
         _REGISTRY[name] = pickle.loads(entry) if isinstance(entry, bytes) else entry
 
 
-def save_workload_registry(path: Path) -> None:
+def save_workload_func_registry(filename: str | Path) -> None:
     """Write the whole registry to a file. Functions are saved by name, so they must be importable."""
-    path.write_bytes(pickle.dumps([serialize_workload_registry_entry(name) for name in _REGISTRY]))
+    Path(filename).write_bytes(pickle.dumps([serialize_workload_registry_entry(name) for name in _REGISTRY]))
 
 
-def load_workload_registry(path: Path) -> None:
+def load_workload_func_registry(filename: str | Path) -> None:
     """Add the entries of a saved registry to this one; entries that are there already are kept."""
-    for entry in pickle.loads(path.read_bytes()):
+    for entry in pickle.loads(Path(filename).read_bytes()):
         deserialize_workload_registry_entry(entry)

@@ -108,11 +108,12 @@ class Reduce(Expr):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PlaceholderOp:
-    """An input."""
+    """An input. `index_checked` is False while operators read it in a layout that it no longer has."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    index_checked: bool = True
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -172,7 +173,7 @@ class Tensor:
     def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> Expr:
         if not isinstance(indices, tuple):
             indices = (indices,)
-        if len(indices) != len(self.shape):
+        if len(indices) != len(self.shape) and getattr(self.op, "index_checked", True):
             raise DefinitionError(
                 f"{self.name} has {len(self.shape)} dimensions but is read with {len(indices)} indices"
             )

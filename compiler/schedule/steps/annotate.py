@@ -10,6 +10,7 @@ from compiler.errors import ScheduleError
 from compiler.schedule.state import (
     Alignment,
     Annotation,
+    Attached,
     FuseRelation,
     Inlined,
     IterKind,
@@ -18,6 +19,7 @@ from compiler.schedule.state import (
     State,
 )
 from compiler.schedule.steps.base import Step, iterator_of, spliced
+from compiler.schedule.steps.place import ComputeRoot
 from compiler.te.tensor import ComputeOp
 
 _ANNOTATIONS = frozenset(int(annotation) for annotation in Annotation)
@@ -60,7 +62,7 @@ class Annotate(Step):
 
 @dataclass(frozen=True, slots=True)
 class Pragma(Step):
-    """Advice to the code generator: `auto_unroll_max_step$N`."""
+    """Advice to the code generator: `auto_unroll_max_step$N`, or `debug_skip_region`."""
 
     tag: ClassVar[str] = "PR"
 
@@ -68,11 +70,18 @@ class Pragma(Step):
     text: str
 
     def apply(self, state: State) -> State:
-        """Sets the stage's unroll limit."""
+        """Sets the stage's unroll limit. `debug_skip_region` takes the stage out of the loop that it is computed in; it
+        is still computed, in a loop nest of its own, because a kernel computes what its definition says.
+        """
         stage = state.stage(self.stage)
+        if self.text == "debug_skip_region":
+            return ComputeRoot(self.stage).apply(state) if isinstance(stage.location, Attached) else state
         name, sign, value = self.text.partition("$")
         if name != "auto_unroll_max_step" or not sign or not value.isdigit():
-            raise ScheduleError(f"{stage.op.name}: the pragma {self.text!r} is unknown; known: auto_unroll_max_step$N")
+            raise ScheduleError(
+                f"{stage.op.name}: the pragma {self.text!r} is unknown; "
+                "known: auto_unroll_max_step$N, debug_skip_region"
+            )
         return state.with_stage(self.stage, replace(stage, unroll_limit=int(value)))
 
 

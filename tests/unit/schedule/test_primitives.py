@@ -6,9 +6,11 @@ from compiler import te
 from compiler.errors import LoweringError, ScheduleError
 from compiler.lower.pipeline import lower
 from compiler.schedule import primitives as s
+from compiler.schedule.bounds import infer_bounds
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.schedule.steps import Reorder, Split
+from compiler.schedule.python_text import print_python_code_from_state
+from compiler.schedule.state import Annotation, Root, State
+from compiler.schedule.steps import Annotate, Reorder, Split
 from compiler.target import HardwareParams
 from compiler.te.tensor import Tensor
 
@@ -74,6 +76,27 @@ def test_a_loop_bound_to_a_gpu_thread_is_no_cpu_program() -> None:
     state, _ = s.bind(State.initial(matmul()[0]), "D", "i", "threadIdx.x")
     with pytest.raises(LoweringError, match=r"D: the loop i is bound to threadIdx.x, which a CPU lacks; use parallel"):
         lower(state, "kernel", HardwareParams(1))
+
+
+def test_a_tensor_instruction_is_printed_but_cannot_become_code() -> None:
+    dag = matmul()[0]
+    state = State.initial(dag).apply(Annotate(2, 1, int(Annotation.TENSORIZE)))
+    assert "tensorize j (0,8)" in str(state)
+    with pytest.raises(LoweringError, match="bound to tensorize, which a CPU lacks"):
+        lower(state, "kernel", HardwareParams(1))
+    with pytest.raises(ScheduleError, match="tensor instruction has no schedule function"):
+        print_python_code_from_state(dag, state)
+
+
+def test_skipping_a_region_takes_the_stage_out_of_its_loop() -> None:
+    dag = matmul()[0]
+    state = s.compute_at(State.initial(dag), "C", "D", "i")
+    skipped = s.pragma(state, "C", 0, "debug_skip_region")
+    assert isinstance(skipped.stages[2].location, Root)
+    assert str(infer_bounds(skipped)) == str(State.initial(dag))
+    assert s.pragma(skipped, "C", 0, "debug_skip_region").stages == skipped.stages
+    with pytest.raises(ScheduleError, match="known: auto_unroll_max_step\\$N, debug_skip_region"):
+        s.pragma(state, "C", 0, "skip")
 
 
 def test_what_is_not_there_is_named() -> None:

@@ -110,9 +110,9 @@ def test_an_entry_that_is_there_is_kept() -> None:
 def test_the_registry_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register_workload(doubled)
     registry.register_workload_tensors("hash", doubled(4))
-    registry.save_workload_registry(tmp_path / "registry")
+    registry.save_workload_func_registry(tmp_path / "registry")
     monkeypatch.setattr(registry, "_REGISTRY", {})
-    registry.load_workload_registry(tmp_path / "registry")
+    registry.load_workload_func_registry(tmp_path / "registry")
     assert registry.is_registered("hash")
     assert registry.is_registered('["doubled", 1]')
 

@@ -1,0 +1,79 @@
+"""In: input and output tensors, or the key of a registered workload. Out: a `ComputeDAG` with what one asks of it.
+
+Always: the graph of `compiler.schedule.dag` itself; programs go in and come out as `State`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from compiler.auto_scheduler.loop_state import State
+from compiler.lower.layout_rewrite import rewrite_layout
+from compiler.schedule import dag, python_text
+from compiler.schedule import state as immutable
+from compiler.schedule.bounds import infer_bounds
+from compiler.schedule.layout import LayoutRewriteOption
+from compiler.schedule.workload_registry import workload_key_to_tensors
+from compiler.te.tensor import Tensor
+
+
+class ComputeDAG(dag.ComputeDAG):
+    """A computation: its operations in stage order, and the programs that transform steps make of it."""
+
+    def __init__(self, compute: Sequence[Tensor] | str) -> None:
+        """Of the input and output tensors, or of a workload key.
+
+        Raises: DefinitionError when the tensors make no graph, UnknownWorkloadError for a key of nothing registered.
+        """
+        super().__init__(workload_key_to_tensors(compute) if isinstance(compute, str) else compute)
+
+    @classmethod
+    def of(cls, graph: dag.ComputeDAG) -> "ComputeDAG":
+        """A graph of the compiler with these methods."""
+        return cls._from_parts(graph.nodes, graph.inputs, graph.outputs)  # type: ignore[return-value]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ComputeDAG._from_parts, (self.nodes, self.inputs, self.outputs)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The inputs and then the outputs: the arguments of a kernel."""
+        return [*self.inputs, *self.outputs]
+
+    @property
+    def flop_ct(self) -> float:
+        """Operations of one evaluation; -1 when they cannot be counted."""
+        return self.flop_count
+
+    def get_init_state(self) -> State:
+        """The naive program, every operation a loop nest of its own."""
+        return State(immutable.State.initial(self))
+
+    def apply_steps_from_state(
+        self, state: State, layout_rewrite: LayoutRewriteOption = LayoutRewriteOption.NO_REWRITE
+    ) -> tuple[State, list[Tensor]]:
+        """The program of the state's steps, and the arguments of its kernel.
+
+        With `layout_rewrite` inputs of free layout are laid out as the program reads them, see `LayoutRewriteOption`.
+        Raises: ScheduleError when the steps do not fit this graph.
+        """
+        graph, steps = rewrite_layout(self, state.steps, LayoutRewriteOption(layout_rewrite))
+        return State(immutable.replay(graph, steps)), [*graph.inputs, *graph.outputs]
+
+    def infer_bound_from_state(self, state: State) -> State:
+        """The state with the extents of all loops filled in, those of stages inside other stages too.
+
+        Raises: ScheduleError when a tile size is unknown, or a stage stands where not all its readers are.
+        """
+        return State(infer_bounds(immutable.replay(self, state.steps)))
+
+    def print_python_code_from_state(self, state: State) -> str:
+        """The state's steps as Python calls of `compiler.schedule.primitives`."""
+        return python_text.print_python_code_from_state(self, state.value)
+
+    def rewrite_layout_from_state(self, state: State) -> "ComputeDAG":
+        """The graph whose inputs of free layout have the shape in which the program reads them.
+
+        Raises: ScheduleError when the steps do not fit this graph.
+        """
+        graph, _ = rewrite_layout(self, state.steps, LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED)
+        return ComputeDAG.of(graph)

@@ -1,0 +1,183 @@
+"""In: a program and calls that transform it. Out: the program after them.
+
+Always: a thin mutable face of the immutable `compiler.schedule.state.State`; what a call did is in `steps`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from compiler.schedule import primitives
+from compiler.schedule import state as immutable
+from compiler.schedule.primitives import LoopRef, StageRef
+from compiler.schedule.state import Attached, Inlined, Iterator, Number
+from compiler.schedule.steps import Step
+from compiler.te.tensor import Operation, Tensor
+
+
+class ComputeAtKind(IntEnum):
+    """Where a stage is computed: in a loop nest of its own, wherever it is read, or inside a loop of another stage."""
+
+    ROOT = 0
+    INLINED = 1
+    ITER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a program, as it was when it was asked for."""
+
+    op: Operation
+    iters: tuple[Iterator, ...]
+    compute_at: ComputeAtKind
+    auto_unroll_max_step: Number
+    storage_offset: int
+
+
+class State:
+    """A program whose loops are transformed by calls, each of which appends one step.
+
+    A stage is given by its number, its tensor, its operation or its name; a loop by its number, its name or the
+    iterator that an earlier call returned. Handles stay valid when stages are added. Two states are equal when their
+    loops print alike, however they came about.
+    Raises: every call raises ScheduleError naming the stage, the loop and the way out when it does not fit, and leaves
+    the program as it was.
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __init__(self, state: immutable.State) -> None:
+        self._state = state
+
+    @property
+    def value(self) -> immutable.State:
+        """The program as an immutable value."""
+        return self._state
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps so far, in the order in which they were made."""
+        return tuple(step for step in self._state.steps if isinstance(step, Step))
+
+    transform_steps = steps
+
+    @property
+    def concrete(self) -> bool:
+        """Whether every tile size is known."""
+        return self._state.concrete
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages in order."""
+        return tuple(self[number] for number in range(len(self._state.stages)))
+
+    @property
+    def stage_ops(self) -> tuple[Operation, ...]:
+        """The operations of the stages, in order."""
+        return self._state.dag.ops
+
+    def __getitem__(self, stage: StageRef) -> Stage:
+        found = self._state.stages[primitives.stage_number(self._state, stage)]
+        place = found.location
+        kind = ComputeAtKind.INLINED if isinstance(place, Inlined) else ComputeAtKind.ROOT
+        kind = ComputeAtKind.ITER if isinstance(place, Attached) else kind
+        offset = 0 if found.alignment is None else found.alignment.offset
+        return Stage(found.op, found.iters, kind, found.unroll_limit, offset)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and str(self) == str(other)
+
+    def __str__(self) -> str:
+        return str(self._state)
+
+    def copy(self) -> "State":
+        """A program of its own with the same loops and steps."""
+        return State(self._state)
+
+    def bind(self, stage: StageRef, iterator: LoopRef, thread_name: str) -> Iterator:
+        """Run the turns of a loop on GPU threads: `blockIdx.x`, `threadIdx.y`, `vthread`, …"""
+        self._state, loop = primitives.bind(self._state, stage, iterator, thread_name)
+        return loop
+
+    def parallel(self, stage: StageRef, iterator: LoopRef) -> Iterator:
+        """Run the turns of an outermost loop on several threads."""
+        self._state, loop = primitives.parallel(self._state, stage, iterator)
+        return loop
+
+    def unroll(self, stage: StageRef, iterator: LoopRef, max_unroll: int | None = None) -> Iterator:
+        """Replace a loop by its copies, unless it is known to be longer than `max_unroll`."""
+        limit = -1 if max_unroll is None else max_unroll
+        self._state, loop = primitives.unroll(self._state, stage, iterator, limit)
+        return loop
+
+    def vectorize(self, stage: StageRef, iterator: LoopRef) -> Iterator:
+        """Run the turns of a loop in the lanes of a vector."""
+        self._state, loop = primitives.vectorize(self._state, stage, iterator)
+        return loop
+
+    def fuse(self, stage: StageRef, iters: Sequence[LoopRef]) -> Iterator:
+        """Make one loop of neighbouring ones."""
+        self._state, loop = primitives.fuse(self._state, stage, iters)
+        return loop
+
+    def pragma(self, stage: StageRef, iterator: LoopRef, pragma_type: str) -> None:
+        """Advise the code generator: `auto_unroll_max_step$N`."""
+        self._state = primitives.pragma(self._state, stage, iterator, pragma_type)
+
+    def reorder(self, stage: StageRef, order: Sequence[LoopRef]) -> None:
+        """Permute the loops; every loop is named once, outermost first."""
+        self._state = primitives.reorder(self._state, stage, order)
+
+    def split(
+        self, stage: StageRef, iterator: LoopRef, lengths: Sequence[Number | None], inner_to_outer: bool = True
+    ) -> tuple[Iterator, ...]:
+        """Tile a loop. `lengths` are those of all parts but the first, or but the last (`inner_to_outer` False)."""
+        self._state, parts = primitives.split(self._state, stage, iterator, lengths, inner_to_outer)
+        return parts
+
+    def follow_split(self, stage: StageRef, iterator: LoopRef, src_step_id: int, n_split: int) -> tuple[Iterator, ...]:
+        """Tile a loop as step number `src_step_id` did, into `n_split` + 1 parts."""
+        self._state, parts = primitives.follow_split(self._state, stage, iterator, src_step_id, n_split)
+        return parts
+
+    def follow_fused_split(
+        self, stage: StageRef, iterator: LoopRef, src_step_ids: Sequence[int], level: int, factor_or_nparts: bool
+    ) -> tuple[Iterator, ...]:
+        """Split a loop in two; the product of length `level` of several splits is the inner extent (True) or the outer
+        one (False).
+        """
+        self._state, parts = primitives.follow_fused_split(
+            self._state, stage, iterator, src_step_ids, level, factor_or_nparts
+        )
+        return parts
+
+    def storage_align(self, stage: StageRef, iterator: LoopRef, factor: int, offset: int) -> None:
+        """Pad the stage's buffer along the axis of a loop."""
+        self._state = primitives.storage_align(self._state, stage, iterator, factor, offset)
+
+    def compute_at(self, stage: StageRef, target_stage: StageRef, target_iter: LoopRef) -> None:
+        """Compute a stage inside a loop of a stage that reads it."""
+        self._state = primitives.compute_at(self._state, stage, target_stage, target_iter)
+
+    def compute_inline(self, stage: StageRef) -> None:
+        """Compute an elementwise stage wherever it is read."""
+        self._state = primitives.compute_inline(self._state, stage)
+
+    def compute_root(self, stage: StageRef) -> None:
+        """Give a stage a loop nest of its own again."""
+        self._state = primitives.compute_root(self._state, stage)
+
+    def cache_read(self, stage: StageRef, scope_name: str, reader_stages: Sequence[StageRef]) -> Tensor:
+        """Copy a tensor into a buffer that `reader_stages` read instead; returns the buffer's tensor."""
+        self._state, cache = primitives.cache_read(self._state, stage, scope_name, reader_stages)
+        return cache
+
+    def cache_write(self, stage: StageRef, scope_name: str) -> Tensor:
+        """Compute a stage into a buffer first and copy it from there; returns the buffer's tensor."""
+        self._state, cache = primitives.cache_write(self._state, stage, scope_name)
+        return cache
+
+    def rfactor(self, stage: StageRef, iterator: LoopRef, factor_iter_id: int) -> Tensor:
+        """Reduce in two steps; returns the tensor of the first."""
+        self._state, partial = primitives.rfactor(self._state, stage, iterator, factor_iter_id)
+        return partial
