@@ -130,6 +130,11 @@ class HardwareParams:
     vector_registers: int = 32
     stack_bytes: int = 256 * 1024
 
+    @property
+    def lane_masks(self) -> bool:
+        """Whether vectors can leave lanes out at no cost: registers of 64 bytes are those of AVX-512."""
+        return self.vector_unit_bytes >= 64
+
     def to_row(self) -> list[int]:
         """The eight numbers that a record keeps."""
         return list(astuple(self)[:_IN_RECORD])

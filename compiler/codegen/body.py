@@ -3,13 +3,13 @@
 Always: explicit vectors, unrolled loops as literals, accumulators where the compiler can put them in registers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from compiler.codegen.expressions import ExpressionEmitter
-from compiler.codegen.types import item_bytes, memory_type
-from compiler.codegen.values import Ramp, Scalar, Storage
-from compiler.errors import LoweringError
-from compiler.ir.expr import Load, Var
+from compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
+from compiler.codegen.values import Ramp, Scalar, Storage, Value
+from compiler.ir.expr import Buffer, Expr, Load, Var
 from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopKind, Stmt, Store, exprs_of, walk_stmt
 from compiler.ir.visit import walk
 
@@ -17,6 +17,17 @@ CHUNKS_PER_TURN = 4
 """A long vector loop handles this many vectors a turn."""
 SMALL_BUFFER_BYTES = 31 * 64
 """Loops over a local buffer up to this size are written out, so that it can live in registers."""
+MASKED_BYTES = 64
+"""Registers at least this wide come with masks (AVX-512), so that a part of a vector costs no more than all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """`lanes` turns of a vector loop from `offset` on, of which the first `active` do anything."""
+
+    offset: int
+    lanes: int
+    active: int
 
 
 class BodyEmitter(ExpressionEmitter):
@@ -98,10 +109,42 @@ class BodyEmitter(ExpressionEmitter):
 
             self.counted(base, "0", str(turns), turn)
             start = turns * step
-        for offset, count in _chunks(start, loop.extent, lanes):
-            self.env[loop.var] = Ramp(None, offset, count)
+        for piece in self.pieces(loop, start, lanes):
+            self.env[loop.var] = Ramp(None, piece.offset, piece.lanes)
+            if piece.active < piece.lanes:
+                bits = ", ".join(f"i1 {lane < piece.active:d}" for lane in range(piece.lanes))
+                self.mask, self.active = Value(f"<{bits}>", piece.lanes, "bool"), piece.active
             self.statement(loop.body)
+            self.mask = self.active = None
         self.vector = None
+
+    def pieces(self, loop: For, start: int, lanes: int) -> list[_Piece]:
+        """A vector loop from `start` on: full registers, then what is left, under a mask or as powers of two."""
+        pieces = []
+        native = self.native_lanes(loop.body)
+        while start < loop.extent:
+            rest = loop.extent - start
+            below, above = 1 << (rest.bit_length() - 1), 1 << rest.bit_length()
+            # Within one register a mask saves a piece; of several registers most lanes should be active.
+            worth = below < rest and above <= lanes and (above <= native or 4 * rest >= 3 * above)
+            if worth and self.maskable(loop, start + above):
+                pieces.append(_Piece(start, above, rest))
+                break
+            lanes = min(lanes, below)
+            pieces.append(_Piece(start, lanes, lanes))
+            start += lanes
+        return pieces
+
+    def maskable(self, loop: For, end: int) -> bool:
+        """Whether lanes up to `end` can run under a mask: the target has masks, and registers have room for them."""
+        if self.vector_bytes < MASKED_BYTES:
+            return False
+        for buffer, indices in _accesses(loop.body):
+            if buffer.scope == "local" and any(node == loop.var for index in indices for node in walk(index)):
+                return False
+            if buffer.scope == "register" and buffer.shape and (indices[-1] != loop.var or buffer.shape[-1] < end):
+                return False
+        return True
 
     def native_lanes(self, body: Stmt) -> int:
         """Lanes of one register, for the widest type that is stored."""
@@ -110,18 +153,12 @@ class BodyEmitter(ExpressionEmitter):
 
     def wants_literals(self, loop: For) -> bool:
         """Whether the loop moves through a buffer that should live in registers."""
-        for stmt in walk_stmt(loop.body):
-            touched = [
-                (node.buffer, node.indices) for e in exprs_of(stmt) for node in walk(e) if isinstance(node, Load)
-            ]
-            if isinstance(stmt, Store):
-                touched.append((stmt.buffer, stmt.indices))
-            for buffer, indices in touched:
-                # One element that all lanes read needs no literal: the loop may be long.
-                small = buffer.scope == "local" and buffer.nbytes <= SMALL_BUFFER_BYTES
-                small = small and any(node == loop.var for index in indices for node in walk(index))
-                if (buffer.scope == "register" and buffer.shape) or small:
-                    return True
+        for buffer, indices in _accesses(loop.body):
+            # One element that all lanes read needs no literal: the loop may be long.
+            small = buffer.scope == "local" and buffer.nbytes <= SMALL_BUFFER_BYTES
+            small = small and any(node == loop.var for index in indices for node in walk(index))
+            if (buffer.scope == "register" and buffer.shape) or small:
+                return True
         return False
 
     def let(self, stmt: Let) -> None:
@@ -139,8 +176,15 @@ class BodyEmitter(ExpressionEmitter):
             if condition:
                 self.statement(stmt.body)
             return
-        if condition.lanes != 1:
-            raise LoweringError(f"the condition {stmt.condition} differs between the lanes of a vector loop")
+        outer = self.mask, self.active
+        if condition.lanes > 1:
+            mask = self.mask_of(condition.lanes)
+            if mask is not None:
+                condition = self.result(f"and {condition.typed}, {mask.text}", mask.lanes, "bool")
+            self.mask, self.active = condition, None
+            # What all lanes share is read only if there is one that wants it.
+            some = f"call i1 @llvm.vector.reduce.or.{intrinsic_suffix('bool', condition.lanes)}({condition.typed})"
+            condition = self.result(some, 1, "bool")
         name = self.writer.fresh("if")[1:]
         self.writer.put(f"br i1 {condition.text}, label %{name}.then, label %{name}.end")
         self.writer.start_block(f"{name}.then")
@@ -149,6 +193,7 @@ class BodyEmitter(ExpressionEmitter):
         self.writer.pop_scope()
         self.writer.put(f"br label %{name}.end")
         self.writer.start_block(f"{name}.end")
+        self.mask, self.active = outer
 
     def allocate(self, stmt: Allocate) -> None:
         """Room on the stack, made once at the function's entry."""
@@ -167,11 +212,19 @@ class BodyEmitter(ExpressionEmitter):
         value = self.evaluate(stmt.value)
         storage = self.storage[stmt.buffer]
         lanes = self.lanes_of(stmt.indices) if storage.lanes == 1 else storage.lanes
-        value = self.to_memory(self.splat(value, max(lanes, value.lanes)), stmt.buffer.dtype)
+        value = self.splat(value, max(lanes, value.lanes))
+        mask = self.mask_of(value.lanes) if storage.lanes == 1 else None
+        if mask is not None and stmt.buffer.scope == "register":
+            old = self.evaluate(Load(stmt.buffer, stmt.indices))
+            value = self.result(f"select {mask.typed}, {value.typed}, {old.typed}", mask.lanes, old.dtype)
+            mask = None
+        value = self.to_memory(value, stmt.buffer.dtype)
         place = self.place(stmt.buffer, stmt.indices)
         size = item_bytes(stmt.buffer.dtype)
         kind = memory_type(stmt.buffer.dtype, value.lanes)
-        if value.lanes == 1 or place.stride == 1 or storage.lanes > 1:
+        if mask is not None and place.stride == 1:
+            self.masked_write(self.address(place, stmt.buffer), value, mask)
+        elif value.lanes == 1 or place.stride == 1 or storage.lanes > 1:
             align = 64 if stmt.buffer.scope == "register" and storage.lanes > 1 else size
             self.writer.put(f"store {kind} {value.text}, ptr {self.address(place, stmt.buffer)}, align {align}")
         else:
@@ -183,12 +236,12 @@ class BodyEmitter(ExpressionEmitter):
         self.writer.loaded.pop(stmt.buffer.name, None)
 
 
-def _chunks(start: int, end: int, lanes: int) -> list[tuple[int, int]]:
-    """(offset, lanes) pieces of a vector loop: full registers, then powers of two."""
-    pieces = []
-    while start < end:
-        while lanes > end - start:
-            lanes //= 2
-        pieces.append((start, lanes))
-        start += lanes
-    return pieces
+def _accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """Every element that is read or written."""
+    for stmt in walk_stmt(body):
+        for expr in exprs_of(stmt):
+            for node in walk(expr):
+                if isinstance(node, Load):
+                    yield node.buffer, node.indices
+        if isinstance(stmt, Store):
+            yield stmt.buffer, stmt.indices

@@ -10,7 +10,7 @@ from compiler.codegen.intrinsics import call_instruction
 from compiler.codegen.types import is_float, item_bytes, literal, llvm_type, memory_type
 from compiler.codegen.values import Place, Scalar, Value
 from compiler.errors import LoweringError
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Call, Cast, Const, Expr, Load, Not, Select, Var
+from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Expr, Load, Not, Select, Var
 from compiler.ir.visit import walk
 
 
@@ -67,12 +67,17 @@ class ExpressionEmitter(ConditionEmitter):
         if lanes > 1 and storage.lanes == 1 and place.stride != 1:
             return self.gather(expr, place, lanes)
         align = 64 if storage.lanes > 1 else item_bytes(buffer.dtype)
+        # Registers have room for the lanes that are not wanted.
+        mask = None if buffer.scope == "register" else self.mask_of(lanes)
         loaded = self.writer.loaded.setdefault(buffer.name, {})
-        key = (place.pointer, place.offset, lanes)
+        key = (place.pointer, place.offset, lanes, mask)
         if key not in loaded:
             pointer = self.address(place, buffer)
             kind = memory_type(buffer.dtype, lanes)
-            value = Value(self.writer.value(f"load {kind}, ptr {pointer}, align {align}"), lanes, buffer.dtype)
+            if mask is None:
+                value = Value(self.writer.value(f"load {kind}, ptr {pointer}, align {align}"), lanes, buffer.dtype)
+            else:
+                value = self.masked_read(pointer, buffer.dtype, mask, "zeroinitializer")
             loaded[key] = self.from_memory(value).text
         return Value(loaded[key], lanes, buffer.dtype)
 
@@ -89,11 +94,12 @@ class ExpressionEmitter(ConditionEmitter):
     def by_lane(self, expr: Expr) -> Value:
         """A vector made of one scalar evaluation a lane."""
         items = self.each_lane(lambda: self.evaluate(expr).text)
-        kind = llvm_type(expr.dtype, len(items))
+        lanes = len(items) if self.mask is None else self.mask.lanes
+        kind = llvm_type(expr.dtype, lanes)
         text = "poison"
         for lane, item in enumerate(items):
             text = self.writer.value(f"insertelement {kind} {text}, {llvm_type(expr.dtype)} {item}, i64 {lane}")
-        return Value(text, len(items), expr.dtype)
+        return Value(text, lanes, expr.dtype)
 
     def binary(self, expr: Binary) -> Value:
         """Arithmetic, comparison or logic on scalars or vectors."""
@@ -104,6 +110,10 @@ class ExpressionEmitter(ConditionEmitter):
                     a, b, c = self.aligned([self.evaluate(part) for part in parts])
                     return call_instruction(self.result, "fma", [a, b, c], expr.dtype)
         lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
+        mask = self.mask_of(rhs.lanes)
+        if mask is not None and _may_trap(expr):
+            ones = Value(literal(1, rhs.dtype, rhs.lanes), rhs.lanes, rhs.dtype)
+            rhs = self.result(f"select {mask.typed}, {rhs.typed}, {ones.typed}", rhs.lanes, rhs.dtype)
         return arithmetic(self.result, expr.op, lhs, rhs)
 
     def select(self, expr: Select) -> Value:
@@ -169,6 +179,9 @@ class ExpressionEmitter(ConditionEmitter):
         pointer = self.result(
             f"select {condition.typed}, ptr {self.address(place, load.buffer)}, ptr {spare}", 1, load.dtype
         )
+        mask = self.mask_of(lanes)
+        if mask is not None:
+            return self.masked_read(pointer.text, load.dtype, mask, "zeroinitializer")
         return self.result(f"load {kind}, ptr {pointer.text}, align {item_bytes(load.dtype)}", lanes, load.dtype)
 
     def masked_load(self, condition: Value, expr: Select) -> Value | None:
@@ -181,24 +194,20 @@ class ExpressionEmitter(ConditionEmitter):
         place = self.place(load.buffer, load.indices)
         if place.stride != 1 or self.storage[load.buffer].lanes > 1:
             return None
-        lanes = condition.lanes
-        kind = llvm_type(expr.dtype, lanes)
-        suffix = f"v{lanes}{_suffix(expr.dtype)}.p0"
-        passthru = literal(other.value, expr.dtype, lanes)
-        pointer = f"ptr align {item_bytes(expr.dtype)} {self.address(place, load.buffer)}"
-        return self.result(
-            f"call {kind} @llvm.masked.load.{suffix}({pointer}, {condition.typed}, {kind} {passthru})",
-            lanes,
-            expr.dtype,
-        )
+        mask = self.mask_of(condition.lanes)
+        if mask is not None:
+            condition = self.result(f"and {condition.typed}, {mask.text}", condition.lanes, BOOL)
+        otherwise = literal(other.value, expr.dtype, condition.lanes)
+        return self.masked_read(self.address(place, load.buffer), expr.dtype, condition, otherwise)
 
 
 def _may_fault(node: Expr) -> bool:
     """Whether evaluating a node where its value is not wanted could stop the process."""
-    if isinstance(node, Binary) and node.op in (BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
-        return not is_float(node.dtype) and not (isinstance(node.rhs, Const) and node.rhs.value > 0)
-    return isinstance(node, Load)
+    return isinstance(node, Load) or _may_trap(node)
 
 
-def _suffix(dtype: str) -> str:
-    return f"{'f' if is_float(dtype) else 'i'}{item_bytes(dtype) * 8}"
+def _may_trap(node: Expr) -> bool:
+    """Whether a node divides by what may be 0."""
+    if not isinstance(node, Binary) or node.op not in (BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
+        return False
+    return not is_float(node.dtype) and not (isinstance(node.rhs, Const) and node.rhs.value > 0)

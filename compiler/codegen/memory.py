@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from compiler.codegen.arithmetic import cast
-from compiler.codegen.types import literal, llvm_type, memory_type
+from compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
 from compiler.codegen.values import Place, Ramp, Scalar, Storage, Value
 from compiler.codegen.writer import FunctionWriter
 from compiler.errors import LoweringError
@@ -25,6 +25,9 @@ class MemoryEmitter(ABC):
         self.storage = {buffer: Storage(pointer) for buffer, pointer in pointers.items()}
         self.env: dict[Var, int | Scalar | Ramp] = {}
         self.vector: Var | None = None
+        # The lanes that are to do anything (None: all), and how many come first if that is a literal.
+        self.mask: Value | None = None
+        self.active: int | None = None
         self.stack_bytes = 0
         self.fallbacks: dict[tuple[str, int, str], str] = {}
         # These are keyed by identity, which is safe because the tuples are kept alive beside the answers.
@@ -130,16 +133,37 @@ class MemoryEmitter(ABC):
         return self.fallbacks[key]
 
     def each_lane(self, make: Callable[[], str]) -> list[str]:
-        """`make` once a lane, with the vector variable standing for that lane alone."""
+        """`make` once an active lane, with the vector variable standing for that lane alone."""
         assert self.vector is not None
-        ramp = self.env[self.vector]
+        ramp, mask = self.env[self.vector], self.mask
         assert isinstance(ramp, Ramp)
+        if mask is not None and self.active is None:
+            raise LoweringError("lanes under a mask that is computed do not lie side by side")
+        self.mask = None
         results = []
-        for lane in range(ramp.lanes):
+        for lane in range(ramp.lanes if self.active is None else self.active):
             self.env[self.vector] = Ramp(ramp.base, ramp.offset + lane, 1)
             results.append(make())
-        self.env[self.vector] = ramp
+        self.env[self.vector], self.mask = ramp, mask
         return results
+
+    def mask_of(self, lanes: int) -> Value | None:
+        """The mask that a memory access of so many lanes is under."""
+        return self.mask if lanes > 1 else None
+
+    def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str) -> Value:
+        """Neighbouring elements where the mask holds, and a literal elsewhere; a bool comes as a byte."""
+        kind = memory_type(dtype, mask.lanes)
+        suffix = intrinsic_suffix("int8" if dtype == "bool" else dtype, mask.lanes)
+        place = f"ptr align {item_bytes(dtype)} {pointer}"
+        call = f"call {kind} @llvm.masked.load.{suffix}.p0({place}, {mask.typed}, {kind} {otherwise})"
+        return self.result(call, mask.lanes, dtype)
+
+    def masked_write(self, pointer: str, value: Value, mask: Value) -> None:
+        """Neighbouring elements where the mask holds; the value is as it is stored."""
+        suffix = intrinsic_suffix(value.dtype, mask.lanes)
+        place = f"ptr align {item_bytes(value.dtype)} {pointer}"
+        self.writer.put(f"call void @llvm.masked.store.{suffix}.p0({value.typed}, {place}, {mask.typed})")
 
     def result(self, instruction: str, lanes: int, dtype: str) -> Value:
         """Append an instruction with a result."""

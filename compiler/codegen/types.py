@@ -75,5 +75,7 @@ def is_unsigned(dtype: str) -> bool:
 
 def intrinsic_suffix(dtype: str, lanes: int = 1) -> str:
     """How LLVM names an intrinsic's instance for a type, as `v16f32`."""
+    if dtype == "bool":
+        return "i1" if lanes == 1 else f"v{lanes}i1"
     scalar = "bf16" if dtype == "bfloat16" else f"{'f' if is_float(dtype) else 'i'}{item_bytes(dtype) * 8}"
     return scalar if lanes == 1 else f"v{lanes}{scalar}"

@@ -38,7 +38,7 @@ def cpu_passes(hardware: HardwareParams, layout: LayoutRewriteOption = PRE_TRANS
         FoldDigits(),
         *_PACKING[layout],
         PartitionLoops(),
-        LegalizeLoops(),
+        LegalizeLoops(hardware.lane_masks),
         VectorReductions(width),
         RegisterTiles(width),
         UnrollLocals(width),

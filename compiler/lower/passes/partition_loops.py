@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.ir.affine import Affine
-from compiler.ir.expr import BinaryOp, Expr, Load, Select, Var, binary, const, select
+from compiler.ir.expr import Binary, BinaryOp, Const, Expr, Load, Select, Var, binary, const, select
 from compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
 from compiler.ir.stmt import (
     Allocate,
@@ -27,6 +27,7 @@ from compiler.ir.stmt import (
     Stmt,
     Store,
     block,
+    exprs_of,
     map_exprs,
     walk_stmt,
 )
@@ -68,13 +69,20 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
         case If():
             return _guarded(stmt, ranges, budget)
         case For(kind=LoopKind.PARALLEL) | Let():
-            return _around(stmt, _chosen(stmt.body, stmt.var, (0, stmt.extent - 1), ranges, budget))
+            return _around(stmt, _chosen(stmt.body, stmt.var, _limit(stmt), ranges, budget))
         case For():
             return _split(stmt, ranges, budget)
         case Store():
             indices = tuple(_simpler(index, ranges) for index in stmt.indices)
             return replace(stmt, indices=indices, value=_simpler(stmt.value, ranges))
     return _around(stmt, _visit(stmt.body, ranges, budget))
+
+
+def _limit(stmt: For | Let) -> tuple[int, int]:
+    """The values of the variable that a loop or let binds."""
+    if isinstance(stmt, Let) and isinstance(stmt.value, Const):
+        return int(stmt.value.value), int(stmt.value.value)
+    return 0, stmt.extent - 1
 
 
 def _around(stmt: For | Let | If | Allocate, body: Stmt) -> Stmt:
@@ -103,12 +111,10 @@ def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
         return _around(loop, _visit(loop.body, {**ranges, loop.var: (0, loop.extent - 1)}, 0))
     done = []
     for low, high in parts:
-        body = (
-            loop.body
-            if low == 0 and high > low
-            else _with(loop.body, loop.var, const(low) if high == low else loop.var + low)
-        )
-        part = replace(loop, extent=high - low + 1, body=body) if high > low else body
+        if high == low:
+            part = _at(loop.body, loop.var, low)
+        else:
+            part = replace(loop, extent=high - low + 1, body=_with(loop.body, loop.var, loop.var + low))
         done.append(_visit(part, ranges, budget // len(parts)))
     return block(*done)
 
@@ -120,7 +126,7 @@ def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget
         return _visit(body, {**ranges, var: limit}, budget if parts == [limit] else 0)
     done = []
     for low, high in parts:
-        part = body if high > low else _with(body, var, const(low))
+        part = body if high > low or _divides_by(body, var) else _with(body, var, const(low))
         part = _chosen(part, var, (low, high), ranges, budget // len(parts))
         tests = [const(low) <= var] if low > limit[0] else []
         tests += [var <= high] if high < limit[1] else []
@@ -168,7 +174,7 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
                 form = slack(condition)
                 if form is not None and decided(condition, ranges) is None:
                     yield form, ranges
-        inside = {**ranges, stmt.var: (0, stmt.extent - 1)} if isinstance(stmt, (For, Let)) else ranges
+        inside = {**ranges, stmt.var: _limit(stmt)} if isinstance(stmt, (For, Let)) else ranges
         yield from _guards(stmt.body, inside)
 
 
@@ -184,7 +190,7 @@ def _acts(stmt: Stmt, ranges: Ranges) -> bool:
                 stmt.body, ranges
             )
         case For() | Let():
-            return _acts(stmt.body, {**ranges, stmt.var: (0, stmt.extent - 1)})
+            return _acts(stmt.body, {**ranges, stmt.var: _limit(stmt)})
     return _acts(stmt.body, ranges)
 
 
@@ -208,6 +214,23 @@ def _all(conditions: Sequence[Expr]) -> Expr:
     for condition in conditions:
         result = binary(BinaryOp.AND, result, condition)
     return result
+
+
+def _at(stmt: Stmt, var: Var, value: int) -> Stmt:
+    """The statement for one value of a variable that is then bound no more."""
+    if _divides_by(stmt, var):
+        return Let(var, const(value), value + 1, stmt)
+    return _with(stmt, var, const(value))
+
+
+def _divides_by(stmt: Stmt, var: Var) -> bool:
+    """Whether a literal in place of the variable may make a division by a literal zero, in a choice not taken."""
+    for inner in walk_stmt(stmt):
+        for node in (node for expr in exprs_of(inner) for node in walk(expr)):
+            divides = isinstance(node, Binary) and node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)
+            if divides and isinstance(node, Binary) and any(part == var for part in walk(node.rhs)):
+                return True
+    return False
 
 
 def _with(stmt: Stmt, var: Var, value: Expr) -> Stmt:

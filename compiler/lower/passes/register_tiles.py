@@ -104,10 +104,17 @@ class _Rewriter:
             count *= -(-loop.extent // lanes) if loop.kind is LoopKind.VECTOR else loop.extent
         return count
 
+    def whole_vectors(self, extent: int, buffer: Buffer) -> int:
+        """Room for a row of accumulators whose last vector may be in part: up to the next power of two."""
+        rest = extent % max(1, self.vector_bytes // np.dtype(buffer.dtype).itemsize)
+        return extent if rest.bit_count() < 2 else extent - rest + (1 << rest.bit_length())
+
     def tiled(self, tile: _Tile, start: Expr | None) -> Stmt:
         """The reduction with its accumulators; `start` is their first value, None to load it."""
         target = tile.update
         shape = tuple(loop.extent for loop in tile.spatial)
+        if shape and tile.spatial[-1].kind is LoopKind.VECTOR:
+            shape = (*shape[:-1], self.whole_vectors(shape[-1], target.buffer))
         acc = Buffer(f"{target.buffer.name}.acc{self.count}", shape, target.buffer.dtype, "register")
         self.count += 1
         place = tuple(loop.var for loop in tile.spatial)

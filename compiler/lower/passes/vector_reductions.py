@@ -120,7 +120,7 @@ def _runs_on(source: Expr, outer: For, inner: For) -> bool:
     """Whether every read moves as far in a turn of `outer` as in all of `inner`, and nothing else depends on them."""
     if any(isinstance(node, Select) for node in walk(source)):
         return False
-    rest = transform(source, lambda node: const(0, node.dtype) if isinstance(node, Load) else None)
+    rest = transform(source, lambda node: Var("read", node.dtype) if isinstance(node, Load) else None)
     if any(node in (outer.var, inner.var) for node in walk(rest)):
         return False
     for node in walk(source):

@@ -5,8 +5,8 @@ import pytest
 from compiler.errors import LoweringError
 from compiler.lower.passes import LegalizeLoops
 from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, Split
-from tests.unit.lower.small import doubled, golden, loops, window
+from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
+from tests.unit.lower.small import doubled, golden, loops, matmul, window
 
 
 def test_a_vector_loop_without_a_guard_stays() -> None:
@@ -32,6 +32,13 @@ def test_a_vector_loop_under_its_own_guard_becomes_serial() -> None:
                 y[((i.0.s1 * 4) + i.1.s1)] = (x[((i.0.s1 * 4) + i.1.s1)] * 2.0)
         """
     )
+
+
+def test_with_masks_a_guard_on_neighbouring_elements_stays() -> None:
+    steps = (Split(1, 0, 10, (4,)), Annotate(1, 1, Annotation.VECTORIZE))
+    assert "vector i.1.s1" in str(LegalizeLoops(masks=True).apply(loops(doubled(10), *steps)))
+    turned = (Reorder(2, (1, 0, 2)), Split(2, 1, 10, (4,)), Annotate(2, 2, Annotation.VECTORIZE))
+    assert "vector" not in str(LegalizeLoops(masks=True).apply(loops(matmul(10, 3, 3), *turned)))
 
 
 def test_a_vector_loop_with_a_buffer_of_its_own_becomes_serial() -> None:

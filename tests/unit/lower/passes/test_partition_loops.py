@@ -1,8 +1,11 @@
 """Guards of splits that do not divide leave the hot part of a loop; the code stays small."""
 
+from compiler import te
 from compiler.ir.stmt import If, Store, walk_stmt
+from compiler.ir.verify import verify
 from compiler.lower.passes import PartitionLoops
 from compiler.lower.passes.partition_loops import MAX_COPIES
+from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Reorder, Split
 from tests.unit.lower.small import doubled, golden, loops, matmul, window
@@ -87,6 +90,14 @@ def test_the_code_grows_within_its_limit() -> None:
     stores = sum(isinstance(stmt, Store) for stmt in walk_stmt(function.body))
     assert 4 <= stores <= 2 * MAX_COPIES
     assert any(isinstance(stmt, If) for stmt in walk_stmt(function.body))
+
+
+def test_a_division_in_a_choice_not_taken_is_not_made() -> None:
+    x = te.placeholder((4,), "int64", "x")
+    safe = te.compute((4,), lambda i: te.if_then_else(i < 3, x[i] // (i - 3), x[i]), "y")
+    function = PartitionLoops().apply(loops(ComputeDAG([x, safe]), Split(1, 0, 4, (3,))))
+    assert "let i.1.s1 = 0" in str(function)
+    verify(function, "partition-loops")
 
 
 def test_a_kernel_without_guards_is_left_alone() -> None:

@@ -1,0 +1,122 @@
+"""Parts of vectors run under masks: nothing is read or written beside them, and nothing traps."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.driver.build import build_kernel, kernel_source
+from compiler.ir.expr import Expr
+from compiler.runtime.buffers import FencedArray
+from compiler.runtime.loader import load_kernels
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation
+from compiler.schedule.steps import Annotate, Reorder, Split, Step
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+from compiler.te.evaluate import evaluate
+from compiler.te.tensor import Tensor
+
+
+def task(dag: ComputeDAG, vector_bytes: int = 64) -> SearchTask:
+    return SearchTask("t", dag, Target.host(), HardwareParams(1, vector_unit_bytes=vector_bytes))
+
+
+def check(dag: ComputeDAG, steps: tuple[Step, ...], values: list[np.ndarray], vector_bytes: int = 64) -> None:
+    artifact = build_kernel(task(dag, vector_bytes), steps, "kernel")
+    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
+    for fence, value in zip(fences, values, strict=False):
+        fence.array[...] = value
+    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
+    assert [fence.damage() for fence in fences] == [""] * len(fences)
+    expected = evaluate(dag.outputs, dict(zip(dag.inputs, values, strict=True)))[0]
+    np.testing.assert_allclose(fences[-1].array, expected, rtol=1e-6, atol=1e-6)
+
+
+def masked(dag: ComputeDAG, steps: tuple[Step, ...]) -> bool:
+    return "llvm.masked.store" in kernel_source(task(dag), steps, "llvm")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int16", "int8", "bool"])
+@pytest.mark.parametrize("length", [3, 5, 7, 11, 13, 15, 19, 27, 29, 31, 47, 77])
+def test_lengths_that_are_no_sum_of_vectors(length: int, dtype: str) -> None:
+    x = te.placeholder((3, length), dtype, "x")
+    dag = ComputeDAG([x, te.compute((3, length), lambda i, j: te.maximum(x[i, j], x[2, j]), "y")])
+    values = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 50, (3, length)).astype(dtype)
+    steps = (Annotate(1, 1, Annotation.VECTORIZE),)
+    assert masked(dag, steps)
+    for vector_bytes in (16, 64):
+        check(dag, steps, [values], vector_bytes)
+
+
+READS: dict[str, Callable[[Tensor, Tensor, Expr], Expr]] = {
+    "quotient": lambda x, n, j: x[j] // n[j],
+    "remainder": lambda x, n, j: x[j] % n[j],
+    "turned": lambda x, _, j: x[12 - j],
+    "strided": lambda x, _, j: x[j // 2 * 2],
+    "by index": lambda x, n, j: x[n[j]],
+    "the same": lambda x, n, j: x[3] + n[j],
+    "by a choice": lambda x, n, j: te.if_then_else(j < 9, x[j], -1) + n[j],
+    "by two choices": lambda x, n, j: te.if_then_else(j < 9, x[j], n[j]),
+    "by a value": lambda x, n, j: te.if_then_else(x[j] > 5, n[j], 0),
+    "by a quotient": lambda x, n, j: te.if_then_else(x[j] // n[j] > 1, n[j], 0),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_lanes_that_are_left_out_neither_read_nor_trap(read: str) -> None:
+    x, n = te.placeholder((13,), "int64", "x"), te.placeholder((13,), "int64", "n")
+    dag = ComputeDAG([x, n, te.compute((13,), lambda j: READS[read](x, n, j), "y")])
+    values = [np.random.default_rng(0).integers(0, 50, 13), np.random.default_rng(1).integers(1, 13, 13)]
+    steps = (Annotate(2, 0, Annotation.VECTORIZE),)
+    check(dag, steps, values)
+
+
+def test_writes_that_do_not_lie_side_by_side() -> None:
+    x = te.placeholder((13, 5), name="x")
+    dag = ComputeDAG([x, te.compute((13, 5), lambda i, j: x[i, j] * 2.0, "y")])
+    steps = (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE))
+    check(dag, steps, [np.random.default_rng(0).uniform(-1, 1, (13, 5)).astype("float32")])
+
+
+def test_accumulators_have_room_for_a_whole_vector() -> None:
+    a, b, k = te.placeholder((5, 9), name="a"), te.placeholder((9, 29), name="b"), te.reduce_axis(9, "k")
+    dag = ComputeDAG([a, b, te.compute((5, 29), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c")])
+    steps = (Reorder(2, (2, 0, 1)), Annotate(2, 2, Annotation.VECTORIZE))
+    assert "float32[5, 32]" in kernel_source(task(dag), steps, "loops")
+    assert masked(dag, steps)
+    rng = np.random.default_rng(0)
+    check(dag, steps, [rng.uniform(-1, 1, shape).astype("float32") for shape in ((5, 9), (9, 29))])
+
+
+def ragged(body: Callable[[Tensor, Tensor, Expr, Expr, Expr], Expr]) -> tuple[ComputeDAG, tuple[Step, ...]]:
+    """So many ragged splits that not all guards can be split away, the innermost loop in vectors."""
+    x, n = te.placeholder((37, 41, 43), "int32", "x"), te.placeholder((43,), "int32", "n")
+    dag = ComputeDAG([x, n, te.compute((37, 41, 43), lambda i, j, k: body(x, n, i, j, k), "y")])
+    splits = (Split(2, 0, 37, (5, 3, 2)), Split(2, 4, 41, (5, 3, 2)), Split(2, 8, 43, (2, 9)))
+    return dag, (*splits, Annotate(2, 10, Annotation.VECTORIZE))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, _, i, j, k: x[i, j, k] * 2,
+        lambda x, n, i, j, k: x[i, j, k] // n[i] + x[i, j, k] % n[k],
+        lambda x, _, i, j, k: te.if_then_else(i > 3, x[i - 3, j, k], 7),
+    ],
+    ids=["product", "quotients", "choice"],
+)
+def test_guards_on_lanes(body: Callable[[Tensor, Tensor, Expr, Expr, Expr], Expr]) -> None:
+    dag, steps = ragged(body)
+    assert "reduce.or" in kernel_source(task(dag), steps, "llvm")
+    rng = np.random.default_rng(0)
+    values = [rng.integers(-99, 99, (37, 41, 43)), rng.integers(1, 9, 43)]
+    check(dag, steps, [value.astype("int32") for value in values])
+
+
+def test_guards_on_lanes_of_a_target_without_masks() -> None:
+    dag, steps = ragged(lambda x, n, i, j, k: x[i, j, k] + n[i])
+    narrow = task(dag, 32)
+    assert "masked" not in kernel_source(narrow, steps, "llvm")
+    check(dag, steps, [np.ones((37, 41, 43), "int32"), np.ones(43, "int32")], 32)
