@@ -34,6 +34,7 @@ class ComputeDAG:
     """
 
     def __init__(self, io_tensors: Sequence[Tensor]) -> None:
+        _check_tensors(io_tensors)
         computes = [tensor for tensor in io_tensors if isinstance(tensor.op, ComputeOp)]
         read = {id(read.tensor) for tensor in _post_order(computes) for read in _reads(tensor.op)}
         outputs = [tensor for tensor in computes if id(tensor) not in read]
@@ -155,6 +156,14 @@ class ComputeDAG:
             return Load(Buffer(names[self.id_of(tensor)], tensor.shape, tensor.dtype), node.indices)
 
         return transform(body, rename)
+
+
+def _check_tensors(tensors: Sequence[Tensor]) -> None:
+    if not isinstance(tensors, Sequence) or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise DefinitionError(f"a compute graph is made of a list of tensors, not of {tensors!r}")
+    if len({id(tensor) for tensor in tensors}) != len(tensors):
+        names = ", ".join(tensor.name for tensor in tensors)
+        raise DefinitionError(f"a tensor is listed twice among {names}")
 
 
 def _reads(op: Operation) -> Iterator[TensorRead]:

@@ -3,9 +3,10 @@
 Always: a pure description of what to compute, never of how.
 """
 
-from compiler.ir.expr import cast, const, select
+from compiler.ir.expr import const, select
 from compiler.te.compute import (
     abs,
+    cast,
     ceil,
     comm_reducer,
     compute,

@@ -11,26 +11,32 @@ from compiler.errors import DefinitionError
 from compiler.ir import expr as ir
 from compiler.ir.expr import BinaryOp, Expr, Operand
 from compiler.ir.visit import walk
+from compiler.te.checks import (
+    check_reads,
+    checked_attributes,
+    checked_dtype,
+    checked_name,
+    checked_shape,
+    real,
+    truth,
+)
 from compiler.te.tensor import Axis, AxisKind, Combiner, ComputeOp, PlaceholderOp, Reduce, Tensor
 
 
-def _checked_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    for extent in shape:
-        if isinstance(extent, bool) or not isinstance(extent, int) or extent < 1:
-            raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive whole numbers")
-    return tuple(shape)
-
-
 def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "placeholder") -> Tensor:
-    """An input tensor of `shape`."""
-    return Tensor(PlaceholderOp(name, _checked_shape(name, shape), dtype))
+    """An input tensor of `shape`.
+
+    Raises: DefinitionError for a shape, an element type or a name that makes no tensor.
+    """
+    name, dtype = checked_name("a tensor", name), checked_dtype(name, dtype)
+    return Tensor(PlaceholderOp(name, checked_shape(name, shape, dtype), dtype))
 
 
 def reduce_axis(extent: int, name: str = "k") -> Axis:
     """An axis to reduce over, 0 .. extent-1."""
-    if "." in name or "@" in name:
+    if "." in checked_name("an axis", name) or "@" in name:
         raise DefinitionError(f"the axis name {name!r} holds '.' or '@', which loops made from axes are named with")
-    return Axis(name, _checked_shape(name, (extent,))[0], AxisKind.REDUCE)
+    return Axis(name, checked_shape(name, (extent,))[0], AxisKind.REDUCE)
 
 
 def compute(
@@ -42,9 +48,10 @@ def compute(
     """A tensor whose element at (i, j, …) is `function(i, j, …)`.
 
     Axes are named as the function's parameters are; a `*args` function gets i0, i1, …
-    Raises: DefinitionError when names repeat, a reduction is nested, or a reduce axis is used outside a reduction.
+    Raises: DefinitionError when names repeat, a reduction is nested, a reduce axis is used outside a reduction, or a
+    tensor is certainly read outside of its shape.
     """
-    extents = _checked_shape(name, shape)
+    extents = checked_shape(checked_name("a tensor", name), shape)
     axes = tuple(
         Axis(axis, extent, AxisKind.SPATIAL)
         for axis, extent in zip(_axis_names(function, len(extents)), extents, strict=True)
@@ -59,11 +66,14 @@ def compute(
             raise DefinitionError(f"{name}: a reduction must be the whole body; compute it as a tensor of its own")
         if isinstance(node, Axis) and node not in axes and node not in reduce_axes:
             raise DefinitionError(f"{name}: the body uses the axis {node}, which is none of its own")
-    return Tensor(ComputeOp(name, axes, body, dict(attrs or {})))
+    check_reads(name, body)
+    return Tensor(ComputeOp(name, axes, body, checked_attributes(name, attrs)))
 
 
 def _axis_names(function: Callable[..., Operand], count: int) -> list[str]:
     names: list[str] = []
+    if not callable(function):
+        raise DefinitionError(f"the body {function!r} is no function of the indices")
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             names.extend(f"i{index}" for index in range(len(names), count))
@@ -107,9 +117,11 @@ def comm_reducer(
 
 
 def _reduce_axes(name: str, axis: Axis | Sequence[Axis]) -> tuple[Axis, ...]:
+    if not isinstance(axis, (Axis, Sequence)):
+        raise DefinitionError(f"{name}: {axis!r} is not a reduce axis; make it with reduce_axis")
     axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
     for item in axes:
-        if item.kind is not AxisKind.REDUCE:
+        if not isinstance(item, Axis) or item.kind is not AxisKind.REDUCE:
             raise DefinitionError(f"{name}: {item} is not a reduce axis; make it with reduce_axis")
     return axes
 
@@ -120,9 +132,15 @@ max = _reduction("max")
 min = _reduction("min")
 
 
-def _unary(name: str) -> Callable[[Expr], Expr]:
-    def call(value: Expr) -> Expr:
-        return ir.Call(name, (value,), value.dtype)
+def cast(dtype: str, value: Operand) -> Expr:
+    """`value` converted to the element type `dtype`."""
+    return ir.cast(checked_dtype("cast", dtype), value)
+
+
+def _unary(name: str, of_integers: bool = False) -> Callable[[Operand], Expr]:
+    def call(value: Operand) -> Expr:
+        expr = ir.as_expr(value) if of_integers else real(name, value)
+        return ir.Call(name, (expr,), expr.dtype)
 
     call.__doc__ = f"Elementwise {name}."
     return call
@@ -135,10 +153,10 @@ rsqrt = _unary("rsqrt")
 tanh = _unary("tanh")
 erf = _unary("erf")
 sigmoid = _unary("sigmoid")
-floor = _unary("floor")
-ceil = _unary("ceil")
-round = _unary("round")
-abs = _unary("abs")
+floor = _unary("floor", of_integers=True)
+ceil = _unary("ceil", of_integers=True)
+round = _unary("round", of_integers=True)
+abs = _unary("abs", of_integers=True)
 
 
 def isnan(value: Expr) -> Expr:
@@ -173,29 +191,29 @@ def not_equal(lhs: Operand, rhs: Operand) -> Expr:
     return ir.binary(BinaryOp.NE, lhs, rhs)
 
 
-def logical_and(*conditions: Expr) -> Expr:
+def logical_and(*conditions: Operand) -> Expr:
     """Whether all conditions hold."""
     result: Expr = ir.const(True)
-    for condition in conditions:
-        result = ir.binary(BinaryOp.AND, result, condition)
+    for one in conditions:
+        result = ir.binary(BinaryOp.AND, result, truth("logical_and", one))
     return result
 
 
-def logical_or(*conditions: Expr) -> Expr:
+def logical_or(*conditions: Operand) -> Expr:
     """Whether any condition holds."""
     result: Expr = ir.const(False)
-    for condition in conditions:
-        result = ir.binary(BinaryOp.OR, result, condition)
+    for one in conditions:
+        result = ir.binary(BinaryOp.OR, result, truth("logical_or", one))
     return result
 
 
-def logical_not(condition: Expr) -> Expr:
+def logical_not(condition: Operand) -> Expr:
     """Whether the condition does not hold."""
-    return ir.Not(condition)
+    return ir.Not(truth("logical_not", condition))
 
 
-def if_then_else(condition: Expr, then: Operand, otherwise: Operand) -> Expr:
+def if_then_else(condition: Operand, then: Operand, otherwise: Operand) -> Expr:
     """`then` where `condition` holds, else `otherwise`; the side not taken is not evaluated, so it may lie out of
     bounds.
     """
-    return ir.select(condition, then, otherwise)
+    return ir.select(truth("if_then_else", condition), then, otherwise)

@@ -6,7 +6,7 @@ Always: tensors and operations compare by identity, expressions by value.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -177,7 +177,16 @@ class Tensor:
             raise DefinitionError(
                 f"{self.name} has {len(self.shape)} dimensions but is read with {len(indices)} indices"
             )
-        return TensorRead(self, tuple(as_expr(index, INDEX) for index in indices))
+        return TensorRead(self, tuple(self._place(index) for index in indices))
+
+    def __iter__(self) -> NoReturn:
+        raise DefinitionError(f"{self.name} cannot be iterated over; read it at the axes of a compute")
+
+    def _place(self, value: Operand) -> Expr:
+        index = as_expr(value, INDEX) if isinstance(value, int) else as_expr(value)
+        if is_float(index.dtype) or index.dtype == BOOL:
+            raise DefinitionError(f"{self.name} is read at {index}, which is {index.dtype}; cast it to an integer")
+        return index
 
     def __repr__(self) -> str:
         return f"Tensor({self.name}, shape={self.shape}, dtype={self.dtype})"

@@ -1,0 +1,125 @@
+"""In: what a definition of a tensor is made of. Out: the same in its usual form, or a DefinitionError.
+
+Always: what passes can become code; a read that certainly lies outside of its tensor is found here, because a kernel
+would do it unchecked.
+"""
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import DefinitionError
+from compiler.ir.affine import Affine, affine
+from compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, as_expr, is_float
+from compiler.ir.visit import children
+from compiler.te.tensor import Axis, TensorRead
+
+DTYPES = frozenset(
+    {"float16", "bfloat16", "float32", "float64", "bool"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+"""The element types."""
+
+_MOST_BYTES = 1 << 62
+
+
+def checked_name(what: str, name: str) -> str:
+    """A name: printable text that is not empty."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise DefinitionError(f"{what} cannot be called {name!r}; a name is a printable text of at least one character")
+    return name
+
+
+def checked_dtype(where: str, dtype: Any) -> str:
+    """The name of an element type, also of one that NumPy's types stand for."""
+    name = np.dtype(dtype).name if isinstance(dtype, (type, np.dtype)) else dtype
+    if not isinstance(name, str) or name not in DTYPES:
+        raise DefinitionError(f"{where}: there is no element type {dtype!r}; known: {', '.join(sorted(DTYPES))}")
+    return name
+
+
+def checked_shape(name: str, shape: Sequence[int], dtype: str = BOOL) -> tuple[int, ...]:
+    """Extents: whole numbers of at least 1, whose elements of `dtype` can be counted in bytes."""
+    if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
+        raise DefinitionError(f"{name}: the shape {shape!r} must be a list of whole numbers")
+    if any(isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 1 for extent in shape):
+        raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive whole numbers")
+    extents = tuple(map(operator.index, shape))
+    if math.prod(extents) * (8 if dtype.endswith("64") else 4) > _MOST_BYTES:
+        raise DefinitionError(f"{name}: no memory holds a tensor of the shape {extents}")
+    return extents
+
+
+def checked_attributes(name: str, attributes: Any) -> dict[str, Any]:
+    """Attributes of an operation, a mapping or None."""
+    if attributes is not None and not isinstance(attributes, Mapping):
+        raise DefinitionError(f"{name}: the attributes {attributes!r} must be a mapping by name")
+    return dict(attributes or {})
+
+
+def truth(where: str, value: Operand) -> Expr:
+    """A condition; a number is none."""
+    expr = as_expr(value)
+    if expr.dtype != BOOL:
+        raise DefinitionError(f"{where}: {expr} is a {expr.dtype}, no condition; compare it with something")
+    return expr
+
+
+def real(where: str, value: Operand) -> Expr:
+    """A floating-point number."""
+    expr = as_expr(value)
+    if not is_float(expr.dtype):
+        raise DefinitionError(f"{where} of {expr}, which is {expr.dtype}; cast it to a float first")
+    return expr
+
+
+def check_reads(name: str, body: Expr) -> None:
+    """Refuse a read outside of its tensor, where that can be told: an index that is a sum of multiples of axes, or one
+    such divided. Below a lazy choice anything may be read.
+    """
+    for read in _eager_reads(body):
+        for place, (at, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
+            found = _range(at)
+            if found is not None and not 0 <= found[0] <= found[1] < extent:
+                raise DefinitionError(
+                    f"{name}: index {place} of {read} runs from {found[0]} to {found[1]}, outside of "
+                    f"0 .. {extent - 1}; choose with if_then_else where to read"
+                )
+
+
+def _eager_reads(expr: Expr) -> Iterator[TensorRead]:
+    if isinstance(expr, TensorRead):
+        yield expr
+    for child in (expr.condition,) if isinstance(expr, Select) else children(expr):
+        yield from _eager_reads(child)
+
+
+def _range(expr: Expr) -> tuple[int, int] | None:
+    """The least and the greatest value of an index, None where that is not certain."""
+    form = affine(expr)
+    if all(isinstance(atom, Axis) for atom in form.terms):
+        return _ends(form, {atom: (0, atom.extent - 1) for atom in form.terms if isinstance(atom, Axis)})
+    if len(form.terms) != 1:
+        return None
+    (atom,) = form.terms
+    if not isinstance(atom, Binary) or not isinstance(atom.rhs, Const) or atom.rhs.value < 1:
+        return None
+    inner, divisor = _range(atom.lhs), int(atom.rhs.value)
+    if inner is None:
+        return None
+    if atom.op is BinaryOp.FLOORDIV:
+        return _ends(form, {atom: (inner[0] // divisor, inner[1] // divisor)})
+    if atom.op is BinaryOp.FLOORMOD and inner[0] // divisor == inner[1] // divisor:
+        return _ends(form, {atom: (inner[0] % divisor, inner[1] % divisor)})
+    return None
+
+
+def _ends(form: Affine, ranges: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:
+    low = high = form.const
+    for atom, coefficient in form.terms.items():
+        ends = sorted(coefficient * end for end in ranges[atom])
+        low, high = low + ends[0], high + ends[1]
+    return low, high
