@@ -81,6 +81,8 @@ def check_reads(name: str, body: Expr) -> None:
     such divided. Below a lazy choice anything may be read.
     """
     for read in _eager_reads(body):
+        if not getattr(read.tensor.op, "index_checked", True):
+            continue  # it is read in a layout that it no longer has
         for place, (at, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
             found = _range(at)
             if found is not None and not 0 <= found[0] <= found[1] < extent:
