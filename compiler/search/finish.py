@@ -8,6 +8,7 @@ in two programs of a sketch.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import cast
 
 from compiler.schedule.access import needs_multi_level_tiling
 from compiler.schedule.dag import ComputeDAG
@@ -39,14 +40,19 @@ def skeleton(dag: ComputeDAG, steps: Sequence[Step]) -> State:
     return replay(dag, filled)
 
 
+def steps_of(state: State) -> tuple[Step, ...]:
+    """The history of a state, as the concrete step classes."""
+    return cast(tuple[Step, ...], state.steps)
+
+
 def finished_steps(sketch: State, dag: ComputeDAG, context: SketchContext) -> tuple[Step, ...]:
     """The sketch's steps and those that follow in every program of it."""
-    steps = tuple(step for step in sketch.steps if isinstance(step, Step))
+    steps = steps_of(sketch)
     state = skeleton(dag, steps)
     if context.gpu:
         state = _bound(state, context)
     state = _unrolled(state)
-    return (*steps, *(step for step in state.steps[len(steps) :] if isinstance(step, Step)))
+    return (*steps, *steps_of(state)[len(steps) :])
 
 
 def _unrolled(state: State) -> State:

@@ -2,13 +2,14 @@
 seeds, options and results give equal candidates.
 
 A round samples programs of all sketches, lets them evolve under the cost model, and proposes the best that were not
-measured yet together with a few random ones.
+measured yet together with a few random ones. The steps of a round can be called alone, for experiments.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf, isfinite
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -17,51 +18,54 @@ import numpy.typing as npt
 from compiler.cost_model import CostModel, TrainingBatch
 from compiler.errors import ScheduleError
 from compiler.features import extract
-from compiler.schedule.bounds import statement_nests
+from compiler.schedule.bounds import infer_bounds, statement_nests
 from compiler.schedule.choices import choices_of
-from compiler.schedule.state import replay
+from compiler.schedule.state import State, replay
 from compiler.schedule.steps import Step, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.search import mutation
+from compiler.search.asked import (
+    Candidate,
+    EmptyPolicy,
+    Policy,
+    PreloadMeasuredStates,
+    SearchCallback,
+    Told,
+    program_id,
+)
 from compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
-from compiler.search.genome import Rows, Scores, keys_of
+from compiler.search.finish import steps_of
+from compiler.search.genome import Mask, Rows, Scores, keys_of
 from compiler.search.options import SearchOptions
 from compiler.search.prior import blended, prior_scores
-from compiler.search.space import SketchSpace, build_spaces
+from compiler.search.sketch import derive_sketches, rules_of
+from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
+from compiler.search.space import Group, SketchSpace, spaces_of
+
+__all__ = [
+    "Candidate",
+    "EmptyPolicy",
+    "Policy",
+    "PreloadCustomSketchRule",
+    "PreloadMeasuredStates",
+    "SketchPolicy",
+    "StateModel",
+    "Told",
+    "program_id",
+]
 
 Features = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A program to measure. `predicted` is the score that chose it, higher is better. `parent` identifies the program
-    it was made from (see `program_id`), `mutation` says how.
+@runtime_checkable
+class StateModel(CostModel, Protocol):
+    """A cost model that wants to see programs rather than their features: slow, but it may ask them anything.
+
+    First principles have no say beside it.
     """
 
-    steps: tuple[Step, ...]
-    steps_text: str
-    predicted: float | None
-    parent: str | None
-    mutation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What was measured: seconds of a run, None or inf for a program that failed."""
-
-    steps_text: str
-    seconds: float | None
-
-
-class Policy(Protocol):
-    """Proposes programs of one task and learns from their results."""
-
-    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:
-        """At most `count` programs that were not told yet; none when there is nothing left to try."""
-        ...
-
-    def tell(self, results: Sequence[Told]) -> None:
-        """Take in results, of programs that were asked for or of any others of the task."""
+    def predict_states(self, task: SearchTask, states: Sequence[State]) -> npt.NDArray[np.float64]:
+        """Score programs with their bounds, higher is better."""
         ...
 
 
@@ -78,12 +82,23 @@ class _Known:
 class SketchPolicy:
     """Sketches, sampling and evolution under a cost model, which may be shared between tasks."""
 
-    def __init__(self, task: SearchTask, model: CostModel, options: SearchOptions | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        task: SearchTask,
+        model: CostModel,
+        options: SearchOptions | None = None,
+        seed: int = 0,
+        init_search_callbacks: Sequence[SearchCallback | PreloadCustomSketchRule] = (),
+    ) -> None:
+        """Derive the sketches; rules of one's own among `init_search_callbacks` are asked before the others."""
         self.task = task
         self.model = model
         self.options = options or SearchOptions()
         self.seed = seed
-        self.spaces: tuple[SketchSpace, ...] = build_spaces(task, self.options)
+        context = SketchContext(task.hardware, self.options, task.target.is_gpu, self)
+        custom = [one for one in init_search_callbacks if isinstance(one, PreloadCustomSketchRule)]
+        self._sketches = derive_sketches(task.dag, context, (*custom, *rules_of(context)))
+        self.spaces: tuple[SketchSpace, ...] = spaces_of(task.dag, context, self._sketches)
         self._statements = max((space.statements for space in self.spaces), default=1)
         self._breeds = tuple(
             Breed(space.layout, len(space.placements), space.deepest, space.unroll_limits) for space in self.spaces
@@ -93,6 +108,51 @@ class SketchPolicy:
         self._told: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._seen: set[int] = set()
+        self._experiments = 0
+        for callback in init_search_callbacks:
+            if not isinstance(callback, PreloadCustomSketchRule):
+                callback.prepare(self)
+
+    def generate_sketches(self) -> tuple[State, ...]:
+        """The sketches, in the order of their derivation; tile sizes are unknown."""
+        return self._sketches
+
+    def sample_initial_population(self, count: int = 50) -> tuple[State, ...]:
+        """At most `count` different valid programs with their bounds, of all sketches alike; others at every call."""
+        first = self._first_generation(self._experiment())
+        rng = self._experiment()
+        return tuple(self._state(one) for one in self._with_random(rng, first, {}, count).values())
+
+    def evolutionary_search(self, states: Sequence[State], out_size: int) -> tuple[State, ...]:
+        """Let programs evolve under the cost model; the best `out_size` met that were not measured, best first.
+
+        Those among `states` that are of no sketch are left out.
+        """
+        rows: list[list[Rows]] = [[] for _ in self.spaces]
+        for state in states:
+            for number, space in enumerate(self.spaces):
+                row = space.row_of(steps_of(state))
+                if row is not None:
+                    rows[number].append(row)
+                    break
+        widths = [space.layout.width for space in self.spaces]
+        stacks = [np.array(found, dtype=np.int64).reshape(-1, width) for found, width in zip(rows, widths, strict=True)]
+        broods = [Brood.founders(stack, mutation.SAMPLE) for stack in stacks]
+        first = tuple(evaluate(number, brood, self._score) for number, brood in enumerate(broods))
+        met = evolve(self._breeds, first, self._score, self.options, self._experiment())
+        return tuple(self._state(one) for one in islice(ranking(met, self._seen), out_size))
+
+    def preload(self, results: Sequence[Told]) -> None:
+        """Take in results as `tell` does, without teaching the model."""
+        self._told_features(results)
+
+    def _experiment(self) -> np.random.Generator:
+        """A generator for a call outside the rounds."""
+        self._experiments += 1
+        return np.random.default_rng([self.seed, crc32(self.task.workload_key.encode()), 0, self._experiments])
+
+    def _state(self, one: Individual) -> State:
+        return infer_bounds(replay(self.task.dag, self.spaces[one.space].steps(one.row)))
 
     def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:
         """Propose at most `count` programs that were not told yet, the most promising first.
@@ -184,10 +244,19 @@ class SketchPolicy:
                 continue
             features = self._padded_features(extract(group.nests, group.choices, self._hardware, count=len(which)))
             guess = self._guess(features)
-            predicted = blended(self.model.predict(features), guess, self._prior_weight)
+            predicted = self._predicted(space, group, good, features, guess)
             prior[which] = guess
             scores[which] = np.where(good, predicted, -inf)
         return settled, scores, prior
+
+    def _predicted(self, space: SketchSpace, group: Group, good: Mask, features: Features, guess: Scores) -> Scores:
+        """The scores of a group: those of the model, tempered by first principles."""
+        if not isinstance(self.model, StateModel):
+            return blended(self.model.predict(features), guess, self._prior_weight)
+        scores = np.full(len(good), -inf)
+        states = [infer_bounds(replay(self.task.dag, space.steps(row))) for row in group.rows[good]]
+        scores[good] = self.model.predict_states(self.task, states)
+        return scores
 
     def _guess(self, features: Features) -> Scores:
         """What first principles say of programs, shape (B,); of GPUs they know nothing."""
@@ -280,29 +349,6 @@ class SketchPolicy:
             return None
         features: Features = self._padded_features(extract(nests, choices, self._hardware, count=1))[0]
         return features
-
-
-class EmptyPolicy:
-    """Measures the unscheduled program once and has nothing else to offer."""
-
-    def __init__(self, task: SearchTask) -> None:
-        self.task = task
-        self._told = False
-
-    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
-        """The program without any step, until it was told."""
-        if count < 1 or self._told:
-            return ()
-        return (Candidate((), dump_steps(()), None, None, mutation.SAMPLE),)
-
-    def tell(self, results: Sequence[Told]) -> None:
-        """Remember that the program was measured."""
-        self._told = self._told or any(not load_steps(told.steps_text) for told in results)
-
-
-def program_id(steps_text: str) -> str:
-    """A short name of a program, for lineage: eight hexadecimal digits."""
-    return f"{crc32(steps_text.encode()):08x}"
 
 
 def _padded(features: Features, statements: int) -> Features:

@@ -1,0 +1,99 @@
+"""In: what policies and those who use them exchange. Out: candidates, results, the protocol of a policy, and the policy
+that does not search.
+
+Always: a policy of one's own is any class with `ask` and `tell`; nothing here knows how programs are found.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from zlib import crc32
+
+from compiler.schedule.steps import Step, dump_steps, load_steps
+from compiler.schedule.task import SearchTask
+from compiler.search import mutation
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A program to measure. `predicted` is the score that chose it, higher is better. `parent` identifies the program
+    it was made from (see `program_id`), `mutation` says how.
+    """
+
+    steps: tuple[Step, ...]
+    steps_text: str
+    predicted: float | None
+    parent: str | None
+    mutation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was measured: seconds of a run, None or inf for a program that failed."""
+
+    steps_text: str
+    seconds: float | None
+
+
+class Policy(Protocol):
+    """Proposes programs of one task and learns from their results."""
+
+    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:
+        """At most `count` programs that were not told yet; none when there is nothing left to try."""
+        ...
+
+    def tell(self, results: Sequence[Told]) -> None:
+        """Take in results, of programs that were asked for or of any others of the task."""
+        ...
+
+
+class SearchCallback(Protocol):
+    """Something to do to a policy before its search begins."""
+
+    def prepare(self, policy: Any) -> None:
+        """Change the policy, which has just been made."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadMeasuredStates:
+    """Tells a policy what was measured in earlier searches: none of it is measured again, and the best of it seeds the
+    populations. The cost model learns nothing from it.
+
+    `results` are those of the task, or a function that finds them (in a log, say) when the policy is made.
+    """
+
+    results: Sequence[Told] | Callable[[SearchTask], Sequence[Told]]
+
+    def prepare(self, policy: Any) -> None:
+        """Hand the results to the policy."""
+        policy.preload(self.results(policy.task) if callable(self.results) else self.results)
+
+
+class EmptyPolicy:
+    """Measures the unscheduled program once and has nothing else to offer."""
+
+    def __init__(self, task: SearchTask, init_search_callbacks: Sequence[SearchCallback] = ()) -> None:
+        self.task = task
+        self._told = False
+        for callback in init_search_callbacks:
+            callback.prepare(self)
+
+    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
+        """The program without any step, until it was told."""
+        if count < 1 or self._told:
+            return ()
+        return (Candidate((), dump_steps(()), None, None, mutation.SAMPLE),)
+
+    def tell(self, results: Sequence[Told]) -> None:
+        """Remember that the program was measured."""
+        self._told = self._told or any(not load_steps(told.steps_text) for told in results)
+
+    def preload(self, results: Sequence[Told]) -> None:
+        """As `tell`: there is no model to keep from learning."""
+        self.tell(results)
+
+
+def program_id(steps_text: str) -> str:
+    """A short name of a program, for lineage: eight hexadecimal digits."""
+    return f"{crc32(steps_text.encode()):08x}"
