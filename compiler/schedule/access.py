@@ -36,6 +36,53 @@ def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
     return matched
 
 
+def is_simple_access(dag: ComputeDAG, op_id: int) -> bool:
+    """Whether every index of every read is a literal or a shifted spatial axis; an input reads nothing."""
+    op = dag.ops[op_id]
+    return not isinstance(op, ComputeOp) or all(
+        _matched_axes(op, indices) is not None for _, indices in dag.reads[op_id]
+    )
+
+
+@lru_cache(maxsize=4096)
+def num_common_outer_iterators(dag: ComputeDAG, op_id: int, target: int) -> int:
+    """How many outer loops an operation and one that reads it, directly or through others, can share.
+
+    Between an operation and its reader: the leading dimensions of equal extent in which every read is at the reader's
+    own point, shifted at most. Along a chain the least of these, over all chains; 0 when `target` is not reached.
+    """
+    if op_id == target:
+        return len(dag.ops[op_id].shape)
+    chains = [
+        min(_shared_dimensions(dag, op_id, reader), num_common_outer_iterators(dag, reader, target))
+        for reader in dag.readers[op_id]
+        if reader == target or target in _behind(dag, reader)
+    ]
+    return min(chains, default=0)
+
+
+@lru_cache(maxsize=4096)
+def _behind(dag: ComputeDAG, op_id: int) -> frozenset[int]:
+    """All operations that read this one, directly or through others."""
+    found: set[int] = set()
+    for reader in dag.readers[op_id]:
+        found |= {reader} | _behind(dag, reader)
+    return frozenset(found)
+
+
+def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
+    op = dag.ops[reader]
+    reads = [indices for source, indices in dag.reads[reader] if source == producer]
+    if not isinstance(op, ComputeOp):
+        return 0
+    count = 0
+    for dim, (axis, extent) in enumerate(zip(op.axes, dag.ops[producer].shape, strict=False)):
+        if axis.extent != extent or not all(is_shifted_axis(indices[dim], axis) for indices in reads):
+            break
+        count += 1
+    return count
+
+
 @lru_cache(maxsize=4096)
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
     """Whether every read is a plain one in axis order, and the body is cheap and without a branch."""

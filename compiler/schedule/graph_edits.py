@@ -4,7 +4,8 @@ Always: every tensor that others hold keeps its identity; the new operation stan
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from compiler.errors import DefinitionError
@@ -95,6 +96,17 @@ def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
     total = Reduce(op.body.combiner, partial[(*outer[: how.position], last, *outer[how.position :])], (last,))
     final = ComputeOp(f"{op.name}.repl", outer, total, _attrs_of_result(op))
     return _spliced(dag, op_id, 1, (Node(partial, partial.op), Node(node.tensor, final)))
+
+
+@lru_cache(maxsize=64)
+def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
+    """A graph in which every input has the layout that it comes with."""
+    nodes = []
+    for node in dag.nodes:
+        attrs = {key: value for key, value in node.op.attrs.items() if key != "layout_free_placeholders"}
+        fixed = isinstance(node.op, ComputeOp) and len(attrs) < len(node.op.attrs)
+        nodes.append(replace(node, op=replace(node.op, attrs=attrs)) if fixed else node)
+    return dag.with_nodes(nodes)
 
 
 def _attrs_of_result(op: ComputeOp) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.graph_edits import without_free_layouts
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.workload_registry import (
     Workload,
@@ -49,6 +50,11 @@ class SearchTask:
     def workload_key(self) -> str:
         """Key of the computation: its own, or that of the graph, see `ComputeDAG.workload_key`."""
         return self.key or self.dag.workload_key
+
+    @property
+    def scored_dag(self) -> ComputeDAG:
+        """The computation as its kernels run it: layouts are free only where the task's option makes them so."""
+        return without_free_layouts(self.dag) if self.layout is LayoutRewriteOption.NO_REWRITE else self.dag
 
     def __reduce__(self) -> tuple[Any, ...]:
         return restored_task, (self.name, self.dag, self.target, self.hardware, self.key, self.layout)

@@ -343,7 +343,7 @@ class SketchPolicy:
 
     def _foreign_features(self, steps: Sequence[Step]) -> Features | None:
         try:
-            state = replay(self.task.dag, steps)
+            state = replay(self.task.scored_dag, steps)
             nests, choices = statement_nests(state), choices_of(state)
         except ScheduleError:
             return None

@@ -294,7 +294,7 @@ def build_spaces(
     `rules` are those of the task's kind of machine unless given; `policy` is what rules of one's own get to see.
     """
     context = SketchContext(task.hardware, options, task.target.is_gpu, policy)
-    return spaces_of(task.dag, context, derive_sketches(task.dag, context, rules))
+    return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
 
 
 def spaces_of(dag: ComputeDAG, context: SketchContext, sketches: Sequence[State]) -> tuple[SketchSpace, ...]:

@@ -6,13 +6,15 @@ import pytest
 from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.state import Attached, Root, replay
 from compiler.schedule.steps import Split, dump_steps, load_steps
+from compiler.schedule.task import SearchTask
 from compiler.search.legality import legal
 from compiler.search.options import SearchOptions
 from compiler.search.register_tile import register_tile, settled_unroll
 from compiler.search.space import SketchSpace, build_spaces
-from compiler.target import HardwareParams
+from compiler.target import HardwareParams, Target
 from tests.unit.search.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,
@@ -200,3 +202,11 @@ def test_a_wide_vector_loop_around_a_reduction_is_no_register_tile() -> None:
         assert (group.rows[:, dict(space.layout.vector)[1]] == 1).all()
         assert legal(group.nests, group.choices, HardwareParams(num_cores=4), SearchOptions(), len(group.rows)).all()
         assert set(group.rows[:, dict(space.layout.unroll)[1]].tolist()) <= {0, 16}
+
+
+def test_a_task_that_rewrites_no_layout_is_scored_without_free_inputs() -> None:
+    free = SearchTask("t", matmul(32, 32, 32), Target.host(), HardwareParams(1))
+    fixed = SearchTask("t", free.dag, Target.host(), HardwareParams(1), layout=LayoutRewriteOption.NO_REWRITE)
+    assert [len(space.dag.layout_free) for space in build_spaces(free, SearchOptions())] == [1, 1, 1]
+    assert [len(space.dag.layout_free) for space in build_spaces(fixed, SearchOptions())] == [0, 0, 0]
+    assert fixed.workload_key == free.workload_key
