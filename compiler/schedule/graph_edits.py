@@ -103,9 +103,10 @@ def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
     """A graph in which every input has the layout that it comes with."""
     nodes = []
     for node in dag.nodes:
-        attrs = {key: value for key, value in node.op.attrs.items() if key != "layout_free_placeholders"}
-        fixed = isinstance(node.op, ComputeOp) and len(attrs) < len(node.op.attrs)
-        nodes.append(replace(node, op=replace(node.op, attrs=attrs)) if fixed else node)
+        op = node.op
+        if isinstance(op, ComputeOp) and "layout_free_placeholders" in op.attrs:
+            node = replace(node, op=replace(op, attrs=_attrs_of_result(op)))
+        nodes.append(node)
     return dag.with_nodes(nodes)
 
 
