@@ -29,15 +29,19 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     home, device = Path(job.home), job.device
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
-    tuning = begin_tuning(extracted, job.origin(run_id))
+    measuring = job.measuring(extracted.constant_bytes)
+    tuning = begin_tuning(extracted, job.origin(run_id, measuring))
     if known.own or known.programs:
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs"))
     replay(run_id, tuning, known.history, known.own)
     announce(RunOpened.of(tuning, job.home, known.programs))
     budget = job.budget
     began = time.monotonic() - tuning.elapsed
-    with open_workers(job.measuring) as workers:
+    with open_workers(measuring) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
+            if tuning.is_stalled(job.early_stopping):
+                announce(PhaseStarted(f"stopped early: {job.early_stopping} trials brought nothing"))
+                break
             index = tuning.choose(SchedulerOptions())
             if index is None:
                 break

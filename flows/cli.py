@@ -55,13 +55,19 @@ def tune(
     shape: Annotated[
         list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
     ] = None,
+    early_stopping: Annotated[
+        int, typer.Option(help="End after so many trials that did not shorten the estimated latency. 0: never.")
+    ] = 0,
+    weights: Annotated[
+        str, typer.Option(help="Weights while a kernel is timed: cached, memory, or auto: as in the network.")
+    ] = "auto",
     store: Store = None,
 ) -> None:
     """Tune a network, compile it with the best programs found, and report what it brought.
 
     The same command after an interruption goes on where the run was stopped.
     """
-    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store, shape)
+    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights)
     extract_network(job.network, job.target, job.threads, job.shapes)
     _prepare_state_folder(Path(job.home))
     settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}

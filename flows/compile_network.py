@@ -20,7 +20,7 @@ from tasks.store import best_records
 from tasks.verify import confirm, verify
 from tasks.workers import open_workers
 
-FINALISTS = 3
+FINALISTS = 5
 """How many of a task's fastest records are timed again before one may serve."""
 
 
@@ -40,7 +40,7 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
-    with open_workers(job.measuring) as workers:
+    with open_workers(job.measuring(extracted.constant_bytes)) as workers:
         winners = tuple(
             confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task))
             for task in extracted.tasks

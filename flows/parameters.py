@@ -12,6 +12,7 @@ from typing import Self
 
 from compiler import config
 from compiler.driver.budget import Budget
+from compiler.driver.measuring import WEIGHTS, network_options
 from compiler.driver.tuning import Origin
 from compiler.errors import OptionError
 from compiler.measure.options import MeasureOptions
@@ -28,7 +29,9 @@ class TuneJob:
     `network` is a name of the zoo or the path of an ONNX file. The run ends after `trials` measured programs or
     `minutes` of tuning, whichever comes first; None means no such limit, but one of them is set. `threads` is what
     the tuned network will run on, `batch` the most programs in a round, `home` the absolute path of the state folder,
-    `shapes` what dynamic inputs are fixed to, see `parse_shape`.
+    `shapes` what dynamic inputs are fixed to, see `parse_shape`. After `early_stopping` trials without a shorter
+    estimated latency the run ends (0: never). `weights` is where a kernel's weights are while it is timed, see
+    `network_options`.
     """
 
     network: str
@@ -40,6 +43,8 @@ class TuneJob:
     batch: int
     home: str
     shapes: tuple[str, ...] = ()
+    early_stopping: int = 0
+    weights: str = "auto"
 
     def __post_init__(self) -> None:
         """Shapes that come from JSON are a list."""
@@ -57,6 +62,8 @@ class TuneJob:
         batch: int = 64,
         home: str | None = None,
         shapes: Sequence[str] | None = None,
+        early_stopping: int = 0,
+        weights: str = "auto",
     ) -> Self:
         """A job with every default filled in and every value checked.
 
@@ -72,6 +79,8 @@ class TuneJob:
         _require(threads is None or 1 <= threads <= cores, f"threads must lie between 1 and {cores}, not {threads}")
         _require(seed >= 0, f"the seed must not be negative, not {seed}")
         _require(1 <= batch <= MAX_BATCH, f"the batch must lie between 1 and {MAX_BATCH}, not {batch}")
+        _require(early_stopping >= 0, f"early stopping needs a number of trials, or 0 for never, not {early_stopping}")
+        _require(weights in WEIGHTS, f"weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
         return cls(
             network=network,
             trials=DEFAULT_TRIALS if trials is None and minutes is None else trials,
@@ -82,6 +91,8 @@ class TuneJob:
             batch=batch,
             home=str(Path(home).absolute() if home else config.load().home),
             shapes=tuple(shapes or ()),
+            early_stopping=early_stopping,
+            weights=weights,
         )
 
     @property
@@ -94,20 +105,19 @@ class TuneJob:
         """What the run may spend."""
         return Budget(self.trials, None if self.minutes is None else self.minutes * 60)
 
-    @property
-    def measuring(self) -> MeasureOptions:
-        """How the run builds and times programs."""
-        return MeasureOptions(threads=self.threads)
+    def measuring(self, constant_bytes: int) -> MeasureOptions:
+        """How the run builds and times programs of a network with so many bytes of weights."""
+        return network_options(self.threads, constant_bytes, self.weights)
 
-    def origin(self, run_id: str) -> Origin:
+    def origin(self, run_id: str, measuring: MeasureOptions) -> Origin:
         """What every record of the run has in common."""
-        options = self.measuring.to_json()
+        options = measuring.to_json()
         return Origin(run_id, self.network, self.target, self.device, self.threads, self.seed, options)
 
     def fingerprint(self, task_keys: Sequence[str]) -> str:
-        """What makes two requests the same run, so that the second resumes the first; the budget is no part of it."""
+        """What makes two requests the same run, so that the second resumes the first; when it ends is no part of it."""
         same = {**asdict(self), "device": self.device, "tasks": sorted(task_keys)}
-        for field in ("trials", "minutes", "home"):
+        for field in ("trials", "minutes", "early_stopping", "home"):
             del same[field]
         return json.dumps(same, sort_keys=True)
 

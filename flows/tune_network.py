@@ -34,14 +34,20 @@ def tune_network(
     batch: int = 64,
     home: str | None = None,
     shapes: list[str] | None = None,
+    early_stopping: int = 0,
+    weights: str = "auto",
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
     `trials` and `minutes` limit the tuning (1000 trials when neither is given), `threads` is the number of threads
-    the network will run on (default: all cores), `home` the state folder (default: RETUNE_HOME or ./.retune).
+    the network will run on (default: all cores), `home` the state folder (default: RETUNE_HOME or ./.retune). After
+    `early_stopping` trials that did not shorten the estimated latency, tuning ends before its budget does (0: never).
+    `weights` says where a kernel's weights are while it is timed: "cached", in "memory", or as in the network ("auto").
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
-    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, home, shapes)
+    job = TuneJob.checked(
+        network, trials, minutes, threads, target, seed, batch, home, shapes, early_stopping, weights
+    )
     announce(PhaseStarted(f"reading {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:

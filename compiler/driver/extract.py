@@ -38,6 +38,11 @@ class ExtractedNetwork:
         return self.graph.name
 
     @property
+    def constant_bytes(self) -> int:
+        """Bytes of all weights: what one run of the network has to read of them."""
+        return sum(array.nbytes for array in self.graph.constants.values())
+
+    @property
     def task_keys(self) -> tuple[str, ...]:
         """The workload keys of the tuning tasks, in their order."""
         return tuple(task.workload_key for task in self.tasks)

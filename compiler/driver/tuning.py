@@ -24,7 +24,14 @@ from compiler.schedule.structure import structure_of
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
 from compiler.search.policy import Candidate, Policy, SketchPolicy, Told
-from compiler.search.task_scheduler import SchedulerOptions, TaskState, choose_task, leaves_group, network_latency
+from compiler.search.task_scheduler import (
+    SchedulerOptions,
+    TaskState,
+    choose_task,
+    is_stalled,
+    leaves_group,
+    network_latency,
+)
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""
@@ -110,6 +117,7 @@ class Tuning:
         self.trials = 0
         self.elapsed = 0.0
         self.rounds = 0
+        self._progress: list[tuple[int, float]] = []
 
     @property
     def latency(self) -> float:
@@ -244,6 +252,11 @@ class Tuning:
         self.trials += len(records)
         self.rounds = max([self.rounds, *(record.round + 1 for record in records)])
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
+        self._progress.append((self.trials, self.latency))
+
+    def is_stalled(self, patience: int) -> bool:
+        """Whether the last `patience` trials did not shorten the estimated latency; never for 0."""
+        return is_stalled(self._progress, patience)
 
     def exhaust(self, index: int, reason: str) -> None:
         """Give a task no further rounds."""

@@ -1,16 +1,17 @@
 """In: a task's fastest records, or guesses where there are none. Out: the program that serves it.
 
-Always: it was built again, gave the right answer and was the fastest in a fresh process, next to the untuned program.
+Always: it was built again, was the fastest when all took turns, the untuned program among them, and gave the right
+answer in a fresh process after that.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.cost_model.random import RandomModel
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.results import MeasureResult
+from compiler.measure.results import BuildResult, MeasureResult
 from compiler.measure.runner import LocalRunner
 from compiler.schedule.default import default_steps
 from compiler.schedule.steps import load_steps
@@ -19,8 +20,8 @@ from compiler.search.policy import SketchPolicy
 
 GUESSES = 4
 """How many programs are tried for a task that no record knows."""
-LOOKS = 3
-"""How often programs are timed again when no record is faster than the untuned program."""
+REACH = 2.0
+"""Programs slower than so many times the fastest do not take part in the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +60,60 @@ class Winner:
 def choose_winner(
     task: SearchTask, programs: Sequence[Program], builder: LocalBuilder, runner: LocalRunner
 ) -> Winner:
-    """Build the untuned program and `programs` once more, time them, and take the fastest right one.
+    """Build the untuned program and `programs` once more, and take the fastest right one.
 
-    A program's time is its fastest repeat. Should the untuned program win, all are timed again, up to `LOOKS` times
-    in all: a disturbance of the machine must not throw a good program away.
+    Each is run and checked alone; those within `REACH` of the fastest are then timed in turn, so that a disturbance of
+    the machine hits all of them, and the fastest turn counts. The winner runs once more in a fresh process, where it
+    has to give the right answer again; if it does not, the next one is tried.
     Raises: MeasureError when the workers cannot work at all.
     """
-    builds = builder.build(task, [tuple(default_steps(task.dag)), *(load_steps(program.steps) for program in programs)])
-    looks: list[list[MeasureResult]] = []
-    seconds: list[float] = []
-    for _ in range(LOOKS):
-        looks.append(runner.run(task, builds))
-        seconds = [_fastest(results) for results in zip(*looks, strict=True)]
-        if not programs or min(seconds[1:]) < seconds[0]:
+    steps = [*(load_steps(program.steps) for program in programs), tuple(default_steps(task.dag))]
+    builds = builder.build(task, steps)
+    runner.restart()
+    results = runner.run(task, builds)
+    seconds = _in_turn(task, builds, results, runner)
+    untuned = len(programs)
+    order = sorted((place for place in range(untuned) if math.isfinite(seconds[place])), key=lambda one: seconds[one])
+    for place in order:
+        if seconds[place] >= seconds[untuned]:
             break
-    best = min(range(len(builds)), key=lambda index: seconds[index])
-    chosen = programs[best - 1] if best > 0 else None
+        runner.restart()
+        (again,) = runner.run(task, [builds[place]])
+        if again.status is MeasureStatus.OK:
+            return _winner(task, programs, results, seconds, place)
+        results[place] = replace(again, error=f"in a fresh process: {again.error}")
+    return _winner(task, programs, results, seconds, untuned)
+
+
+def _in_turn(
+    task: SearchTask, builds: Sequence[BuildResult], results: Sequence[MeasureResult], runner: LocalRunner
+) -> list[float]:
+    """Seconds of every program, infinite for those that failed; those in reach of the fastest compared in turn."""
+    seconds = [min(result.costs, default=math.inf) for result in results]
+    close = [place for place, each in enumerate(seconds) if each <= REACH * min(seconds) and math.isfinite(each)]
+    compared = runner.compare(task, [builds[place] for place in close]) if len(close) > 1 else None
+    for place, result in zip(close, compared or (), strict=bool(compared)):
+        seconds[place] = min(result.costs)
+    return seconds
+
+
+def _winner(
+    task: SearchTask,
+    programs: Sequence[Program],
+    results: Sequence[MeasureResult],
+    seconds: Sequence[float],
+    place: int,
+) -> Winner:
+    """The program at `place` serves; behind the last one stands the untuned program."""
     rejected = tuple(
-        f"{program.record_id or 'a guess'}: {failure}"
-        for program, *results in zip(programs, *(look[1:] for look in looks), strict=True)
-        if (failure := _failure(results))
+        f"{program.record_id or 'a guess'}: {_failure(result)}"
+        for program, result in zip(programs, results, strict=False)
+        if result.status is not MeasureStatus.OK
     )
-    return Winner(task.workload_key, task.name, chosen, seconds[0], seconds[best], rejected)
+    chosen = programs[place] if place < len(programs) else None
+    return Winner(task.workload_key, task.name, chosen, seconds[len(programs)], seconds[place], rejected)
 
 
-def _fastest(results: Sequence[MeasureResult]) -> float:
-    """The fastest repeat of all looks at a program; infinite when it ever failed."""
-    return math.inf if _failure(results) else min(cost for result in results for cost in result.costs)
-
-
-def _failure(results: Sequence[MeasureResult]) -> str:
-    """Why a program failed, in one line; empty when it never did."""
-    failed = [result for result in results if result.status is not MeasureStatus.OK]
-    return f"{failed[0].status.name}: {failed[0].error.strip().partition(chr(10))[0]}" if failed else ""
+def _failure(result: MeasureResult) -> str:
+    """Why a program failed, in one line."""
+    return f"{result.status.name}: {result.error.strip().partition(chr(10))[0]}"

@@ -7,7 +7,8 @@ budget for that lasts; how much they disturbed what is kept is part of the answe
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compiler.measure.options import MeasureOptions
@@ -47,44 +48,57 @@ class _Sample:
 
 
 class Race:
-    """Times programs as `options` say, on their number of threads. `before_pass` runs before each pass, untimed."""
+    """Times `function`, which was called before, as `options` say, on their number of threads. `before_pass` runs
+    before each pass, untimed.
+    """
 
     def __init__(
-        self, options: MeasureOptions, meter: ContentionMeter, before_pass: Callable[[], object] | None = None
+        self,
+        options: MeasureOptions,
+        meter: ContentionMeter,
+        function: Callable[[], object],
+        before_pass: Callable[[], object] | None = None,
     ) -> None:
         self._options = options
         self._meter = meter
+        self._function = function
         self._before_pass = before_pass
         self._spare = options.contended_passes
+        self._number = options.number
+        self._samples: list[_Sample] = []
 
-    def run(self, function: Callable[[], object], limit: float) -> Timing:
-        """Time `function`, which was called before; it is out of reach above `limit` seconds per call."""
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            look = self._look(function, limit)
+    def run(self, limit: float) -> Timing:
+        """A look, and all repeats unless the program is out of reach, above `limit` seconds per call."""
+        with _no_collector():
+            look = self._look(limit)
             if look.seconds > limit:
                 return Timing((look.seconds,), True, look.contention)
-            number = self._calls_of(look.seconds)
-            samples = []
             for _ in range(self._options.repeat):
-                sample, number = self._repeat(function, number)
-                samples.append(sample)
-                if self._options.cooldown_interval:
-                    time.sleep(self._options.cooldown_interval)
-        finally:
-            if collecting:
-                gc.enable()
-        fastest = min(samples, key=lambda sample: sample.seconds)
-        return Timing(tuple(sample.seconds for sample in samples), False, fastest.contention)
+                self._samples.append(self._repeat())
+        return self.timing
 
-    def _look(self, function: Callable[[], object], limit: float) -> _Sample:
-        """The best of the first short passes: at least as many calls as last `first_look_ms`."""
+    def take_turn(self) -> None:
+        """One more repeat; the first turn looks for the number of calls before."""
+        with _no_collector():
+            if not self._samples:
+                self._look(math.inf)
+            self._samples.append(self._repeat())
+
+    @property
+    def timing(self) -> Timing:
+        """The repeats so far, at least one."""
+        fastest = min(self._samples, key=lambda sample: sample.seconds)
+        return Timing(tuple(sample.seconds for sample in self._samples), False, fastest.contention)
+
+    def _look(self, limit: float) -> _Sample:
+        """The best of the first short passes: at least as many calls as last `first_look_ms`. Says how many calls a
+        repeat takes.
+        """
         best = _Sample(math.inf, None)
         number, least = self._options.number, self._options.first_look_ms * 1e6
         looks = 0
         for _ in range(_MOST_PASSES):
-            sample, elapsed = self._pass(function, number)
+            sample, elapsed = self._pass(number)
             best = min(best, sample, key=lambda one: one.seconds)
             if 0 < elapsed < least and not self._single:
                 number = max(number * 2, math.ceil(number * least / elapsed))
@@ -92,21 +106,24 @@ class Race:
             looks += 1
             if best.seconds <= limit or (looks >= _LOOKS and not self._is_disturbed(sample)):
                 break
+        self._number = self._calls_of(best.seconds)
         return best
 
-    def _repeat(self, function: Callable[[], object], number: int) -> tuple[_Sample, int]:
-        """The least disturbed pass of one repeat, and how many calls it took to make it long enough."""
+    def _repeat(self) -> _Sample:
+        """The least disturbed pass of one repeat, with as many calls as make it long enough, and the pause after it."""
         least = self._options.min_repeat_ms * 1e6
         best: _Sample | None = None
         for _ in range(_MOST_PASSES):
-            sample, elapsed = self._pass(function, number)
+            sample, elapsed = self._pass(self._number)
             if 0 < elapsed < least * _CLOSE and not self._single:
-                number = max(number + 1, math.ceil(number * least / elapsed))
+                self._number = max(self._number + 1, math.ceil(self._number * least / elapsed))
                 continue
             best = sample if best is None else min(best, sample, key=lambda one: one.disturbance)
             if not self._is_disturbed(sample):
                 break
-        return best or sample, number
+        if self._options.cooldown_interval:
+            time.sleep(self._options.cooldown_interval)
+        return best or sample
 
     def _is_disturbed(self, sample: _Sample) -> bool:
         """Whether a pass should be made again, which costs one of the spare ones."""
@@ -115,11 +132,11 @@ class Race:
         self._spare -= 1
         return True
 
-    def _pass(self, function: Callable[[], object], number: int) -> tuple[_Sample, int]:
+    def _pass(self, number: int) -> tuple[_Sample, int]:
         if self._before_pass is not None:
             self._before_pass()
         self._meter.start()
-        elapsed = time_calls(function, number)
+        elapsed = time_calls(self._function, number)
         return _Sample(elapsed / number / 1e9, self._meter.share(elapsed)), elapsed
 
     def _calls_of(self, seconds: float) -> int:
@@ -132,3 +149,15 @@ class Race:
     def _single(self) -> bool:
         """Whether every pass is one call, because something is done to the caches before each."""
         return self._before_pass is not None
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Python's garbage collector waits."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -8,7 +8,7 @@ The untuned kernel runs first, and what it computes is what every candidate must
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +79,30 @@ def run_stream(
         yield replace(result, run_seconds=time.perf_counter() - begun)
 
 
+def compare_stream(
+    key: str, artifacts: Sequence[KernelArtifact], turns: int, options: MeasureOptions
+) -> Iterator[str | MeasureResult]:
+    """A sign of life after each of `turns`, in which every kernel is timed once after the other, so that a noisy moment
+    hits them all alike; then one result per kernel, whose costs are those of the turns.
+
+    The kernels were run and checked before: here they share packed constants, in whatever order those are.
+    """
+    buffers = _buffers_of(key)
+    yield STARTED
+    kernels = [buffers.bind(artifact, options.threads) for artifact in artifacts]
+    for kernel in kernels:
+        kernel()
+    before_pass = _before_pass(buffers, options)
+    with ContentionMeter(options.threads) as meter:
+        races = [Race(options, meter, _call(buffers, kernel, options), before_pass) for kernel in kernels]
+        for _ in range(turns):
+            for race in races:
+                race.take_turn()
+            yield STARTED
+        for timing in (race.timing for race in races):
+            yield MeasureResult(timing.costs, MeasureStatus.OK, "", 0.0, False, timing.contention)
+
+
 def _buffers_of(key: str) -> TaskBuffers:
     if key not in _tasks:
         raise MeasureError("this worker was replaced before it was told of the task; ask again")
@@ -110,15 +134,22 @@ def _run(
 
 def _time(buffers: TaskBuffers, kernel: BoundKernel, limit: float, options: MeasureOptions) -> Timing:
     """Race a kernel that has just run, with its constants where `options` want them."""
-    before_pass = buffers.flusher() or Sweeper() if options.enable_cpu_cache_flush else None
-    call: BoundKernel | RotatingKernel = kernel
-    if options.rotate_bytes and buffers.constants:
-        call = kernel.rotating(buffers.places_of_constants(options.rotate_bytes))
     with ContentionMeter(options.threads) as meter:
-        timing = Race(options, meter, before_pass).run(call, limit)
+        call = _call(buffers, kernel, options)
+        timing = Race(options, meter, call, _before_pass(buffers, options)).run(limit)
     if isinstance(call, RotatingKernel):
         call.restore()
     return timing
+
+
+def _call(buffers: TaskBuffers, kernel: BoundKernel, options: MeasureOptions) -> BoundKernel | RotatingKernel:
+    if options.rotate_bytes and buffers.constants:
+        return kernel.rotating(buffers.places_of_constants(options.rotate_bytes))
+    return kernel
+
+
+def _before_pass(buffers: TaskBuffers, options: MeasureOptions) -> Callable[[], None] | None:
+    return buffers.flusher() or Sweeper() if options.enable_cpu_cache_flush else None
 
 
 def _check_once(buffers: TaskBuffers, kernel: BoundKernel) -> MeasureResult | None:

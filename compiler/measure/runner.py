@@ -3,11 +3,12 @@ a single worker process bound to its processors; a candidate that crashes, hangs
 costs one result, its own.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from compiler.errors import MeasureError, OptionError
+from compiler.errors import MeasureError, OptionError, RetuneError
 from compiler.measure.attribution import collect
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
@@ -17,6 +18,8 @@ from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, Wo
 from compiler.runtime.affinity import choose_processors, openmp_environment
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.task import SearchTask
+
+_LOG = logging.getLogger(__name__)
 
 _WORKER = "compiler.measure.run_worker"
 _BUILD_REFERENCE = "compiler.measure.build_worker:build_reference"
@@ -87,6 +90,36 @@ class LocalRunner:
             next(results) if build.artifact is not None else MeasureResult((), build.status, build.error, 0.0)
             for build in builds
         ]
+
+    def compare(
+        self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7
+    ) -> list[MeasureResult] | None:
+        """Time programs that `run` found right, in turn: the costs of each are its times in the `turns`. None when the
+        worker did not survive that: then nobody knows whose fault it was.
+
+        Raises: MeasureError when the worker cannot work at all.
+        """
+        artifacts = [build.artifact for build in builds if build.artifact is not None]
+        if not artifacts:
+            return []
+        self._prepare(task, artifacts[0])
+        stream = self._worker.stream(
+            f"{_WORKER}:compare_stream",
+            _key(task),
+            artifacts,
+            turns,
+            self.options,
+            timeout_s=self.options.run_timeout_s * len(artifacts),
+        )
+        try:
+            return [item for item in stream if isinstance(item, MeasureResult)]
+        except RetuneError as error:
+            _LOG.warning("%s: the best programs could not be timed in turn: %s", task.name, error)
+            return None
+
+    def restart(self) -> None:
+        """Time what comes next in a fresh process."""
+        self._worker.kill()
 
     def close(self) -> None:
         """End the worker process; a later `run` starts a new one."""

@@ -45,6 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("tune", "mlp", "--trials", "-5"), ("budget", "-5")),
         (("tune", "mlp", "--minutes", "0"), ("budget", "more than 0 minutes")),
         (("tune", "mlp", "--threads", "0"), ("threads",)),
+        (("tune", "mlp", "--early-stopping", "-1"), ("early stopping", "-1")),
+        (("tune", "mlp", "--weights", "hot"), ("weights", "cached", "hot")),
         (("tune", "mlp", "--target", "abacus"), ("abacus", "llvm")),
         (("tune", "mlp", "--store", "text.onnx"), ("text.onnx",)),
         (("run", "text.onnx"), ("text.onnx",)),

@@ -32,6 +32,8 @@ def test_defaults_are_filled_in() -> None:
         ({"threads": 100_000}, "threads must lie between 1 and"),
         ({"seed": -1}, "seed"),
         ({"batch": 0}, "batch"),
+        ({"early_stopping": -1}, "early stopping"),
+        ({"weights": "hot"}, "weights must be one of"),
     ],
 )
 def test_senseless_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
@@ -47,11 +49,13 @@ def test_an_unknown_target_is_refused() -> None:
 def test_the_budget_and_the_folder_are_no_part_of_a_runs_identity() -> None:
     keys = ("a", "b")
     first = job(trials=10, home="/somewhere").fingerprint(keys)
-    assert job(minutes=3.0, home="/elsewhere").fingerprint(keys) == first
+    assert job(minutes=3.0, home="/elsewhere", early_stopping=64).fingerprint(keys) == first
     assert job(trials=10).fingerprint(("b", "a")) == first
 
 
-@pytest.mark.parametrize("options", [{"seed": 1}, {"batch": 32}, {"target": "llvm -mcpu=znver4"}])
+@pytest.mark.parametrize(
+    "options", [{"seed": 1}, {"batch": 32}, {"weights": "cached"}, {"target": "llvm -mcpu=znver4"}]
+)
 def test_everything_else_is(options: dict[str, Any]) -> None:
     assert job(**options).fingerprint(("a",)) != job().fingerprint(("a",))
 

@@ -31,10 +31,11 @@ def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(t
     assert json.loads((folder / "report.json").read_text())["run_id"] == first.run_id
     assert first.run_id in str(folder)
 
-    second = tune_network(str(network), trials=6, threads=1, home=str(home))
+    second = tune_network(str(network), trials=400, threads=1, home=str(home), batch=4, early_stopping=8)
+    assert 8 <= second.trials < 400
     records = ParquetRecordStore(home).records()
     assert second.run_id != first.run_id
-    assert Counter(record.run_id for record in records) == {first.run_id: 10, second.run_id: 6}
+    assert Counter(record.run_id for record in records) == {first.run_id: 10, second.run_id: second.trials}
     assert max(Counter((record.task_key, record.steps) for record in records).values()) == 1
     assert all(run.is_complete for run in RunLedger(home).list())
     known = {record.record_id for record in records}

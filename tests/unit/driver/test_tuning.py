@@ -154,6 +154,27 @@ def test_a_task_without_programs_is_given_no_further_rounds() -> None:
     assert run.choose(SchedulerOptions()) == 1
 
 
+def test_a_run_is_stalled_when_trials_bring_nothing_also_after_a_replay() -> None:
+    run, stored = tuning(), []
+    for index in (0, 1, 0, 1):
+        records = one_round(run, index)
+        stored += records
+        run.tell(index, records)
+        assert not run.is_stalled(4)
+    for _ in range(3):
+        records = tuple(replace(record, costs=(1.0,)) for record in one_round(run, 0))
+        stored += records
+        run.tell(0, records)
+    assert run.trials == 28
+    assert run.is_stalled(12)
+    assert not run.is_stalled(13)
+    assert not run.is_stalled(0)
+    again = tuning()
+    again.replay({}, stored)
+    assert again.is_stalled(12)
+    assert not again.is_stalled(13)
+
+
 def test_rows_carry_where_a_program_came_from() -> None:
     run = tuning()
     (record, *_) = one_round(run, 1)

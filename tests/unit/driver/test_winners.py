@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from compiler import te
-from compiler.driver.winners import GUESSES, LOOKS, Winner, choose_winner, first_guesses
+from compiler.driver.winners import GUESSES, Winner, choose_winner, first_guesses
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
@@ -31,10 +31,23 @@ class Builder(LocalBuilder):
 
 
 class Runner(LocalRunner):
-    """Answers with the looks it was given, one after the other."""
+    """Answers with the `alone` looks it was given, program by program in the order of the builds (the untuned one comes
+    last), then with the comparison, then with what runs in fresh processes.
+    """
 
-    def __init__(self, *looks: Sequence[MeasureResult | float]) -> None:
-        self.looks = list(looks)
+    def __init__(
+        self,
+        alone: Sequence[MeasureResult | float],
+        turns: Sequence[float] | None = None,
+        fresh: Sequence[MeasureResult | float] = (),
+    ) -> None:
+        self.looks = [alone, *([each] for each in fresh)]
+        self.turns = turns
+        self.processes = 0
+        self.compared = 0
+
+    def restart(self) -> None:
+        self.processes += 1
 
     def run(
         self,
@@ -45,6 +58,18 @@ class Runner(LocalRunner):
         look = self.looks.pop(0)
         assert len(look) == len(builds)
         return [ok(each) if isinstance(each, float) else each for each in look]
+
+    def compare(
+        self,
+        task: SearchTask,  # noqa: ARG002
+        builds: Sequence[BuildResult],
+        turns: int = 7,  # noqa: ARG002
+    ) -> list[MeasureResult] | None:
+        self.compared = len(builds)
+        if self.turns is None:
+            return None
+        assert len(self.turns) == len(builds)
+        return [ok(each) for each in self.turns]
 
 
 def ok(seconds: float) -> MeasureResult:
@@ -94,48 +119,60 @@ def served(winner: Winner) -> str:
 RECORDS = (record("a", 1e-3), record("b", 2e-3))
 
 
-def test_the_fastest_in_the_fresh_timing_serves(task: SearchTask) -> None:
-    winner = choose_winner(task, RECORDS, Builder(), Runner([9e-3, 5e-3, 3e-3]))
+def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
+    runner = Runner([3e-3, 4e-3, 5e-3], turns=[4e-3, 3e-3, 5e-3], fresh=[3e-3])
+    winner = choose_winner(task, RECORDS, Builder(), runner)
     assert served(winner) == "b"
-    assert (winner.default_seconds, winner.seconds) == (9e-3, 3e-3)
+    assert (winner.default_seconds, winner.seconds) == (5e-3, 3e-3)
+    assert runner.processes == 2
+    assert runner.looks == []
+
+
+def test_who_is_far_behind_does_not_take_part(task: SearchTask) -> None:
+    runner = Runner([1e-3, 1.1e-3, 9e-3], turns=[1e-3, 1.2e-3], fresh=[1e-3])
+    winner = choose_winner(task, RECORDS, Builder(), runner)
+    assert served(winner) == "a"
+    assert (winner.default_seconds, winner.seconds) == (9e-3, 1e-3)
 
 
 def test_a_wrong_answer_never_serves_and_the_reason_is_kept(task: SearchTask) -> None:
-    winner = choose_winner(task, RECORDS, Builder(), Runner([9e-3, WRONG, 3e-3]))
+    winner = choose_winner(task, RECORDS, Builder(), Runner([WRONG, 3e-3, 9e-3], fresh=[3e-3]))
     assert served(winner) == "b"
     assert winner.rejected == ("a: WRONG_ANSWER: off by 3",)
 
 
-def test_a_disturbed_timing_gets_another_look(task: SearchTask) -> None:
-    winner = choose_winner(task, RECORDS, Builder(), Runner([5e-3, 6e-3, 7e-3], [5e-3, 1e-3, 7e-3]))
-    assert served(winner) == "a"
-
-
-def test_one_wrong_look_is_enough_to_be_out(task: SearchTask) -> None:
-    winner = choose_winner(task, RECORDS, Builder(), Runner([5e-3, WRONG, 7e-3], [5e-3, 1e-3, 2e-3]))
+def test_a_winner_that_is_wrong_in_a_fresh_process_gives_way_to_the_next(task: SearchTask) -> None:
+    runner = Runner([1e-3, 1.5e-3, 9e-3], turns=[1e-3, 1.5e-3], fresh=[WRONG, 1.5e-3])
+    winner = choose_winner(task, RECORDS, Builder(), runner)
     assert served(winner) == "b"
+    assert winner.rejected == ("a: WRONG_ANSWER: in a fresh process: off by 3",)
+
+
+def test_a_comparison_that_fails_leaves_the_single_times(task: SearchTask) -> None:
+    runner = Runner([2e-3, 1.5e-3, 2.5e-3], turns=None, fresh=[1.5e-3])
+    assert served(choose_winner(task, RECORDS, Builder(), runner)) == "b"
+    assert runner.compared == 3
 
 
 def test_the_untuned_program_serves_when_nothing_is_faster(task: SearchTask) -> None:
-    runner = Runner(*[[1e-3, 6e-3, 7e-3]] * LOOKS)
+    runner = Runner([1.6e-3, 1.7e-3, 1e-3], turns=[1.6e-3, 1.7e-3, 1e-3])
     winner = choose_winner(task, RECORDS, Builder(), runner)
     assert served(winner) == ""
     assert winner.seconds == winner.default_seconds == 1e-3
-    assert runner.looks == []
 
 
 def test_without_records_the_untuned_program_is_timed_once(task: SearchTask) -> None:
-    runner = Runner([1e-3], [1e-3])
+    runner = Runner([1e-3])
     assert served(choose_winner(task, (), Builder(), runner)) == ""
-    assert len(runner.looks) == 1
+    assert (runner.looks, runner.compared) == ([], 0)
 
 
 def test_the_records_steps_are_what_is_built(task: SearchTask) -> None:
     builder = Builder()
-    choose_winner(task, (replace(RECORDS[0], steps="[]"),), builder, Runner([2e-3, 1e-3]))
+    choose_winner(task, (replace(RECORDS[0], steps="[]"),), builder, Runner([1e-3, 9e-3], fresh=[1e-3]))
     (candidates,) = builder.built
     assert len(candidates) == 2
-    assert tuple(candidates[1]) == ()
+    assert tuple(candidates[0]) == ()
 
 
 def test_a_task_without_records_gets_a_guess_that_was_checked() -> None:

@@ -47,7 +47,7 @@ def raced(
     options: MeasureOptions | None = None,
 ) -> Timing:
     monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now)
-    return Race(options or MeasureOptions(repeat=3, min_repeat_ms=5.0), Meter(shares)).run(clock.call, limit)
+    return Race(options or MeasureOptions(repeat=3, min_repeat_ms=5.0), Meter(shares), clock.call).run(limit)
 
 
 def test_a_program_within_reach_gets_all_its_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_a_system_without_accounts_counts_as_quiet(monkeypatch: pytest.MonkeyPat
 def test_what_happens_before_a_pass_makes_passes_of_the_given_number_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, before = Clock(1000), []
     monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now)
-    race = Race(MeasureOptions(repeat=3), Meter([0.0]), lambda: before.append(clock.calls))
-    assert race.run(clock.call, 1.0).costs == (1e-6,) * 3
+    race = Race(MeasureOptions(repeat=3), Meter([0.0]), clock.call, lambda: before.append(clock.calls))
+    assert race.run(1.0).costs == (1e-6,) * 3
     assert before == [0, 1, 2, 3]
 
 
@@ -119,3 +119,16 @@ def test_repeats_are_followed_by_pauses(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_clock_that_stands_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raced(monkeypatch, Clock(0), 1.0).costs == (0.0,) * 3
+
+
+def test_turns_of_several_programs_go_on_with_their_own_number_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clock(MS), Clock(MS // 2)
+    races = []
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: sum(clock.now for clock in clocks))
+    for clock in clocks:
+        races.append(Race(MeasureOptions(min_repeat_ms=2.0), Meter([0.0]), clock.call))
+    for _ in range(3):
+        for race in races:
+            race.take_turn()
+    assert [race.timing.costs for race in races] == [(1e-3,) * 3, (0.5e-3,) * 3]
+    assert [clock.calls for clock in clocks] == [1 + 3 * 2, 1 + 3 * 4]

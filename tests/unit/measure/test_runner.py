@@ -240,3 +240,28 @@ def test_other_load_is_recorded() -> None:
 def _run_options(options: MeasureOptions) -> list[MeasureResult]:
     with _runner(options) as runner:
         return _run(runner, "good")
+
+
+def test_programs_are_compared_in_turn(runner: LocalRunner) -> None:
+    builds = [_built("good"), _built("slow"), _built("good")]
+    results = runner.compare(task(), builds, turns=3)
+    assert results is not None
+    fast, slow, again = results
+    assert [len(result.costs) for result in results] == [3, 3, 3]
+    assert min(slow.costs) > 10 * min(fast.costs)
+    assert min(again.costs) < 10 * min(fast.costs)
+    assert [result.status for result in runner.run(task(), builds)] == [OK] * 3  # the buffers are as they were
+
+
+def test_a_comparison_that_loses_its_worker_blames_nobody(runner: LocalRunner) -> None:
+    assert runner.compare(task(), [_built("good"), _built("crash")]) is None
+    assert _run(runner, "good")[0].status is OK
+
+
+def test_what_comes_after_a_restart_runs_in_another_process(runner: LocalRunner) -> None:
+    _run(runner, "good")
+    before = runner._worker.pid
+    runner.restart()
+    assert _run(runner, "good")[0].status is OK
+    assert before is not None
+    assert runner._worker.pid not in (None, before)
