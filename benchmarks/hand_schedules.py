@@ -24,6 +24,9 @@ from compiler.schedule.primitives import (
 )
 from compiler.schedule.state import State
 
+_LANES = 16
+"""Channels of a depthwise tile: one vector of the widest registers."""
+
 Schedule = Callable[[State], State]
 Lengths = Mapping[str, tuple[int, ...]]
 """Inner lengths of the loops that are split, by name."""
@@ -176,16 +179,24 @@ def small_image_convolution(width: int, channels: int, depth: int, *, inner: str
     return schedule
 
 
-def row_by_row(state: State) -> State:
-    """Every stage inside the outermost loop of the last one, rows on all threads: a row stays in the nearest cache."""
-    last = len(state.stages) - 1
-    for number in range(last - 1, -1, -1):
-        if state.stages[number].is_compute:
-            state = compute_at(state, number, last, 0)
-    for number, stage in enumerate(state.stages):
-        if stage.is_compute and not stage.has_reduce_iter and len(stage.iters) > 1:
-            state, _ = vectorize(state, number, len(stage.iters) - 1)
-    return parallel_outer(state, last, 1)
+def rows(block: int) -> Schedule:
+    """Every stage inside the loop over blocks of rows of the last one, so that a block stays in the nearest cache; the
+    ends of the reductions of a block's rows overlap.
+    """
+
+    def schedule(state: State) -> State:
+        last = len(state.stages) - 1
+        state, _ = split(state, last, 0, (block,))
+        for number in range(last - 1, -1, -1):
+            if state.stages[number].is_compute:
+                state = compute_at(state, number, last, 0)
+        for number, stage in enumerate(state.stages):
+            wide = len(stage.iters) - (number == last) > 1
+            if stage.is_compute and not stage.has_reduce_iter and wide:
+                state, _ = vectorize(state, number, len(stage.iters) - 1)
+        return parallel_outer(state, last, 1)
+
+    return schedule
 
 
 def transposed_convolution(width: int, channels: int) -> Schedule:
@@ -210,21 +221,25 @@ def transposed_convolution(width: int, channels: int) -> Schedule:
     return schedule
 
 
-def depthwise(rows: int, width: int, channels: int, *, order: str = "n x.0 c.0 y.0 y.1 x.1 c.1") -> Schedule:
-    """A tile of neighbouring rows and columns, whose windows overlap, of a few channels; tiles go down the image, so
-    that the rows they share are still in the nearest cache.
+def depthwise(height: int, width: int, *, channels_first: bool = False) -> Schedule:
+    """A tile of neighbouring rows and columns, whose windows overlap, of one vector of channels. Tiles go down a stripe
+    of the image, all channels of one or, with `channels_first`, one vector of channels after the other, so that the
+    rows they share are still in the nearest cache. Padding is chosen where the input is read: a copy costs as much as
+    the convolution.
     """
+    order, at = ("c.0 x.0 y.0", "y.0") if channels_first else ("x.0 y.0 c.0", "c.0")
 
     def schedule(state: State) -> State:
+        state = compute_inline(state, "conv_pad")
         return tiled_reduction(
-            padded_first(state),
+            state,
             "conv",
-            tiles={"y": (rows,), "x": (width,), "c": (channels,)},
-            order=order,
-            at="y.0",
+            tiles={"y": (height,), "x": (width,), "c": (_LANES,)},
+            order=f"n {order} y.1 x.1 c.1",
+            at=at,
             inner="ry rx y x c",
             threads_over=3,
-            unroll=rows * width * channels,
+            unroll=9 * height * width,
         )
 
     return schedule

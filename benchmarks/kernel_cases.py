@@ -13,7 +13,7 @@ from benchmarks.hand_schedules import (
     convolution,
     depthwise,
     product,
-    row_by_row,
+    rows,
     small_image_convolution,
     transposed_convolution,
 )
@@ -74,16 +74,16 @@ def _depthwise(size: int, channels: int, schedule: Schedule, *, stride: int = 1)
 
 _MOBILENET = dict(
     (
-        _depthwise(112, 32, depthwise(2, 7, 16)),
-        _depthwise(56, 96, depthwise(2, 7, 16), stride=2),
-        _depthwise(56, 144, depthwise(2, 7, 16)),
-        _depthwise(28, 144, depthwise(2, 7, 16), stride=2),
-        _depthwise(28, 192, depthwise(2, 7, 16)),
-        _depthwise(14, 192, depthwise(2, 7, 16), stride=2),
-        _depthwise(14, 384, depthwise(2, 7, 16)),
-        _depthwise(14, 576, depthwise(2, 7, 16)),
-        _depthwise(7, 576, depthwise(1, 7, 16), stride=2),
-        _depthwise(7, 960, depthwise(1, 7, 16)),
+        _depthwise(112, 32, depthwise(2, 7)),
+        _depthwise(56, 96, depthwise(1, 7, channels_first=True), stride=2),
+        _depthwise(56, 144, depthwise(2, 7)),
+        _depthwise(28, 144, depthwise(1, 14), stride=2),
+        _depthwise(28, 192, depthwise(2, 7)),
+        _depthwise(14, 192, depthwise(1, 7, channels_first=True), stride=2),
+        _depthwise(14, 384, depthwise(2, 7)),
+        _depthwise(14, 576, depthwise(2, 7)),
+        _depthwise(7, 576, depthwise(1, 7, channels_first=True), stride=2),
+        _depthwise(7, 960, depthwise(1, 7, channels_first=True)),
     )
 )
 
@@ -101,12 +101,12 @@ _OTHERS = {
     "conv3d_3x3x3_4x14x14_256_256": Case(Convolution((4, 14, 14), (256, 256), 3), convolution(14, 32)),
     "conv3x3_bias_relu_56x56_64_64": Case(Convolution((56, 56), (64, 64), 3, epilogue=True), convolution(14, 32)),
     "conv3x3_bias_relu_14x14_256_256": Case(Convolution((14, 14), (256, 256), 3, epilogue=True), convolution(14, 32)),
-    "softmax_1536x128": Case(Softmax((1536, 128)), row_by_row, True),
-    "softmax_6144x512": Case(Softmax((6144, 512)), row_by_row, True),
-    "softmax_16384x1024": Case(Softmax((16384, 1024)), row_by_row, True),
-    "layer_norm_128x768": Case(LayerNorm((128, 768)), row_by_row, True),
-    "layer_norm_4096x1024": Case(LayerNorm((4096, 1024)), row_by_row, True),
-    "layer_norm_16384x1024": Case(LayerNorm((16384, 1024)), row_by_row, True),
+    "softmax_1536x128": Case(Softmax((1536, 128)), rows(1), True),
+    "softmax_6144x512": Case(Softmax((6144, 512)), rows(1), True),
+    "softmax_16384x1024": Case(Softmax((16384, 1024)), rows(1), True),
+    "layer_norm_128x768": Case(LayerNorm((128, 768)), rows(1), True),
+    "layer_norm_4096x1024": Case(LayerNorm((4096, 1024)), rows(1), True),
+    "layer_norm_16384x1024": Case(LayerNorm((16384, 1024)), rows(1), True),
 }
 
 CASES: Mapping[str, Case] = {

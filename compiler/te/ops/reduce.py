@@ -52,7 +52,7 @@ def _reduce(
 
 
 def softmax(call: OpCall) -> Tensor:
-    """exp(x - max(x)) / sum(exp(x - max(x))) along `axis`."""
+    """exp(x - max(x)) / sum(exp(x - max(x))) along `axis`, with one division for each sum."""
     source = call.tensor(0)
     axis = call.integer("axis")
     kept = tuple(extent for place, extent in enumerate(source.shape) if place != axis)
@@ -63,4 +63,5 @@ def softmax(call: OpCall) -> Tensor:
     peak = _reduce(source, (axis,), te.max, kept, keepdims=False, name=f"{call.name}_max")
     power = te.compute(call.shape, lambda *i: te.exp(source[i] - peak[without(i)]), name=f"{call.name}_exp")
     total = _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{call.name}_sum")
-    return te.compute(call.shape, lambda *i: power[i] / total[without(i)], name=call.name)
+    inverse = te.compute(kept, lambda *i: 1.0 / total[i], name=f"{call.name}_inverse")
+    return te.compute(call.shape, lambda *i: power[i] * inverse[without(i)], name=call.name)

@@ -10,7 +10,7 @@ from benchmarks.hand_schedules import (
     convolution,
     depthwise,
     product,
-    row_by_row,
+    rows,
     small_image_convolution,
     transposed_convolution,
 )
@@ -41,10 +41,11 @@ SMALL: list[tuple[str, Problem, Schedule]] = [
     ("conv 1-d", Convolution((16,), (6, 32), 3), convolution(8, 32)),
     ("conv 3-d", Convolution((2, 4, 14), (6, 32), 3), convolution(14, 32)),
     ("small image", Convolution((7, 7), (16, 64), 3), small_image_convolution(7, 64, 8)),
-    ("depthwise", Convolution((4, 14), (32, 32), 3, groups=32), depthwise(2, 7, 16)),
+    ("depthwise", Convolution((4, 14), (32, 32), 3, groups=32), depthwise(2, 7)),
+    ("depthwise, stride", Convolution((3, 14), (32, 32), 3, 2, groups=32), depthwise(1, 7, channels_first=True)),
     ("transposed", TransposedConvolution((8, 16), (5, 32)), transposed_convolution(8, 32)),
-    ("softmax", Softmax((6, 100)), row_by_row),
-    ("norm", LayerNorm((6, 100)), row_by_row),
+    ("softmax", Softmax((6, 100)), rows(1)),
+    ("norm", LayerNorm((6, 100)), rows(2)),
 ]
 
 
