@@ -77,7 +77,7 @@ _MOBILENET = dict(
         _depthwise(112, 32, depthwise(2, 7)),
         _depthwise(56, 96, depthwise(1, 7, channels_first=True), stride=2),
         _depthwise(56, 144, depthwise(2, 7)),
-        _depthwise(28, 144, depthwise(1, 14), stride=2),
+        _depthwise(28, 144, depthwise(2, 4, channels_first=True), stride=2),
         _depthwise(28, 192, depthwise(2, 7)),
         _depthwise(14, 192, depthwise(1, 7, channels_first=True), stride=2),
         _depthwise(14, 384, depthwise(2, 7)),
