@@ -8,6 +8,7 @@ Always: everything a user can cause derives from `RetuneError`.
     │   ├── DuplicateWorkloadError   the name is taken (also a RuntimeError)
     │   ├── UnregisteredWorkloadError no key can be made of this function or argument (also a ValueError)
     │   └── UnknownWorkloadError     no registered workload has this key (also a KeyError)
+    ├── RegistryError            a function that kernels call is not registered, or its name is taken (a ValueError)
     ├── ScheduleError            a transform step does not fit the state it is applied to
     ├── LoweringError            a schedule cannot be turned into code within the target's limits
     ├── TargetError              a target text names no machine we can generate code for
@@ -52,6 +53,10 @@ class UnknownWorkloadError(WorkloadError, KeyError):
 
     def __str__(self) -> str:
         return Exception.__str__(self)
+
+
+class RegistryError(RetuneError, ValueError):
+    """A function that kernels call is not registered, or its name is taken."""
 
 
 class ScheduleError(RetuneError):

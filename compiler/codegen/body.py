@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from compiler.codegen.expressions import ExpressionEmitter
 from compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
 from compiler.codegen.values import Ramp, Scalar, Storage, Value
+from compiler.errors import LoweringError
 from compiler.ir.expr import Buffer, Expr, Load, Var
-from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopKind, Stmt, Store, exprs_of, walk_stmt
+from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopKind, Stmt, Store, exprs_of, walk_stmt
 from compiler.ir.visit import walk
 
 CHUNKS_PER_TURN = 4
@@ -49,6 +50,8 @@ class BodyEmitter(ExpressionEmitter):
                 self.store(stmt)
             case Allocate():
                 self.allocate(stmt)
+            case Invoke():
+                raise LoweringError(f"the function {stmt.function} is called inside a loop")
 
     def loop(self, loop: For) -> None:
         """A loop of any kind but an outermost parallel one."""
@@ -200,8 +203,13 @@ class BodyEmitter(ExpressionEmitter):
         buffer = stmt.buffer
         ramp = self.env.get(self.vector) if self.vector is not None else None
         lanes = ramp.lanes if isinstance(ramp, Ramp) and buffer.scope == "register" else 1
+        known = (buffer, lanes)
+        if not buffer.shape and known in self.temporaries:  # one value keeps its place in all unrolled copies
+            self.storage[buffer] = Storage(self.temporaries[known], lanes)
+            self.statement(stmt.body)
+            return
         size = max(1, buffer.size) * lanes
-        pointer = self.writer.fresh("buf")
+        pointer = self.temporaries[known] = self.writer.fresh("buf")
         self.writer.entry.append(f"  {pointer} = alloca [{size} x {memory_type(buffer.dtype)}], align 64")
         self.storage[buffer] = Storage(pointer, lanes)
         self.stack_bytes += size * item_bytes(buffer.dtype)

@@ -203,7 +203,7 @@ class ExpressionEmitter(ConditionEmitter):
 
 def _may_fault(node: Expr) -> bool:
     """Whether evaluating a node where its value is not wanted could stop the process."""
-    return isinstance(node, Load) or _may_trap(node)
+    return (isinstance(node, Load) and node.buffer.scope != "register") or _may_trap(node)
 
 
 def _may_trap(node: Expr) -> bool:

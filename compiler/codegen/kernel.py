@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from compiler.codegen.body import BodyEmitter
 from compiler.errors import LoweringError
 from compiler.ir.expr import Buffer
-from compiler.ir.stmt import Block, For, LoopFunction, LoopKind, Stmt
+from compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
+from compiler.runtime.artifact import ExternBuffer, ExternCall
 
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class KernelText:
-    """LLVM text of a kernel and the size of the workspace it needs."""
+    """LLVM text of a kernel, the size of the workspace it needs, and the functions that it calls."""
 
     llvm: str
     workspace_bytes: int
+    calls: tuple[ExternCall, ...] = ()
 
 
 def write_kernel(function: LoopFunction, vector_bytes: int, stack_bytes: int, attributes: str = "") -> KernelText:
@@ -37,7 +39,13 @@ def write_kernel(function: LoopFunction, vector_bytes: int, stack_bytes: int, at
     buffers = (*function.params, *function.workspace)
     parts = []
     calls = []
+    called: list[ExternCall] = []
     for index, statement in enumerate(statements):
+        if isinstance(statement, Invoke):
+            called.append(_call_of(f"{function.name}.call{index}", statement))
+            parts.append(f"declare i32 @{called[-1].symbol}(ptr)")
+            calls.append(_invocation(called[-1].symbol, index, statement, buffers))
+            continue
         text, call = _part(function.name, index, statement, buffers, vector_bytes, stack_bytes)
         parts.append(text)
         calls.append(call)
@@ -52,7 +60,31 @@ def write_kernel(function: LoopFunction, vector_bytes: int, stack_bytes: int, at
         )
     )
     module = "\n\n".join([declarations, *parts, entry, f"attributes #0 = {{ nounwind {attributes} }}"])
-    return KernelText(module, workspace_bytes)
+    return KernelText(module, workspace_bytes, tuple(called))
+
+
+def _call_of(symbol: str, statement: Invoke) -> ExternCall:
+    args = tuple(
+        ExternBuffer(arg.shape, arg.dtype, arg in statement.written) if isinstance(arg, Buffer) else arg
+        for arg in statement.args
+    )
+    return ExternCall(symbol, statement.function, args)
+
+
+def _invocation(symbol: str, index: int, statement: Invoke, buffers: Sequence[Buffer]) -> str:
+    """The lines that call a registered function with the addresses of its buffers, and stop the kernel if it fails."""
+    given = [buffers.index(arg) for arg in statement.args if isinstance(arg, Buffer)]
+    lines = [f"  %args{index} = alloca [{max(1, len(given))} x ptr], align 8"]
+    for place, number in enumerate(given):
+        lines.append(f"  %args{index}.{place} = getelementptr ptr, ptr %args{index}, i64 {place}")
+        lines.append(f"  store ptr %b{number}, ptr %args{index}.{place}, align 8")
+    lines.append(f"  %code{index} = call i32 @{symbol}(ptr %args{index})")
+    lines.append(f"  %fails{index} = icmp ne i32 %code{index}, 0")
+    lines.append(f"  br i1 %fails{index}, label %failed{index}, label %returned{index}")
+    lines.append(f"failed{index}:")
+    lines.append(f"  ret i32 %code{index}")
+    lines.append(f"returned{index}:")
+    return "\n".join(lines)
 
 
 def _part(

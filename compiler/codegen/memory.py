@@ -30,6 +30,7 @@ class MemoryEmitter(ABC):
         self.active: int | None = None
         self.stack_bytes = 0
         self.fallbacks: dict[tuple[str, int, str], str] = {}
+        self.temporaries: dict[tuple[Buffer, int], str] = {}
         # These are keyed by identity, which is safe because the tuples are kept alive beside the answers.
         self.forms: dict[tuple[int, tuple[int, ...]], tuple[Affine, tuple[Expr, ...]]] = {}
         self.conditions: dict[int, tuple[list[tuple[Expr, Affine | None]], Expr]] = {}

@@ -32,7 +32,7 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
         is_output = position >= len(task.dag.inputs)
         args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, packings.get(param.name)))
     code = compile_module(text.llvm, task.target)
-    return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target))
+    return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls)
 
 
 def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:

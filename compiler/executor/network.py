@@ -26,7 +26,7 @@ import numpy as np
 from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
 from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
+from compiler.runtime.artifact import ArgSpec, Array, ExternBuffer, ExternCall, KernelArtifact
 
 FORMAT_VERSION = 1
 
@@ -170,7 +170,23 @@ def _kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
         "target": kernel.target,
         "workspace_bytes": kernel.workspace_bytes,
         "args": [asdict(arg) for arg in kernel.args],
+        "calls": [_call_row(call) for call in kernel.calls],
     }
+
+
+def _call_row(call: ExternCall) -> dict[str, Any]:
+    args = [asdict(arg) if isinstance(arg, ExternBuffer) else arg for arg in call.args]
+    return {"symbol": call.symbol, "function": call.function, "args": args}
+
+
+def _call_of(row: Mapping[str, Any]) -> ExternCall:
+    args = tuple(
+        ExternBuffer(tuple(int(extent) for extent in arg["shape"]), str(arg["dtype"]), bool(arg["writable"]))
+        if isinstance(arg, dict)
+        else arg
+        for arg in row["args"]
+    )
+    return ExternCall(row["symbol"], row["function"], args)
 
 
 def _kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
@@ -184,7 +200,8 @@ def _kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
         )
         for arg in row["args"]
     )
-    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"])
+    calls = tuple(_call_of(call) for call in row.get("calls", ()))
+    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"], calls)
 
 
 def _packing_of(row: Mapping[str, Any]) -> Packing:

@@ -32,7 +32,7 @@ def extract(
     unless `count` says how many equal programs there are.
     """
     programs = count or _program_count(nests, choices)
-    local = frozenset(nest.write.tensor for nest in nests if nest.attached)
+    local = frozenset(write.tensor for nest in nests if nest.attached for write in nest.writes)
     arrays = [nest_arrays(nest, choices, programs) for nest in nests]
     touched = [touches(nest, local, hardware.cache_line_bytes) for nest in arrays]
     volumes = [touched_bytes(nest, touch) for nest, touch in zip(arrays, touched, strict=True)]
@@ -98,9 +98,10 @@ def _producer(
     """The statement that writes a buffer inside loops of this statement, if there is one."""
     loops = nests[row].source.loops
     for other, nest in enumerate(nests):
-        written = touched[other][0]
-        if other == row or written.tensor is not touch.tensor or not nest.source.attached:
+        found = [one for one in touched[other] if one.is_write and one.tensor == touch.tensor]
+        if other == row or not found or not nest.source.attached:
             continue
+        written = found[0]
         pairs = zip(loops, nest.source.loops, strict=False)
         shared = next((at for at, (mine, its) in enumerate(pairs) if mine.key != its.key), min(len(loops), nest.depth))
         if shared:

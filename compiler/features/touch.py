@@ -38,21 +38,24 @@ class Touch:
 
 
 def touches(nest: Nest, local: frozenset[Tensor], line_bytes: int) -> tuple[Touch, ...]:
-    """The written buffer, then those read, in reading order, each once; a reduction reads what it writes."""
+    """The written buffers, then those read, in reading order, each once; a reduction reads what it writes."""
     source = nest.source
     reads: dict[Tensor, list[Access]] = {}
     for access in source.reads:
         reads.setdefault(access.tensor, []).append(access)
-    written = source.write.tensor
-    updated = any(nest.reduce) or written in reads
+    written = [write.tensor for write in source.writes]
+    updated = any(nest.reduce)
     free = source.op.attrs.get("layout_free_placeholders", ())
-    first = _touch(nest, [source.write], (updated, True), False, written in local, line_bytes)
+    writes = [
+        _touch(nest, [write], (updated or write.tensor in reads, True), False, write.tensor in local, line_bytes)
+        for write in source.writes
+    ]
     others = [
         _touch(nest, group, (True, False), tensor in free, tensor in local, line_bytes)
         for tensor, group in reads.items()
-        if tensor is not written
+        if tensor not in written
     ]
-    return (first, *others)
+    return (*writes, *others)
 
 
 def _touch(

@@ -5,6 +5,7 @@ Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: seri
      | If(condition, body)
      | Store(buffer, indices, value)
      | Allocate(buffer, body)            the buffer lives as long as the body
+     | Invoke(function, args, written)   call a registered function; only outside of all loops
      | Block(statements)
 """
 
@@ -77,7 +78,18 @@ class Block:
     statements: tuple["Stmt", ...]
 
 
-Stmt = For | Let | If | Store | Allocate | Block
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """Call the function registered under a name with whole buffers, numbers and texts; it writes `written`."""
+
+    function: str
+    args: tuple[Buffer | int | float | str | bool, ...]
+    written: frozenset[Buffer]
+
+
+Stmt = For | Let | If | Store | Allocate | Block | Invoke
+LEAVES = (Store, Invoke)
+"""Statements without statements inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +135,9 @@ def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
         case Allocate():
             yield f"{pad}{stmt.buffer.scope} {stmt.buffer}: {stmt.buffer.dtype}{list(stmt.buffer.shape)}"
             yield from _lines(stmt.body, depth)
+        case Invoke():
+            args = ", ".join(str(arg) if isinstance(arg, Buffer) else repr(arg) for arg in stmt.args)
+            yield f"{pad}{stmt.function}({args})"
         case Block():
             for inner in stmt.statements:
                 yield from _lines(inner, depth)
@@ -136,13 +151,18 @@ def block(*statements: Stmt) -> Stmt:
     return flat[0] if len(flat) == 1 else Block(tuple(flat))
 
 
+def is_temporary(buffer: Buffer) -> bool:
+    """Whether the buffer is one value in a register, of which every lane of a vector loop has its own."""
+    return buffer.scope == "register" and not buffer.shape
+
+
 def walk_stmt(stmt: Stmt) -> Iterator[Stmt]:
     """The statement and everything below it, parents first."""
     yield stmt
     if isinstance(stmt, Block):
         for inner in stmt.statements:
             yield from walk_stmt(inner)
-    elif not isinstance(stmt, Store):
+    elif not isinstance(stmt, LEAVES):
         yield from walk_stmt(stmt.body)
 
 
@@ -150,7 +170,7 @@ def map_stmt(stmt: Stmt, rule: Callable[[Stmt], Stmt | None]) -> Stmt:
     """Rebuild from the leaves: inner statements first, then `rule` on the rebuilt one (None keeps it)."""
     if isinstance(stmt, Block):
         stmt = block(*(map_stmt(inner, rule) for inner in stmt.statements))
-    elif not isinstance(stmt, Store):
+    elif not isinstance(stmt, LEAVES):
         body = map_stmt(stmt.body, rule)
         stmt = stmt if body is stmt.body else replace(stmt, body=body)
     result = rule(stmt)

@@ -4,12 +4,12 @@ Always: cheap; what it accepts has a meaning, so a pass that makes nonsense is n
 
 The rules: a variable is bound once on its path and before it is used; an access has as many indices as its buffer has
 dimensions; only outputs, workspace and allocated buffers are written, and an allocated buffer is used inside its
-allocation alone; extents are positive; conditions are bools.
+allocation alone; extents are positive; conditions are bools; functions are called outside of all loops.
 """
 
 from compiler.errors import LoweringError
 from compiler.ir.expr import BOOL, Buffer, Expr, Load, Var
-from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopFunction, Stmt, Store, exprs_of
+from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, exprs_of
 from compiler.ir.visit import walk
 
 _ALLOCATED = ("local", "register")
@@ -65,6 +65,13 @@ class _Checker:
                 _demand(stmt.buffer not in buffers, f"{stmt.buffer} is allocated inside its own allocation")
                 _demand(all(extent > 0 for extent in stmt.buffer.shape), f"{stmt.buffer} has no elements")
                 self.statement(stmt.body, bound, buffers | {stmt.buffer})
+            case Invoke():
+                _demand(not bound, f"the function {stmt.function} is called inside a loop")
+                for buffer in stmt.args:
+                    if isinstance(buffer, Buffer):
+                        _demand(buffer in buffers, f"{buffer} ({buffer.scope}) is used where it does not exist")
+                        written = buffer in stmt.written and buffer in self.constant
+                        _demand(not written, f"the input {buffer} is written")
             case Store():
                 _demand(stmt.buffer not in self.constant, f"the input {stmt.buffer} is written")
                 self.access(stmt.buffer, stmt.indices, buffers)

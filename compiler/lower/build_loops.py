@@ -3,15 +3,16 @@
 Always: it computes what the definition says; no optimisation happens here.
 
 Loops of one turn disappear. A reduction is initialised just before its outermost loop. A loop that runs over its axis'
-end gets a guard.
+end gets a guard. A stage with several results has a buffer for each; what a reduction of several reads and joins is
+held in registers until all of it is known. A stage that calls a function is that call, outside of all loops.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, const
-from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.expr import Binary, Buffer, Expr, Load, Var, as_expr, const
+from compiler.ir.stmt import Allocate, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.bounds import infer_stage_bounds, inline_body
 from compiler.schedule.linear import Linear, LoopKey
@@ -26,7 +27,7 @@ from compiler.schedule.state import (
     Root,
     State,
 )
-from compiler.te.tensor import ComputeOp, Reduce, TensorRead
+from compiler.te.tensor import ComputeOp, ExternOp, Handle, PlaceholderOp, Reduce, Tensor, TensorRead, values_of
 
 _KINDS = {
     Annotation.NONE: LoopKind.SERIAL,
@@ -66,24 +67,33 @@ class _Builder:
         self.strides: dict[int, tuple[int, ...]] = {}
         self.buffers = self._make_buffers()
 
-    def _make_buffers(self) -> list[Buffer]:
-        buffers: list[Buffer] = []
+    def _make_buffers(self) -> list[tuple[Buffer, ...]]:
+        """A buffer for every result of every stage."""
+        buffers: list[tuple[Buffer, ...]] = []
         taken: set[str] = set()
-        for stage_id, node in enumerate(self.state.dag.nodes):
-            output = stage_id in self.state.dag.output_ids
-            name = node.tensor.name if output else node.op.name
+        dag = self.state.dag
+        for stage_id, node in enumerate(dag.nodes):
+            name = node.tensor.op.name if stage_id in dag.output_ids else node.op.name
             while name in taken:
                 name = f"{name}.{stage_id}"
             taken.add(name)
+            names = [name] if len(node.tensors) == 1 else [f"{name}.v{place}" for place in range(len(node.tensors))]
             found = self.bounds.get(stage_id)
-            if isinstance(self.state.stages[stage_id].location, Attached) and found is not None:
-                shape = self._allocated(stage_id, tuple(_fixed(extent) for extent in found.region.extents))
-                buffers.append(Buffer(name, shape, node.op.dtype, "local"))
-            else:
-                shape = self._allocated(stage_id, node.op.shape)
-                inner = isinstance(node.op, ComputeOp) and not output
-                buffers.append(Buffer(name, shape, node.op.dtype, "workspace" if inner else "global"))
+            attached = isinstance(self.state.stages[stage_id].location, Attached) and found is not None
+            made = []
+            for each, tensor, shape, dtype in zip(names, node.tensors, node.op.shapes, node.op.dtypes, strict=True):
+                if attached and found is not None:
+                    shape = self._allocated(stage_id, tuple(_fixed(extent) for extent in found.region.extents))
+                    made.append(Buffer(each, shape, dtype, "local"))
+                    continue
+                inner = not isinstance(node.op, PlaceholderOp) and tensor not in dag.outputs
+                shape = self._allocated(stage_id, shape)
+                made.append(Buffer(each, shape, dtype, "workspace" if inner else "global"))
+            buffers.append(tuple(made))
         return buffers
+
+    def _buffer(self, tensor: Tensor) -> Buffer:
+        return self.buffers[self.state.dag.id_of(tensor)][tensor.value_index]
 
     def _allocated(self, stage_id: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a stage's buffer; one with padding between its rows is a flat one with strides of its own."""
@@ -106,13 +116,33 @@ class _Builder:
 
     def function(self, name: str) -> LoopFunction:
         dag = self.state.dag
-        roots = [i for i in sorted(self.bounds) if isinstance(self.state.stages[i].location, Root)]
-        params = tuple(self.buffers[dag.id_of(tensor)] for tensor in (*dag.inputs, *dag.outputs))
-        workspace = tuple(self.buffers[i] for i in roots if self.buffers[i].scope == "workspace")
-        body = block(*(self.nest(stage_id) for stage_id in roots))
-        free = frozenset(self.buffers[i].name for i in dag.layout_free)
-        limits = tuple((self.buffers[i].name, _fixed(self.state.stages[i].unroll_limit)) for i in sorted(self.bounds))
+        called = [i for i, op in enumerate(dag.ops) if isinstance(op, ExternOp)]
+        nests = [i for i in self.bounds if isinstance(self.state.stages[i].location, Root)]
+        roots = sorted((*called, *nests))
+        params = tuple(map(self._buffer, (*dag.inputs, *dag.outputs)))
+        workspace = tuple(buffer for i in roots for buffer in self.buffers[i] if buffer.scope == "workspace")
+        body = block(*(self.call(stage_id) if stage_id in called else self.nest(stage_id) for stage_id in roots))
+        given = {producer for stage_id in called for producer, _ in dag.reads[stage_id]}
+        free = frozenset(self.buffers[i][0].name for i in dag.layout_free - given)
+        limits = tuple(
+            (buffer.name, _fixed(self.state.stages[i].unroll_limit))
+            for i in sorted(self.bounds)
+            for buffer in self.buffers[i]
+        )
         return LoopFunction(name, params, workspace, body, len(dag.outputs), free, limits)
+
+    def call(self, stage_id: int) -> Stmt:
+        """The call of a registered function, with its inputs and results."""
+        op = self.state.stages[stage_id].op
+        if not isinstance(op, ExternOp):
+            raise LoweringError(f"{op.name} calls no function")
+        results = self.buffers[stage_id]
+        inputs = [self._buffer(tensor) for tensor in op.inputs]
+        args = (
+            arg if not isinstance(arg, Handle) else (results if arg.is_result else inputs)[arg.index]
+            for arg in op.call.args
+        )
+        return Invoke(op.call.function, tuple(args), frozenset(results))
 
     def nest(self, stage_id: int) -> Stmt:
         """The loops of one stage with the stages computed inside them."""
@@ -128,17 +158,15 @@ class _Builder:
         attached = isinstance(self.state.stages[stage_id].location, Attached)
         target = self._place(stage_id, tuple((local if attached else absolute)[axis] for axis in op.axes))
         guards = self._guards(stage_id, op, values, absolute)
-        buffer = self.buffers[stage_id]
+        buffers = self.buffers[stage_id]
         body = self._value(stage_id, absolute)
-        if not isinstance(body, Reduce):
-            return self._wrap(stage_id, loops, Store(buffer, target, body), guards, None)
-        source = body.source
-        identity = const(body.identity, op.dtype)
         reduces = [loop.reduces and loop.extent > 1 for loop in loops]
-        if not any(reduces):
-            return self._wrap(stage_id, loops, Store(buffer, target, source), guards, None)
+        if not isinstance(body, Reduce) or not any(reduces):
+            source = body.source if isinstance(body, Reduce) else body
+            return self._wrap(stage_id, loops, _stores(buffers, target, values_of(source)), guards, None)
+        starts = [const(start, dtype) for start, dtype in zip(body.identities, op.dtypes, strict=True)]
         first = reduces.index(True)
-        update = Store(buffer, target, body.combine(Load(buffer, target), source))
+        update = _update(body, buffers, target)
         spatial = [loop for loop in loops[first:] if not loop.reduces]
         spatial_vars = {loop.var for loop in spatial} | {var for loop in spatial for var, _, _ in loop.parts}
         outer_vars = {loop.var for loop in loops[:first]} | {var for loop in loops[:first] for var, _, _ in loop.parts}
@@ -148,7 +176,9 @@ class _Builder:
             if _vars(guard) & (spatial_vars | outer_vars) == _vars(guard) & {v for lp in loops for v in _loop_vars(lp)}
         ]
         init_outer = [guard for guard in init_guards if not _vars(guard) & spatial_vars]
-        init = _nested(spatial, Store(buffer, target, identity), [g for g in init_guards if g not in init_outer])
+        init = _nested(
+            spatial, _stores(buffers, target, starts), [guard for guard in init_guards if guard not in init_outer]
+        )
         return self._wrap(stage_id, loops, update, guards, (first, init, init_outer))
 
     def _wrap(
@@ -168,7 +198,9 @@ class _Builder:
             pending = [guard for guard in pending if guard not in here]
             stmt = _guarded(here, stmt)
             for inner in reversed(inside):
-                stmt = Allocate(self.buffers[inner], block(self.nest(inner), stmt))
+                stmt = block(self.nest(inner), stmt)
+                for buffer in reversed(self.buffers[inner]):
+                    stmt = Allocate(buffer, stmt)
             stmt = _looped(loop, stmt)
             if init is not None and level == init[0]:
                 stmt = _guarded(pending, stmt)
@@ -266,12 +298,39 @@ class _Builder:
             if isinstance(self.state.stages[producer].location, Attached):
                 mins = self.bounds[producer].region.mins
                 indices = tuple(index - self._start(low) for index, low in zip(indices, mins, strict=True))
-            return Load(self.buffers[producer], self._place(producer, indices))
+            return Load(self._buffer(node.tensor), self._place(producer, indices))
 
         if isinstance(body, Reduce):
             source = transform(substitute(body.source, axes), load)
             return Reduce(body.combiner, source, body.axes)
         return transform(substitute(body, axes), load)
+
+
+def _stores(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence[Expr]) -> Stmt:
+    """Write one element of every buffer; no value reads any of them."""
+    return block(*(Store(buffer, target, value) for buffer, value in zip(buffers, values, strict=True)))
+
+
+def _update(body: Reduce, buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
+    """Join what is reduced to what the buffers hold. Several results need the old values of each other, and a join
+    may need its operands more than once, so these are read first, but where it is plainly `old op new`.
+    """
+    old = Load(buffers[0], target)
+    (result, *others) = body.join([Load(buffer, target) for buffer in buffers], values_of(body.source))
+    plain = isinstance(result, Binary) and result.lhs == old and result.rhs == body.source
+    if plain and not others:
+        return Store(buffers[0], target, result)
+    held: list[tuple[Buffer, Expr]] = []
+    for side, values in (("new", values_of(body.source)), ("old", [Load(buffer, target) for buffer in buffers])):
+        for buffer, value in zip(buffers, values, strict=True):
+            held.append((Buffer(f"{buffer.name}.{side}", (), value.dtype, "register"), value))
+    loads = [Load(buffer, ()) for buffer, _ in held]
+    count = len(buffers)
+    reads = [Store(buffer, (), value) for buffer, value in held]
+    leaf = block(*reads, _stores(buffers, target, body.join(loads[count:], loads[:count])))
+    for buffer, _ in reversed(held):
+        leaf = Allocate(buffer, leaf)
+    return leaf
 
 
 def _loop_var(key: LoopKey) -> Var:

@@ -18,7 +18,7 @@ from compiler.schedule.dag import ComputeDAG, Node
 from compiler.schedule.layout import Digit, Digits, LayoutRewriteOption, digit_values, index_values, layout_text
 from compiler.schedule.state import Annotation, replay
 from compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Fuse, Rfactor, Step
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, Operation, PlaceholderOp, Tensor, TensorRead
+from compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp, Tensor, TensorRead
 
 TRANSFORM = "auto_scheduler_layout_transform"
 """Name of the stage that lays an input out anew."""
@@ -142,7 +142,7 @@ def _with_new_input(dag: ComputeDAG, change: Relayout) -> ComputeDAG:
     old = dag.ops[change.source]
     laid = Tensor(PlaceholderOp(old.name, change.shape, old.dtype))
     nodes = list(dag.nodes)
-    nodes[change.source] = Node(laid, laid.op)
+    nodes[change.source] = Node((laid,), laid.op)
     return _rebuilt(dag, nodes, change, laid)
 
 
@@ -157,7 +157,7 @@ def _with_transform(dag: ComputeDAG, steps: Sequence[Step], change: Relayout) ->
     laid = Tensor(ComputeOp(name, axes, source[index_values(change.digits, axes, change.axes)], {}))
     nodes = list(dag.nodes)
     rebuilt = _rebuilt(dag, nodes, change, laid)
-    inserted = (*rebuilt.nodes[: change.reader], Node(laid, laid.op), *rebuilt.nodes[change.reader :])
+    inserted = (*rebuilt.nodes[: change.reader], Node((laid,), laid.op), *rebuilt.nodes[change.reader :])
     moved, place = _renumbered(steps, change.reader)
     together = 3 if len(axes) >= 5 else 2 if len(axes) >= 3 else 1
     fuse = (Fuse(place, tuple(range(together))),) if together > 1 else ()
@@ -186,24 +186,25 @@ def _renumbered(steps: Sequence[Step], place: int) -> tuple[tuple[Step, ...], in
 def _rebuilt(dag: ComputeDAG, nodes: Sequence[Node], change: Relayout, laid: Tensor) -> ComputeDAG:
     """The graph over `nodes` in which the reader reads `laid`; everything behind it is made anew."""
     source = dag.nodes[change.source].tensor
-    known: dict[int, Tensor] = {}
-    if nodes[change.source].tensor is laid:
-        known[id(source)] = laid
+    known: dict[Tensor, Tensor] = {}
+    if nodes[change.source].tensor == laid:
+        known[source] = laid
     found = list(nodes)
     for number, node in enumerate(nodes):
         op = _relinked(dag, node.op, change, laid, known, number == change.reader)
         if op is not node.op:
-            tensor = Tensor(op)
-            known[id(node.tensor)] = tensor
-            found[number] = Node(tensor, op)
-    ends = [tuple(known.get(id(tensor), tensor) for tensor in tensors) for tensors in (dag.inputs, dag.outputs)]
+            found[number] = Node.of(op)
+            known.update(zip(node.tensors, found[number].tensors, strict=True))
+    ends = [tuple(known.get(tensor, tensor) for tensor in tensors) for tensors in (dag.inputs, dag.outputs)]
     return dag.with_nodes(found, ends[0], ends[1])
 
 
 def _relinked(
-    dag: ComputeDAG, op: Operation, change: Relayout, laid: Tensor, known: Mapping[int, Tensor], is_reader: bool
+    dag: ComputeDAG, op: Operation, change: Relayout, laid: Tensor, known: Mapping[Tensor, Tensor], is_reader: bool
 ) -> Operation:
     """An operation that reads what was made anew; the reader of the input reads it in the new layout."""
+    if isinstance(op, ExternOp) and any(tensor in known for tensor in op.inputs):
+        return replace(op, inputs=tuple(known.get(tensor, tensor) for tensor in op.inputs))
     if not isinstance(op, ComputeOp):
         return op
     source = dag.nodes[change.source].tensor
@@ -211,16 +212,16 @@ def _relinked(
     def redirected(node: Expr) -> Expr | None:
         if not isinstance(node, TensorRead):
             return None
-        if is_reader and node.tensor is source:
+        if is_reader and node.tensor == source:
             return laid[digit_values(change.digits, dict(zip(change.axes, node.indices, strict=True)))]
-        return known[id(node.tensor)][node.indices] if id(node.tensor) in known else None
+        return known[node.tensor][node.indices] if node.tensor in known else None
 
     body = transform(op.body, redirected)
     if body is op.body:
         return op
     attrs = dict(op.attrs)
     if is_reader:
-        free = tuple(tensor for tensor in attrs.pop("layout_free_placeholders", ()) if tensor is not source)
+        free = tuple(tensor for tensor in attrs.pop("layout_free_placeholders", ()) if tensor != source)
         attrs.update({"layout_free_placeholders": free} if free else {})
         shape = dag.ops[change.source].shape
         old = tuple(Digit(extent, axis) for extent, axis in zip(shape, change.axes, strict=True))

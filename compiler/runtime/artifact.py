@@ -50,11 +50,37 @@ class ArgSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExternBuffer:
+    """An array that a kernel gives to a registered function: dense, and written by the function if `writable`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    writable: bool
+
+
+ExternArgument = ExternBuffer | int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExternCall:
+    """A registered function that a kernel calls, and what it is given.
+
+    The kernel calls the C symbol `int32_t SYMBOL(void** buffers)`, which whoever loads it provides: `buffers` holds the
+    addresses of the arrays among `args`, in order. 0 = success; anything else ends the kernel with that code.
+    """
+
+    symbol: str
+    function: str
+    args: tuple[ExternArgument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KernelArtifact:
     """Object code of one kernel and the buffers it takes.
 
     The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`. `buffers` holds the addresses of `args` in
     order (inputs, then outputs) and after them one workspace of `workspace_bytes` (null when that is 0). 0 = success.
+    `calls` are the registered functions that it calls, which the process that loads it must have.
     """
 
     name: str
@@ -62,6 +88,7 @@ class KernelArtifact:
     args: tuple[ArgSpec, ...]
     workspace_bytes: int
     target: str
+    calls: tuple[ExternCall, ...] = ()
 
     @property
     def inputs(self) -> tuple[ArgSpec, ...]:

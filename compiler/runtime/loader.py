@@ -17,6 +17,7 @@ import numpy as np
 from compiler.errors import ArtifactError
 from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
 from compiler.runtime.buffers import aligned_array
+from compiler.runtime.callback import CallErrors, make_callback
 from compiler.runtime.openmp import openmp_runtime
 
 Buffer = Array | int
@@ -27,13 +28,16 @@ _SERIAL = itertools.count()
 
 
 class BoundKernel:
-    """A kernel with its buffers and thread count: call it without arguments. The interpreter lock is free meanwhile."""
+    """A kernel with its buffers and thread count: call it without arguments. The interpreter lock is free meanwhile,
+    but for the functions that it calls.
+    """
 
-    __slots__ = ("_function", "_keep", "_name", "_pointers", "_threads")
+    __slots__ = ("_errors", "_function", "_keep", "_name", "_pointers", "_threads")
 
-    def __init__(self, name: str, function: Any, pointers: Any, threads: int, keep: tuple[object, ...]) -> None:
-        self._name = name
-        self._function = function
+    def __init__(self, kernel: "Kernel", pointers: Any, threads: int, keep: tuple[object, ...]) -> None:
+        self._name = kernel.artifact.name
+        self._errors = kernel.errors
+        self._function = kernel.function
         self._pointers = ctypes.c_void_p(ctypes.addressof(pointers))
         self._threads = ctypes.c_int32(threads)
         self._keep = (pointers, *keep)
@@ -41,9 +45,10 @@ class BoundKernel:
     def __call__(self) -> None:
         """Run the kernel once.
 
-        Raises: ArtifactError when the kernel returns another code than 0.
+        Raises: ArtifactError when the kernel returns another code than 0; what a function that it calls raised.
         """
         if code := self._function(self._pointers, self._threads):
+            self._errors.reraise()
             raise ArtifactError(f"kernel {self._name} failed with code {code}")
 
     def rotating(self, places: Mapping[int, Sequence[int]]) -> "RotatingKernel":
@@ -79,12 +84,14 @@ class RotatingKernel:
 class Kernel:
     """One loaded kernel."""
 
-    __slots__ = ("_function", "_library", "artifact")
+    __slots__ = ("_callbacks", "_library", "artifact", "errors", "function")
 
-    def __init__(self, artifact: KernelArtifact, library: Any) -> None:
+    def __init__(self, artifact: KernelArtifact) -> None:
         self.artifact = artifact
-        self._library = library
-        self._function = _ENTRY(library[artifact.name])
+        self.errors = CallErrors()
+        self._callbacks = [make_callback(artifact.name, call, self.errors) for call in artifact.calls]
+        self._library = _link(artifact, {call.symbol: call.address for call in self._callbacks})
+        self.function = _ENTRY(self._library[artifact.name])
 
     def bind(self, buffers: Sequence[Buffer], threads: int) -> BoundKernel:
         """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace.
@@ -103,7 +110,7 @@ class Kernel:
         workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else self._workspace()
         addresses.append(workspace if isinstance(workspace, int) else workspace.ctypes.data)
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        return BoundKernel(self.artifact.name, self._function, pointers, threads, (self, workspace, *buffers))
+        return BoundKernel(self, pointers, threads, (self, workspace, *buffers))
 
     def _workspace(self) -> Buffer:
         size = self.artifact.workspace_bytes
@@ -146,13 +153,14 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
     """Make the kernels of `artifacts` callable in this process.
 
     Raises: ArtifactError when two share a name, when object code is damaged, made for another machine, or lacks its
-    function or one that it calls (the linker then names the missing symbol on stderr).
+    function or one that it calls (the linker then names the missing symbol on stderr), or when a function that a
+    kernel calls is not registered in this process.
     """
     kernels: dict[str, Kernel] = {}
     for artifact in artifacts:
         if artifact.name in kernels:
             raise ArtifactError(f"two kernels are called {artifact.name}")
-        kernels[artifact.name] = Kernel(artifact, _link(artifact))
+        kernels[artifact.name] = Kernel(artifact)
     return LoadedKernels(kernels)
 
 
@@ -162,9 +170,9 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
-def _link(artifact: KernelArtifact) -> Any:
+def _link(artifact: KernelArtifact, callbacks: Mapping[str, int]) -> Any:
     builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(artifact.name)
-    for name, address in openmp_runtime().symbols.items():
+    for name, address in (*openmp_runtime().symbols.items(), *callbacks.items()):
         builder.import_symbol(name, address)
     try:
         return builder.add_current_process().link(_linker(), f"{artifact.name}.{next(_SERIAL)}")

@@ -9,7 +9,7 @@ from compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from compiler.ir.visit import walk
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Attached, Inlined, Root, State
-from compiler.te.tensor import Axis, ComputeOp
+from compiler.te.tensor import Axis, ComputeOp, ExternOp
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
@@ -171,10 +171,17 @@ def single_consumer(state: State, stage_id: int) -> int | None:
 def single_elementwise_consumer(state: State, stage_id: int) -> int | None:
     """The only consumer, when it matches element by element and not both reduce."""
     readers = consumers(state, stage_id)
+    if stage_id in state.dag.output_ids:  # of several results one may be read and another one leave the graph
+        return None
     if len(readers) != 1 or not elementwise_match(state.dag, stage_id, readers[0]):
         return None
     both_reduce = state.stages[stage_id].has_reduce_iter and state.stages[readers[0]].has_reduce_iter
     return None if both_reduce else readers[0]
+
+
+def is_given_to_function(state: State, stage_id: int) -> bool:
+    """Whether a stage that calls a function reads this one, which must then be whole in memory."""
+    return any(isinstance(state.stages[reader].op, ExternOp) for reader in state.dag.readers[stage_id])
 
 
 def is_root(state: State, stage_id: int) -> bool:

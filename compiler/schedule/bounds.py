@@ -76,6 +76,12 @@ class StageNest:
     ops: OpCounts
     attached: bool
     whole: tuple[Number, ...] | None = None
+    more_writes: tuple[Access, ...] = ()
+
+    @property
+    def writes(self) -> tuple[Access, ...]:
+        """The write of every result, in order."""
+        return (self.write, *self.more_writes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +131,7 @@ def _inlined(state: State, body: Expr, inlined: frozenset[int]) -> Expr:
         if not isinstance(op, ComputeOp):
             return None
         point: dict[Expr, Expr] = dict(zip(op.axes, node.indices, strict=True))
-        return substitute(_inlined(state, op.body, inlined), point)
+        return substitute(_inlined(state, op.values[node.tensor.value_index], inlined), point)
 
     return transform(body, rule)
 
@@ -192,16 +198,14 @@ def _nest(
         if isinstance(node, TensorRead):
             index = tuple(linearize(item, leaves, extents) for item in node.indices)
             reads.append(_read_access(state, bounds, node.tensor, index))
-    write = Access(
-        state.dag.nodes[stage_id].tensor,
-        found.region.extents,
-        tuple(found.local[axis] if isinstance(stage.location, Attached) else leaves[axis] for axis in op.axes),
-        True,
-    )
+    place = tuple(found.local[axis] if isinstance(stage.location, Attached) else leaves[axis] for axis in op.axes)
+    writes = [Access(tensor, found.region.extents, place, True) for tensor in state.dag.nodes[stage_id].tensors]
     counts = count_operations(source, body.combiner if isinstance(body, Reduce) else None)
     attached = isinstance(stage.location, Attached)
     loops = (*found.outer, *found.own)
-    return StageNest(stage_id, op, loops, len(found.own), write, tuple(reads), counts, attached, stage.shape)
+    return StageNest(
+        stage_id, op, loops, len(found.own), writes[0], tuple(reads), counts, attached, stage.shape, tuple(writes[1:])
+    )
 
 
 def _read_access(state: State, bounds: Mapping[int, StageBounds], tensor: Tensor, index: tuple[Linear, ...]) -> Access:
@@ -210,7 +214,8 @@ def _read_access(state: State, bounds: Mapping[int, StageBounds], tensor: Tensor
         region = bounds[producer].region
         index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
         return Access(tensor, region.extents, index, False)
-    return Access(tensor, state.stages[producer].shape, index, False)
+    stage = state.stages[producer]
+    return Access(tensor, stage.shape if stage.is_compute else tensor.shape, index, False)
 
 
 def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
@@ -262,13 +267,14 @@ def _region_read(
     stage_id: int,
     fixed: set[LoopKey],
 ) -> Region:
-    """The part of stage `stage_id` that is read while the loops `fixed` stand still."""
-    tensor = state.dag.nodes[stage_id].tensor
+    """The part of stage `stage_id` that is read, of any of its results, while the loops `fixed` stand still."""
+    tensors = state.dag.nodes[stage_id].tensors
+    tensor = tensors[0]
     mins: list[Linear | None] = [None] * len(tensor.shape)
     highs: list[Number] = [0] * len(tensor.shape)
     for reader in sorted(bounds):
         op = state.stages[reader].op
-        reads = _reads_of(state, reader, tensor)
+        reads = _reads_of(state, reader, tensors)
         if not reads or not isinstance(op, ComputeOp):
             continue
         if not fixed <= {loop.key for loop in (*bounds[reader].outer, *bounds[reader].own)}:
@@ -290,9 +296,9 @@ def _region_read(
     return Region(tuple(low for low, _ in regions), tuple(extent for _, extent in regions))
 
 
-def _reads_of(state: State, reader: int, tensor: Tensor) -> list[tuple[Expr, ...]]:
+def _reads_of(state: State, reader: int, tensors: Sequence[Tensor]) -> list[tuple[Expr, ...]]:
     body = inline_body(state, reader)
-    return [node.indices for node in walk(body) if isinstance(node, TensorRead) and node.tensor is tensor]
+    return [node.indices for node in walk(body) if isinstance(node, TensorRead) and node.tensor in tensors]
 
 
 def _split_form(form: Linear, fixed: set[LoopKey], extents: Mapping[LoopKey, Number]) -> tuple[Linear, Number]:

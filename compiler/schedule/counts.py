@@ -56,7 +56,8 @@ def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
     """Counts of `source`, and of combining it into a result when a `combiner` is given."""
     counts = {field.name: 0 for field in fields(OpCounts)}
     if isinstance(combiner, Combiner):
-        _count(combiner.result, counts)
+        for result in combiner.results:
+            _count(result, counts)
     elif combiner is not None:
         counts[f"{_prefix(source)}_{_COMBINE[combiner]}"] += 1
     _count(source, counts)

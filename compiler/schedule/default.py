@@ -8,7 +8,12 @@ line that was read is used up. A stage that would need tiling keeps its naive lo
 is for.
 """
 
-from compiler.schedule.access import consumers, is_strictly_inlineable, needs_multi_level_tiling
+from compiler.schedule.access import (
+    consumers,
+    is_given_to_function,
+    is_strictly_inlineable,
+    needs_multi_level_tiling,
+)
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, IterKind, State
 from compiler.schedule.steps import Annotate, ComputeInline, Fuse, Reorder, Split, Step
@@ -35,6 +40,8 @@ def default_steps(dag: ComputeDAG) -> tuple[Step, ...]:
 def _always_inlined(state: State, stage_id: int) -> bool:
     stage = state.stages[stage_id]
     if not stage.is_compute or stage.has_reduce_iter or stage_id in state.dag.output_ids:
+        return False
+    if is_given_to_function(state, stage_id):
         return False
     return is_strictly_inlineable(state.dag, stage_id) and bool(consumers(state, stage_id))
 

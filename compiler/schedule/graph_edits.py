@@ -12,14 +12,14 @@ from compiler.errors import DefinitionError
 from compiler.ir.expr import BinaryOp, Expr, binary, const, select
 from compiler.ir.visit import substitute, transform
 from compiler.schedule.dag import ComputeDAG, Node
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, Operation, Reduce, Tensor, TensorRead
+from compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead, as_body, reads_of
 
 
 def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
-    """A graph in which operation `op_id` is computed into a new tensor (which takes its number) and then copied
-    (number + 1).
+    """A graph in which operation `op_id` is computed into new tensors, one a result (the new operation takes its
+    number), and then copied (number + 1).
 
-    Raises: DefinitionError for a placeholder.
+    Raises: DefinitionError for an input or a function's result.
     """
     node = dag.nodes[op_id]
     op = node.op
@@ -29,31 +29,45 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
     body = substitute(op.body, {axis: renamed[axis] for axis in renamed})
     if isinstance(op.body, Reduce) and isinstance(body, Reduce):
         body = Reduce(body.combiner, body.source, tuple(renamed[axis] for axis in op.reduce_axes))
-    cache = Tensor(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
-    copy = ComputeOp(op.name, op.axes, cache[op.axes], _attrs_of_result(op))
-    return _spliced(dag, op_id, 1, (Node(cache, cache.op), Node(node.tensor, copy)))
+    cache = Node.of(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
+    copy = ComputeOp(op.name, op.axes, _read_at(cache, op.axes), _attrs_of_result(op))
+    return _spliced(dag, op_id, 1, (cache, Node(node.tensors, copy)))
 
 
 def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) -> ComputeDAG:
-    """A graph in which the operations `readers` read a copy (number `op_id` + 1) of tensor `op_id`."""
-    source = dag.nodes[op_id].tensor
+    """A graph in which the operations `readers` read a copy (number `op_id` + 1) of what `op_id` makes: of all of its
+    results that they read, which must be of one shape.
+
+    Raises: DefinitionError when they are not.
+    """
+    read = {tensor for reader in readers for tensor, _ in reads_of(dag.ops[reader])}
+    sources = [tensor for tensor in dag.nodes[op_id].tensors if tensor in read]
+    shape = sources[0].shape
+    if any(source.shape != shape for source in sources):
+        raise DefinitionError(
+            f"{dag.ops[op_id].name}: {', '.join(source.name for source in sources)} have different shapes; cache them "
+            "for one reader each"
+        )
     names = {op.name for op in dag.ops}
     prefix = dag.ops[op_id].name
     while f"{prefix}.{scope}" in names:
         prefix += ".d"
-    axes = tuple(Axis(f"ax{dim}", extent, AxisKind.SPATIAL) for dim, extent in enumerate(source.shape))
-    copy = Tensor(ComputeOp(f"{prefix}.{scope}", axes, source[axes], {}))
+    axes = tuple(Axis(f"ax{dim}", extent, AxisKind.SPATIAL) for dim, extent in enumerate(shape))
+    copy = Node.of(ComputeOp(f"{prefix}.{scope}", axes, as_body([source[axes] for source in sources]), {}))
+    copies = dict(zip(sources, copy.tensors, strict=True))
 
     def redirected(node: Expr) -> Expr | None:
-        return copy[node.indices] if isinstance(node, TensorRead) and node.tensor is source else None
+        if not isinstance(node, TensorRead) or node.tensor not in copies:
+            return None
+        return copies[node.tensor][node.indices]
 
     nodes = list(dag.nodes)
     for reader in readers:
         op = nodes[reader].op
         if isinstance(op, ComputeOp):
-            changed: Operation = ComputeOp(op.name, op.axes, transform(op.body, redirected), op.attrs)
-            nodes[reader] = Node(nodes[reader].tensor, changed)
-    nodes.insert(op_id + 1, Node(copy, copy.op))
+            changed = ComputeOp(op.name, op.axes, transform(op.body, redirected), op.attrs)
+            nodes[reader] = Node(nodes[reader].tensors, changed)
+    nodes.insert(op_id + 1, copy)
     return dag.with_nodes(nodes)
 
 
@@ -82,20 +96,28 @@ def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
     op = node.op
     if not isinstance(op, ComputeOp) or not isinstance(op.body, Reduce):
         raise DefinitionError(f"{op.name} is no reduction")
-    source = substitute(op.body.source, how.values)
+    sources = [substitute(value, how.values) for value in op.values]
     if how.inside:
         condition = how.inside[0]
         for other in how.inside[1:]:
             condition = binary(BinaryOp.AND, condition, other)
-        source = select(condition, source, const(op.body.identity, op.dtype))
+        starts = [const(start, dtype) for start, dtype in zip(op.body.identities, op.dtypes, strict=True)]
+        sources = [select(condition, source, start) for source, start in zip(sources, starts, strict=True)]
+    source = as_body(sources)
     body = Reduce(op.body.combiner, source, how.rest) if how.rest else source
     axes = (*op.axes[: how.position], how.axis, *op.axes[how.position :])
-    partial = Tensor(ComputeOp(f"{op.name}.rf", axes, body, op.attrs))
+    partial = Node.of(ComputeOp(f"{op.name}.rf", axes, body, op.attrs))
     outer = tuple(Axis(f"ax{dim}", axis.extent, AxisKind.SPATIAL) for dim, axis in enumerate(op.axes))
     last = Axis(f"{how.axis.name}_v", how.axis.extent, AxisKind.REDUCE)
-    total = Reduce(op.body.combiner, partial[(*outer[: how.position], last, *outer[how.position :])], (last,))
+    point = (*outer[: how.position], last, *outer[how.position :])
+    total = Reduce(op.body.combiner, _read_at(partial, point), (last,))
     final = ComputeOp(f"{op.name}.repl", outer, total, _attrs_of_result(op))
-    return _spliced(dag, op_id, 1, (Node(partial, partial.op), Node(node.tensor, final)))
+    return _spliced(dag, op_id, 1, (partial, Node(node.tensors, final)))
+
+
+def _read_at(node: Node, point: tuple[Expr, ...]) -> Expr:
+    """One element of every result of an operation."""
+    return as_body([tensor[point] for tensor in node.tensors])
 
 
 @lru_cache(maxsize=64)

@@ -43,12 +43,12 @@ def stage_number(state: State, stage: StageRef) -> int:
     nodes = state.dag.nodes
     if isinstance(stage, str):
         found = [number for number, node in enumerate(nodes) if node.op.name == stage]
-        found = found or [number for number, node in enumerate(nodes) if node.tensor.name == stage]
+        found = found or [number for number, node in enumerate(nodes) if any(t.name == stage for t in node.tensors)]
     else:
         found = [
             number
             for number, node in enumerate(nodes)
-            if node.tensor is stage or node.op is stage or node.tensor.op is stage
+            if stage in node.tensors or node.op is stage or node.tensor.op is stage
         ]
     if len(found) == 1:
         return found[0]
@@ -231,7 +231,7 @@ def compute_root(state: State, stage: StageRef) -> State:
 
 
 def cache_read(state: State, stage: StageRef, scope: str, readers: Sequence[StageRef]) -> tuple[State, Tensor]:
-    """Copy a tensor into a buffer that `readers` read instead; returns the buffer's tensor.
+    """Copy a tensor into a buffer that `readers` read instead; returns the buffer's tensor (of several the first).
 
     The copy is the stage after the tensor's, named `<tensor>.<scope>`, with loops ax0, ax1, …
     before: C[i] = f(A[i])      after: for ax0: A.local[ax0] = A[ax0]
@@ -243,7 +243,7 @@ def cache_read(state: State, stage: StageRef, scope: str, readers: Sequence[Stag
 
 
 def cache_write(state: State, stage: StageRef, scope: str = "local") -> tuple[State, Tensor]:
-    """Compute a stage into a buffer first and copy it from there; returns the buffer's tensor.
+    """Compute a stage into a buffer first and copy it from there; returns the buffer's tensor (of several the first).
 
     The buffer is computed by the stage before, named `<stage>.<scope>`, with loops i_c, j_c, …
     before: for i: C[i] = f(i)      after: for i_c: C.local[i_c] = f(i_c)

@@ -6,13 +6,13 @@ Always: numbers are polymorphic, an extent is an int or an int64 array with one 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from compiler.errors import ScheduleError
 from compiler.schedule.dag import ComputeDAG
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, Operation, PlaceholderOp
+from compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp
 
 Number = int | np.ndarray
 """A number of one program, or an int64 array of shape (B,) for a family of B programs."""
@@ -178,7 +178,12 @@ class Stage:
 
 
 class Step(Protocol):
-    """What a state needs of a transform step; the classes are in `compiler.schedule.steps`."""
+    """What a state needs of a transform step; the classes are in `compiler.schedule.steps`.
+
+    `only_readers` says that the step changes how others read the stage, and leaves the stage itself as it is.
+    """
+
+    only_readers: ClassVar[bool]
 
     @property
     def stage(self) -> int:
@@ -210,6 +215,12 @@ class State:
 
         Raises: ScheduleError when the step does not fit.
         """
+        op = self.stage(step.stage).op
+        if isinstance(op, ExternOp) and not step.only_readers:
+            raise ScheduleError(
+                f"{op.name}: it calls the function {op.call.function} and has no loops to transform; schedule the "
+                "stages around it"
+            )
         after = step.apply(self)
         return replace(after, steps=(*self.steps, step))
 
@@ -259,6 +270,8 @@ class State:
         for stage_id, stage in enumerate(self.stages):
             if stage.is_compute and isinstance(stage.location, Root):
                 lines.extend(self._stage_lines(stage_id, 0))
+            elif isinstance(stage.op, ExternOp):
+                lines.append(f"{stage.op.name} = {stage.op.call}")
         return "\n".join(lines)
 
     def _stage_lines(self, stage_id: int, depth: int) -> Iterable[str]:
@@ -282,7 +295,7 @@ class State:
 def initial_stage(op: Operation, family: Family | None = None) -> Stage:
     """The naive loops of an operation: spatial axes in order, then reduce axes."""
     stage = Stage(op, (), family=family)
-    if isinstance(op, PlaceholderOp):
+    if not isinstance(op, ComputeOp):
         return stage
     kinds = {AxisKind.SPATIAL: IterKind.SPATIAL, AxisKind.REDUCE: IterKind.REDUCTION}
     axes = (*op.axes, *op.reduce_axes)

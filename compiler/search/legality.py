@@ -28,6 +28,6 @@ def legal(
             elements = np.ones(count)
             for extent in nest.write.shape:
                 elements = elements * extent
-            stack = stack + elements * itemsize(nest)
+            stack = stack + elements * itemsize(nest) * len(nest.writes)
         good &= register_tile(nest, choices.vector.get(nest.stage, 0), hardware, count) <= options.max_register_vectors
     return np.asarray(good & (stack <= hardware.stack_bytes))

@@ -5,7 +5,7 @@ inside a loop of their reader. Always: the first way changes nothing, and the li
 from collections.abc import Iterator, Sequence
 
 from compiler.ir.visit import walk
-from compiler.schedule.access import needs_multi_level_tiling, single_consumer
+from compiler.schedule.access import is_given_to_function, needs_multi_level_tiling, single_consumer
 from compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
 from compiler.schedule.steps import ComputeAt, ComputeRoot, Step
 from compiler.te.tensor import Axis, ComputeOp
@@ -58,7 +58,7 @@ def _is_movable(state: State, stage: int) -> bool:
 def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
     """Where a stage may be computed inside its reader's loops, or inside the loops around its reader."""
     target = single_consumer(state, stage)
-    if target is None or stage in state.dag.output_ids:
+    if target is None or stage in state.dag.output_ids or is_given_to_function(state, stage):
         return ()
     reader = state.stages[target]
     used = _axes_read(state, stage, target)

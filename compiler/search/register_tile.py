@@ -70,8 +70,8 @@ def settled_unroll(
 
 
 def itemsize(nest: StageNest) -> int:
-    """Bytes of an element of the statement's result."""
-    return int(np.dtype(nest.op.dtype).itemsize)
+    """Bytes of an element of the statement's widest result."""
+    return max(int(np.dtype(dtype).itemsize) for dtype in nest.op.dtypes)
 
 
 def _own(nest: StageNest) -> tuple[Loop, ...]:

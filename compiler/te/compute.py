@@ -5,7 +5,7 @@ Always: the language of tensor expressions; nothing here knows about schedules.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from compiler.errors import DefinitionError
 from compiler.ir import expr as ir
@@ -20,7 +20,18 @@ from compiler.te.checks import (
     real,
     truth,
 )
-from compiler.te.tensor import Axis, AxisKind, Combiner, ComputeOp, PlaceholderOp, Reduce, Tensor
+from compiler.te.tensor import (
+    Axis,
+    AxisKind,
+    ComputeOp,
+    PlaceholderOp,
+    Reduce,
+    ReducedValue,
+    Tensor,
+    as_body,
+    results_of,
+    values_of,
+)
 
 
 def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "placeholder") -> Tensor:
@@ -39,14 +50,29 @@ def reduce_axis(extent: int, name: str = "k") -> Axis:
     return Axis(name, checked_shape(name, (extent,))[0], AxisKind.REDUCE)
 
 
+@overload
 def compute(
     shape: Sequence[int],
     function: Callable[..., Operand],
     name: str = "compute",
     attrs: Mapping[str, Any] | None = None,
-) -> Tensor:
+) -> Tensor: ...
+@overload
+def compute(
+    shape: Sequence[int],
+    function: Callable[..., tuple[Operand, ...]],
+    name: str = "compute",
+    attrs: Mapping[str, Any] | None = None,
+) -> tuple[Tensor, ...]: ...
+def compute(
+    shape: Sequence[int],
+    function: Callable[..., Operand | tuple[Operand, ...]],
+    name: str = "compute",
+    attrs: Mapping[str, Any] | None = None,
+) -> Tensor | tuple[Tensor, ...]:
     """A tensor whose element at (i, j, …) is `function(i, j, …)`.
 
+    A function that returns a tuple makes as many tensors, computed together by one operation; their types may differ.
     Axes are named as the function's parameters are; a `*args` function gets i0, i1, …
     Raises: DefinitionError when names repeat, a reduction is nested, a reduce axis is used outside a reduction, or a
     tensor is certainly read outside of its shape.
@@ -56,7 +82,8 @@ def compute(
         Axis(axis, extent, AxisKind.SPATIAL)
         for axis, extent in zip(_axis_names(function, len(extents)), extents, strict=True)
     )
-    body = ir.as_expr(function(*axes))
+    value = function(*axes)
+    body = _joined(name, value) if isinstance(value, tuple) else ir.as_expr(value)
     reduce_axes = body.axes if isinstance(body, Reduce) else ()
     names = [axis.name for axis in (*axes, *reduce_axes)]
     if len(set(names)) != len(names):
@@ -64,13 +91,29 @@ def compute(
     for node in walk(body):
         if isinstance(node, Reduce) and node is not body:
             raise DefinitionError(f"{name}: a reduction must be the whole body; compute it as a tensor of its own")
+        if isinstance(node, ReducedValue):
+            raise DefinitionError(f"{name}: the values of {node.reduction} belong together; return all of them")
         if isinstance(node, Axis) and node not in axes and node not in reduce_axes:
             raise DefinitionError(f"{name}: the body uses the axis {node}, which is none of its own")
     check_reads(name, body)
-    return Tensor(ComputeOp(name, axes, body, checked_attributes(name, attrs)))
+    results = results_of(ComputeOp(name, axes, body, checked_attributes(name, attrs)))
+    return results if isinstance(value, tuple) else results[0]
 
 
-def _axis_names(function: Callable[..., Operand], count: int) -> list[str]:
+def _joined(name: str, values: tuple[Operand, ...]) -> Expr:
+    """Several values as one body; those of one reduction, all of them and in order, are that reduction."""
+    if not values:
+        raise DefinitionError(f"{name}: the body has no values; return at least one")
+    items = tuple(map(ir.as_expr, values))
+    first = items[0]
+    if isinstance(first, ReducedValue):
+        whole = tuple(ReducedValue(first.reduction, index) for index in range(len(values_of(first.reduction.source))))
+        if items == whole:
+            return first.reduction
+    return as_body(items)
+
+
+def _axis_names(function: Callable[..., Any], count: int) -> list[str]:
     names: list[str] = []
     if not callable(function):
         raise DefinitionError(f"the body {function!r} is no function of the indices")
@@ -82,54 +125,6 @@ def _axis_names(function: Callable[..., Operand], count: int) -> list[str]:
     if len(names) != count:
         raise DefinitionError(f"the function takes {len(names)} indices but the shape has {count} dimensions")
     return names
-
-
-def _reduction(combiner: str) -> Callable[[Operand, Axis | Sequence[Axis]], Expr]:
-    def reduce(source: Operand, axis: Axis | Sequence[Axis]) -> Expr:
-        return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
-
-    reduce.__doc__ = f"The {combiner} of `source` over `axis`, which is one reduce axis or several."
-    return reduce
-
-
-def comm_reducer(
-    function: Callable[[Expr, Expr], Operand],
-    identity: int | float | Callable[[str], int | float],
-    name: str = "reduce",
-) -> Callable[[Operand, Axis | Sequence[Axis]], Expr]:
-    """A reduction of one's own: `function` joins two values, in any order; `identity`, or what it says for a type,
-    leaves every value as it is.
-
-    Raises: DefinitionError, when used, if joining two values gives another type.
-    """
-
-    def reduce(source: Operand, axis: Axis | Sequence[Axis]) -> Expr:
-        value = ir.as_expr(source)
-        lhs, rhs = ir.Var("x", value.dtype), ir.Var("y", value.dtype)
-        result = ir.as_expr(function(lhs, rhs), value.dtype)
-        if result.dtype != value.dtype:
-            raise DefinitionError(f"{name}: joining two values of {value.dtype} gives {result.dtype}; cast the result")
-        start = ir.Const(identity(value.dtype) if callable(identity) else identity, value.dtype)
-        return Reduce(Combiner(lhs, rhs, result, start), value, _reduce_axes(name, axis))
-
-    reduce.__doc__ = f"The {name} of `source` over `axis`, which is one reduce axis or several."
-    return reduce
-
-
-def _reduce_axes(name: str, axis: Axis | Sequence[Axis]) -> tuple[Axis, ...]:
-    if not isinstance(axis, (Axis, Sequence)):
-        raise DefinitionError(f"{name}: {axis!r} is not a reduce axis; make it with reduce_axis")
-    axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
-    for item in axes:
-        if not isinstance(item, Axis) or item.kind is not AxisKind.REDUCE:
-            raise DefinitionError(f"{name}: {item} is not a reduce axis; make it with reduce_axis")
-    return axes
-
-
-sum = _reduction("sum")
-prod = _reduction("prod")
-max = _reduction("max")
-min = _reduction("min")
 
 
 def cast(dtype: str, value: Operand) -> Expr:

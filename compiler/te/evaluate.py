@@ -18,7 +18,20 @@ from numpy.typing import NDArray
 
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Not, Select, Var, is_float
-from compiler.te.tensor import Axis, Combiner, ComputeOp, PlaceholderOp, Reduce, Tensor, TensorRead
+from compiler.runtime.registry import get_global_func
+from compiler.te.tensor import (
+    Axis,
+    Combiner,
+    ComputeOp,
+    ExternOp,
+    Handle,
+    PlaceholderOp,
+    Reduce,
+    Tensor,
+    TensorRead,
+    reads_of,
+    results_of,
+)
 
 Array = NDArray[Any]
 
@@ -40,8 +53,12 @@ def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array]) -> list[
             continue
         if isinstance(tensor.op, PlaceholderOp):
             raise DefinitionError(f"no value given for the placeholder {tensor.name}")
-        with np.errstate(all="ignore"):
-            values[tensor] = _compute(tensor.op, values)
+        if isinstance(tensor.op, ExternOp):
+            results = _call(tensor.op, values)
+        else:
+            with np.errstate(all="ignore"):
+                results = _compute(tensor.op, values)
+        values.update(zip(results_of(tensor.op), results, strict=True))
     return [values[tensor] for tensor in outputs]
 
 
@@ -66,35 +83,34 @@ def _post_order(outputs: Sequence[Tensor]) -> list[Tensor]:
             order[tensor] = None
             continue
         stack.append((tensor, True))
-        stack.extend((source, False) for source in _reads(tensor.op.body))
+        stack.extend((source, False) for source, _ in reads_of(tensor.op))
     return list(order)
 
 
-def _reads(expr: Expr) -> list[Tensor]:
-    match expr:
-        case TensorRead(tensor, indices):
-            return [tensor, *itertools.chain.from_iterable(map(_reads, indices))]
-        case Binary(_, lhs, rhs):
-            return _reads(lhs) + _reads(rhs)
-        case Select(condition, then, otherwise):
-            return _reads(condition) + _reads(then) + _reads(otherwise)
-        case Not(value) | Cast(_, value):
-            return _reads(value)
-        case Call(_, args):
-            return list(itertools.chain.from_iterable(map(_reads, args)))
-        case Reduce(_, source):
-            return _reads(source)
-        case _:
-            return []
+def _call(op: ExternOp, values: Mapping[Tensor, Array]) -> list[Array]:
+    """What the registered function writes, given read-only copies of the inputs."""
+    inputs = [np.ascontiguousarray(values[tensor]).copy() for tensor in op.inputs]
+    for array in inputs:
+        array.flags.writeable = False
+    results = [np.zeros(shape, dtype) for shape, dtype in zip(op.shapes, op.dtypes, strict=True)]
+    arguments = (
+        argument if not isinstance(argument, Handle) else (results if argument.is_result else inputs)[argument.index]
+        for argument in op.call.args
+    )
+    get_global_func(op.call.function)(*arguments)
+    return results
 
 
-def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> Array:
+def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> list[Array]:
     if isinstance(op.body, Reduce):
-        result = _reduce(op, op.body, values)
+        results = _reduce(op, op.body, values)
     else:
         grid = _grid(op.axes, len(op.axes))
-        result = _Evaluator(op.name, values, grid).value(op.body)
-    return np.array(np.broadcast_to(result, op.shape), dtype=op.dtype)
+        results = [_Evaluator(op.name, values, grid).value(value) for value in op.values]
+    return [
+        np.array(np.broadcast_to(result, op.shape), dtype=dtype)
+        for result, dtype in zip(results, op.dtypes, strict=True)
+    ]
 
 
 def _grid(axes: Sequence[Axis], rank: int) -> dict[Axis, Array]:
@@ -111,7 +127,7 @@ _UFUNCS: dict[str, np.ufunc] = {
 }
 
 
-def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> Array:
+def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list[Array]:
     """Inner reduce axes become further dimensions of the space; the outer ones, where that grows too big, a loop."""
     inner: list[Axis] = []
     size = math.prod(op.shape)
@@ -124,23 +140,24 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> Arra
     spatial = len(op.axes)
     rank = spatial + len(inner)
     grid = _grid([*op.axes, *inner], rank)
-    wide = "float64" if is_float(body.dtype) else body.dtype
-    total = np.full(op.shape, body.identity, dtype=wide)
+    wide = ["float64" if is_float(dtype) else dtype for dtype in op.dtypes]
+    totals = [np.full(op.shape, start, dtype) for start, dtype in zip(body.identities, wide, strict=True)]
     full = op.shape + tuple(axis.extent for axis in inner)
     for point in itertools.product(*(range(axis.extent) for axis in outer)):
         fixed = {axis: np.asarray(place) for axis, place in zip(outer, point, strict=True)}
-        part = np.broadcast_to(_Evaluator(op.name, values, {**grid, **fixed}).value(body.source), full)
+        evaluator = _Evaluator(op.name, values, {**grid, **fixed})
+        parts = [np.broadcast_to(evaluator.value(value), full) for value in op.values]
         if isinstance(body.combiner, Combiner):
-            columns = part.reshape((*op.shape, -1))
-            for column in range(columns.shape[-1]):
-                joined = {body.combiner.lhs: total, body.combiner.rhs: columns[..., column].astype(wide)}
-                total = _Evaluator(op.name, values, {}, joined).value(body.combiner.result)
+            columns = [part.reshape((*op.shape, -1)).astype(dtype) for part, dtype in zip(parts, wide, strict=True)]
+            for column in range(columns[0].shape[-1]):
+                joined = dict(zip(body.combiner.lhs, totals, strict=True))
+                joined.update(zip(body.combiner.rhs, (part[..., column] for part in columns), strict=True))
+                totals = [_Evaluator(op.name, values, {}, joined).value(result) for result in body.combiner.results]
             continue
         ufunc = _UFUNCS[body.combiner]
-        if inner:
-            part = ufunc.reduce(part, axis=tuple(range(spatial, rank)), dtype=wide)
-        total = ufunc(total, part)
-    return total
+        part = ufunc.reduce(parts[0], axis=tuple(range(spatial, rank)), dtype=wide[0]) if inner else parts[0]
+        totals = [ufunc(totals[0], part)]
+    return totals
 
 
 def _truncated_quotient(lhs: Array, rhs: Array) -> Array:

@@ -1,9 +1,13 @@
 """In: shapes and index expressions. Out: tensors and the operations that make them.
 
-Always: tensors and operations compare by identity, expressions by value.
+Always: operations compare by identity, expressions by value; a tensor is a result of an operation, known by its number.
+
+    Operation = PlaceholderOp                    an input
+              | ComputeOp(axes, body)            one expression a result, over the same axes
+              | ExternOp(inputs, call)           whatever a registered function writes
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -12,7 +16,7 @@ import numpy as np
 
 from compiler.errors import DefinitionError
 from compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
-from compiler.ir.visit import substitute
+from compiler.ir.visit import substitute, walk
 
 
 class AxisKind(IntEnum):
@@ -51,28 +55,67 @@ class TensorRead(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class Combiner:
-    """How a reduction of one's own joins two values: `result` over the variables `lhs` and `rhs`.
+class Values(Expr):
+    """Several values side by side: the body of a compute with several results, or what its reduction reduces."""
 
-    It must be associative and commutative; `identity` leaves every value as it is.
-    """
+    items: tuple[Expr, ...]
+    dtype: str = field(init=False, compare=False)
 
-    lhs: Var
-    rhs: Var
-    result: Expr
-    identity: Const
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.items[0].dtype)
 
     def __str__(self) -> str:
-        return f"reduce<{self.result}, {self.identity}>"
+        return f"({', '.join(map(str, self.items))})"
+
+
+def values_of(expr: Expr) -> tuple[Expr, ...]:
+    """The values side by side in `expr`, which is one itself unless it is a `Values`."""
+    return expr.items if isinstance(expr, Values) else (expr,)
+
+
+def as_body(values: Sequence[Expr]) -> Expr:
+    """The values as one expression, the inverse of `values_of`."""
+    return values[0] if len(values) == 1 else Values(tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Combiner:
+    """How a reduction of one's own joins two values, or two tuples of values: `results` over the variables `lhs` and
+    `rhs`, one of each a value.
+
+    It must be associative and commutative; `identities` leave all values as they are.
+    """
+
+    lhs: tuple[Var, ...]
+    rhs: tuple[Var, ...]
+    results: tuple[Expr, ...]
+    identities: tuple[Const, ...]
+
+    def __str__(self) -> str:
+        return f"reduce<{as_body(self.results)}, {as_body(self.identities)}>"
 
 
 _COMBINE = {"sum": BinaryOp.ADD, "prod": BinaryOp.MUL, "max": BinaryOp.MAX, "min": BinaryOp.MIN}
 
 
+def smallest(dtype: str) -> float:
+    """The least value of a type, the one that `max` leaves unchanged."""
+    if is_float(dtype) or dtype == BOOL:
+        return -np.inf if is_float(dtype) else False
+    return int(np.iinfo(dtype).min)
+
+
+def largest(dtype: str) -> float:
+    """The greatest value of a type, the one that `min` leaves unchanged."""
+    if is_float(dtype) or dtype == BOOL:
+        return np.inf if is_float(dtype) else True
+    return int(np.iinfo(dtype).max)
+
+
 @dataclass(frozen=True, slots=True)
 class Reduce(Expr):
     """`combiner` (sum, prod, max, min or one's own) over `axes` of `source`; only allowed as the whole body of a
-    compute.
+    compute. A combiner of several values reduces a `Values` of as many.
     """
 
     combiner: str | Combiner
@@ -84,26 +127,39 @@ class Reduce(Expr):
         object.__setattr__(self, "dtype", self.source.dtype)
 
     @property
-    def identity(self) -> float:
-        """The value that the combiner leaves unchanged."""
+    def identities(self) -> tuple[float, ...]:
+        """What the combiner leaves unchanged, one number a value."""
         if isinstance(self.combiner, Combiner):
-            return self.combiner.identity.value
+            return tuple(identity.value for identity in self.combiner.identities)
         if self.combiner in ("sum", "prod"):
-            return 0 if self.combiner == "sum" else 1
-        low, high = (-np.inf, np.inf) if is_float(self.dtype) else (0, 1)
-        if not is_float(self.dtype) and self.dtype != BOOL:
-            info = np.iinfo(self.dtype)
-            low, high = int(info.min), int(info.max)
-        return low if self.combiner == "max" else high
+            return (0 if self.combiner == "sum" else 1,)
+        return (smallest(self.dtype) if self.combiner == "max" else largest(self.dtype),)
 
-    def combine(self, lhs: Expr, rhs: Expr) -> Expr:
-        """Two values joined."""
-        if isinstance(self.combiner, Combiner):
-            return substitute(self.combiner.result, {self.combiner.lhs: lhs, self.combiner.rhs: rhs})
-        return binary(_COMBINE[self.combiner], lhs, rhs)
+    def join(self, lhs: Sequence[Expr], rhs: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Two values, or tuples of values, joined."""
+        if not isinstance(self.combiner, Combiner):
+            return (binary(_COMBINE[self.combiner], lhs[0], rhs[0]),)
+        known: dict[Expr, Expr] = dict(zip(self.combiner.lhs, lhs, strict=True))
+        known.update(zip(self.combiner.rhs, rhs, strict=True))
+        return tuple(substitute(result, known) for result in self.combiner.results)
 
     def __str__(self) -> str:
         return f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedValue(Expr):
+    """Value number `index` of a reduction of several; a compute takes all of them together, in order."""
+
+    reduction: Reduce
+    index: int
+    dtype: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", values_of(self.reduction.source)[self.index].dtype)
+
+    def __str__(self) -> str:
+        return f"{self.reduction}.v{self.index}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,10 +176,23 @@ class PlaceholderOp:
         """Inputs have no attributes."""
         return {}
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape, of the one tensor that it is."""
+        return (self.shape,)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The element type, of the one tensor that it is."""
+        return (self.dtype,)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ComputeOp:
-    """`body` for every point of `axes`; a reduction runs over `reduce_axes` too."""
+    """`body` for every point of `axes`; a reduction runs over `reduce_axes` too.
+
+    A body of several `Values`, or a reduction of them, makes as many results.
+    """
 
     name: str
     axes: tuple[Axis, ...]
@@ -141,34 +210,114 @@ class ComputeOp:
         return tuple(axis.extent for axis in self.axes)
 
     @property
+    def values(self) -> tuple[Expr, ...]:
+        """One expression a result; of a reduction, what it reduces."""
+        return values_of(self.body.source if isinstance(self.body, Reduce) else self.body)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of every result, always the same."""
+        return (self.shape,) * len(self.values)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Element type of every result."""
+        return tuple(value.dtype for value in self.values)
+
+    @property
     def dtype(self) -> str:
-        """Element type of the result."""
+        """Element type of the first result."""
         return self.body.dtype
 
 
-Operation = PlaceholderOp | ComputeOp
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """What a call of a registered function is given: input or result number `index` of the stage that calls it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    index: int
+    is_result: bool
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CallArgument = Handle | int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCall:
+    """A call of the function registered as `function`, with arrays for its handles."""
+
+    function: str
+    args: tuple[CallArgument, ...]
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(str(a) if isinstance(a, Handle) else repr(a) for a in self.args)})"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class ExternOp:
+    """Results that a registered function writes, given `inputs`. It has no loops, so it cannot be transformed."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    inputs: "tuple[Tensor, ...]"
+    call: PackedCall
+    attrs: Mapping[str, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the first result."""
+        return self.shapes[0]
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the first result."""
+        return self.dtypes[0]
+
+
+Operation = PlaceholderOp | ComputeOp | ExternOp
+
+
+def reads_of(op: Operation) -> "tuple[tuple[Tensor, tuple[Expr, ...]], ...]":
+    """The (tensor, indices) of every textual read of an operation, in order; a function reads whole tensors, without
+    indices.
+    """
+    if isinstance(op, ExternOp):
+        return tuple((tensor, ()) for tensor in op.inputs)
+    if isinstance(op, PlaceholderOp):
+        return ()
+    return tuple((node.tensor, node.indices) for node in walk(op.body) if isinstance(node, TensorRead))
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
-    """The result of an operation: indexing it with as many expressions as it has dimensions reads one element."""
+    """A result of an operation: indexing it with as many expressions as it has dimensions reads one element.
+
+    Tensors are equal when they are the same result of one operation.
+    """
 
     op: Operation
+    value_index: int = 0
 
     @property
     def name(self) -> str:
-        """Name of the operation."""
-        return self.op.name
+        """Name of the operation; of several results each is called `.v` and its number."""
+        return self.op.name if len(self.op.dtypes) == 1 else f"{self.op.name}.v{self.value_index}"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents, in elements."""
-        return self.op.shape
+        return self.op.shapes[self.value_index]
 
     @property
     def dtype(self) -> str:
         """Element type, a NumPy type name."""
-        return self.op.dtype
+        return self.op.dtypes[self.value_index]
 
     def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> Expr:
         if not isinstance(indices, tuple):
@@ -190,3 +339,8 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.name}, shape={self.shape}, dtype={self.dtype})"
+
+
+def results_of(op: Operation) -> tuple[Tensor, ...]:
+    """The tensors that an operation makes, in order."""
+    return tuple(Tensor(op, index) for index in range(len(op.dtypes)))

@@ -9,7 +9,20 @@ from dataclasses import dataclass, replace
 from compiler.errors import LoweringError
 from compiler.ir.affine import flat_index
 from compiler.ir.expr import Buffer, Expr, Load, Select, Var
-from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, exprs_of, map_stmt, walk_stmt
+from compiler.ir.stmt import (
+    Allocate,
+    For,
+    If,
+    Let,
+    LoopFunction,
+    LoopKind,
+    Stmt,
+    Store,
+    exprs_of,
+    is_temporary,
+    map_stmt,
+    walk_stmt,
+)
 from compiler.ir.visit import walk
 
 
@@ -47,12 +60,16 @@ class LegalizeLoops:
 def _lanes_independent(loop: For, masks: bool) -> bool:
     for inner in walk_stmt(loop.body):
         match inner:
+            case Allocate() if is_temporary(inner.buffer):
+                continue
             case Allocate() | For(kind=LoopKind.VECTOR | LoopKind.PARALLEL):
                 return False
             case If() if _uses(inner.condition, loop.var) and not (masks and _runs_under_mask(inner, loop.var)):
                 return False
             case Let() if _uses(inner.value, loop.var):
                 return False
+            case Store() if is_temporary(inner.buffer):
+                continue
             case Store() if not any(_uses(index, loop.var) for index in inner.indices):
                 return False
     return True

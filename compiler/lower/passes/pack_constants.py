@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
-from compiler.ir.stmt import Block, For, Let, LoopFunction, Stmt, Store, exprs_of, map_exprs
+from compiler.ir.stmt import LEAVES, Block, For, Let, LoopFunction, Stmt, exprs_of, map_exprs
 from compiler.ir.visit import transform, walk
 from compiler.packing import Packing
 
@@ -69,7 +69,7 @@ def _reads(stmt: Stmt, param: Buffer, around: dict[Var, int]) -> Iterator[tuple[
     if isinstance(stmt, Block):
         for inner in stmt.statements:
             yield from _reads(inner, param, around)
-    elif not isinstance(stmt, Store):
+    elif not isinstance(stmt, LEAVES):
         inside = {**around, stmt.var: stmt.extent} if isinstance(stmt, (For, Let)) else around
         yield from _reads(stmt.body, param, inside)
 

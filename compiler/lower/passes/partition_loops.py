@@ -17,10 +17,12 @@ from compiler.ir.affine import Affine
 from compiler.ir.expr import Binary, BinaryOp, Const, Expr, Load, Select, Var, binary, const, select
 from compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
 from compiler.ir.stmt import (
+    LEAVES,
     Allocate,
     Block,
     For,
     If,
+    Invoke,
     Let,
     LoopFunction,
     LoopKind,
@@ -56,7 +58,7 @@ class PartitionLoops:
 
 
 def _stores(stmt: Stmt) -> int:
-    return sum(isinstance(inner, Store) for inner in walk_stmt(stmt))
+    return sum(isinstance(inner, LEAVES) for inner in walk_stmt(stmt))
 
 
 def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
@@ -72,6 +74,8 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
             return _around(stmt, _chosen(stmt.body, stmt.var, _limit(stmt), ranges, budget))
         case For():
             return _split(stmt, ranges, budget)
+        case Invoke():
+            return stmt
         case Store():
             indices = tuple(_simpler(index, ranges) for index in stmt.indices)
             return replace(stmt, indices=indices, value=_simpler(stmt.value, ranges))
@@ -168,7 +172,7 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
     if isinstance(stmt, Block):
         for inner in stmt.statements:
             yield from _guards(inner, ranges)
-    elif not isinstance(stmt, Store):
+    elif not isinstance(stmt, LEAVES):
         if isinstance(stmt, If):
             for condition in conjuncts(stmt.condition):
                 form = slack(condition)
@@ -181,7 +185,7 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:
     """Whether the statement may do anything."""
     match stmt:
-        case Store():
+        case Store() | Invoke():
             return True
         case Block():
             return any(_acts(inner, ranges) for inner in stmt.statements)

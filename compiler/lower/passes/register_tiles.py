@@ -5,17 +5,30 @@ Always: loaded (or initialised) before them, stored after.
     before: C[..] = 0 over i3 j3;  for k1: for i3: for j3: C[..] = C[..] + a * b
     after:  acc = 0 over i3 j3;    for k1: for i3: for j3: acc[..] = acc[..] + a * b;    C[..] = acc[..] over i3 j3
 The spatial loops of the tile are unrolled, so every index into the accumulators is a literal and the compiler keeps
-them in registers.
+them in registers. A reduction of several values, which writes through temporaries, has an accumulator for each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var
-from compiler.ir.stmt import Allocate, Block, For, LoopFunction, LoopKind, Stmt, Store, block
-from compiler.ir.visit import walk
+from compiler.ir.stmt import (
+    Allocate,
+    Block,
+    For,
+    Invoke,
+    LoopFunction,
+    LoopKind,
+    Stmt,
+    Store,
+    block,
+    is_temporary,
+    map_exprs,
+    map_stmt,
+)
+from compiler.ir.visit import substitute, walk
 
 MAX_TILE_VECTORS = 64
 """A tile of more vectors than this stays in memory: twice the registers there are, so that a slight overflow is only
@@ -38,12 +51,15 @@ class RegisterTiles:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """`outer`, then reductions `reduce`, then the tile's loops `spatial`, then the update of one element."""
+    """`outer`, then reductions `reduce`, then the tile's loops `spatial`, then the `update` of one element, or of one
+    element of several buffers; `stores` are its writes.
+    """
 
     outer: tuple[For, ...]
     reduce: tuple[For, ...]
     spatial: tuple[For, ...]
-    update: Store
+    update: Stmt
+    stores: tuple[Store, ...]
 
 
 class _Rewriter:
@@ -61,7 +77,7 @@ class _Rewriter:
                 if tile is None:
                     return replace(stmt, body=self.visit(stmt.body))
                 return _rebuilt(tile.outer, self.tiled(tile, None))
-            case Store():
+            case Store() | Invoke():
                 return stmt
         return replace(stmt, body=self.visit(stmt.body))
 
@@ -69,10 +85,12 @@ class _Rewriter:
         done: list[Stmt] = []
         for statement in statements:
             tile = self.match(statement) if isinstance(statement, For) else None
-            if tile is not None and not tile.outer and done and (start := _initial_value(done[-1], tile)) is not None:
-                done[-1] = self.tiled(tile, start)
-            else:
+            start = _initial_values(done, tile) if tile is not None and not tile.outer else None
+            if tile is None or start is None:
                 done.append(self.visit(statement))
+                continue
+            del done[-_initial_statements(tile) :]
+            done.append(self.tiled(tile, start))
         return block(*done)
 
     def match(self, loop: For) -> _Tile | None:
@@ -81,9 +99,10 @@ class _Rewriter:
         while isinstance(chain[-1].body, For):
             chain.append(chain[-1].body)
         leaf = chain[-1].body
-        if not isinstance(leaf, Store) or not _is_update(leaf):
+        stores = _updates(leaf)
+        if not stores:
             return None
-        used = {node for index in leaf.indices for node in walk(index) if isinstance(node, Var)}
+        used = {node for index in stores[0].indices for node in walk(index) if isinstance(node, Var)}
         first_spatial = len(chain)
         while first_spatial and chain[first_spatial - 1].var in used:
             first_spatial -= 1
@@ -93,43 +112,55 @@ class _Rewriter:
         if first_reduce == first_spatial:
             return None
         spatial = tuple(chain[first_spatial:])
-        if self.vectors(spatial, leaf.buffer) > MAX_TILE_VECTORS:
+        if self.vectors(spatial, stores) > MAX_TILE_VECTORS:
             return None
-        return _Tile(tuple(chain[:first_reduce]), tuple(chain[first_reduce:first_spatial]), spatial, leaf)
+        return _Tile(tuple(chain[:first_reduce]), tuple(chain[first_reduce:first_spatial]), spatial, leaf, stores)
 
-    def vectors(self, spatial: Sequence[For], buffer: Buffer) -> int:
-        lanes = max(1, self.vector_bytes // np.dtype(buffer.dtype).itemsize)
-        count = 1
+    def vectors(self, spatial: Sequence[For], stores: Sequence[Store]) -> int:
+        lanes = self.lanes(stores)
+        count = len(stores)
         for loop in spatial:
             count *= -(-loop.extent // lanes) if loop.kind is LoopKind.VECTOR else loop.extent
         return count
 
-    def whole_vectors(self, extent: int, buffer: Buffer) -> int:
+    def whole_vectors(self, extent: int, stores: Sequence[Store]) -> int:
         """Room for a row of accumulators whose last vector may be in part: up to the next power of two."""
-        rest = extent % max(1, self.vector_bytes // np.dtype(buffer.dtype).itemsize)
+        rest = extent % self.lanes(stores)
         return extent if rest.bit_count() < 2 else extent - rest + (1 << rest.bit_length())
 
-    def tiled(self, tile: _Tile, start: Expr | None) -> Stmt:
-        """The reduction with its accumulators; `start` is their first value, None to load it."""
-        target = tile.update
+    def lanes(self, stores: Sequence[Store]) -> int:
+        """Lanes of a vector of the widest type that is written."""
+        return max(1, self.vector_bytes // max(np.dtype(store.buffer.dtype).itemsize for store in stores))
+
+    def tiled(self, tile: _Tile, start: Sequence[Expr] | None) -> Stmt:
+        """The reduction with its accumulators; `start` are their first values, None to load them."""
         shape = tuple(loop.extent for loop in tile.spatial)
         if shape and tile.spatial[-1].kind is LoopKind.VECTOR:
-            shape = (*shape[:-1], self.whole_vectors(shape[-1], target.buffer))
-        acc = Buffer(f"{target.buffer.name}.acc{self.count}", shape, target.buffer.dtype, "register")
+            shape = (*shape[:-1], self.whole_vectors(shape[-1], tile.stores))
+        accs = [
+            Buffer(f"{store.buffer.name}.acc{self.count}", shape, store.buffer.dtype, "register")
+            for store in tile.stores
+        ]
         self.count += 1
         place = tuple(loop.var for loop in tile.spatial)
+        held: dict[Expr, Load] = {
+            Load(store.buffer, store.indices): Load(acc, place) for store, acc in zip(tile.stores, accs, strict=True)
+        }
         unrolled = tuple(
             loop if loop.kind is LoopKind.VECTOR else replace(loop, kind=LoopKind.UNROLL) for loop in tile.spatial
         )
-        here = Load(target.buffer, target.indices)
-        value = target.value
-        if not isinstance(value, Binary):
-            return _rebuilt((*tile.reduce, *tile.spatial), target)
-        begin = _rebuilt(unrolled, Store(acc, place, here if start is None else start))
-        step = _rebuilt(unrolled, Store(acc, place, replace(value, lhs=Load(acc, place))))
-        end = _rebuilt(unrolled, Store(target.buffer, target.indices, Load(acc, place)))
-        work = self.vectors(tile.spatial, target.buffer)
-        return Allocate(acc, block(begin, _rebuilt(self.unrolled(tile.reduce, work, target.buffer.name), step), end))
+        first = tuple(held) if start is None else start
+        begin = _rebuilt(unrolled, block(*(Store(acc, place, value) for acc, value in zip(accs, first, strict=True))))
+        step = _rebuilt(unrolled, _moved(tile.update, held))
+        end = _rebuilt(
+            unrolled, block(*(replace(store, value=acc) for store, acc in zip(tile.stores, held.values(), strict=True)))
+        )
+        work = self.vectors(tile.spatial, tile.stores)
+        reduce = self.unrolled(tile.reduce, work, tile.stores[0].buffer.name)
+        result = block(begin, _rebuilt(reduce, step), end)
+        for acc in reversed(accs):
+            result = Allocate(acc, result)
+        return result
 
     def unrolled(self, loops: Sequence[For], work: int, name: str) -> tuple[For, ...]:
         """Reduction loops, unrolled from the innermost outwards while the straight-line work stays within the limit."""
@@ -141,12 +172,46 @@ class _Rewriter:
         return tuple(reversed(result))
 
 
+def _updates(leaf: Stmt) -> tuple[Store, ...]:
+    """The writes of a statement that joins values to one element of each of its buffers; none if it is no such one.
+
+    It may hold values in temporaries, but neither read nor write other elements of these buffers. Without temporaries
+    it is one store of its element, joined with what does not depend on it.
+    """
+    if isinstance(leaf, Store):
+        return (leaf,) if _is_update(leaf) else ()
+    while isinstance(leaf, Allocate) and is_temporary(leaf.buffer):
+        leaf = leaf.body
+    statements = leaf.statements if isinstance(leaf, Block) else (leaf,)
+    writes = [statement for statement in statements if isinstance(statement, Store)]
+    stores = tuple(store for store in writes if not is_temporary(store.buffer))
+    buffers = {store.buffer for store in stores}
+    if len(writes) < len(statements) or not stores or len(buffers) < len(stores):
+        return ()
+    reads = {
+        node for store in writes for node in walk(store.value) if isinstance(node, Load) and node.buffer in buffers
+    }
+    same = reads == {Load(store.buffer, stores[0].indices) for store in stores}
+    return stores if same and all(store.indices == stores[0].indices for store in stores) else ()
+
+
 def _is_update(store: Store) -> bool:
-    """Whether the store joins one value to its element, which the value does not depend on."""
     value = store.value
     if not isinstance(value, Binary) or value.lhs != Load(store.buffer, store.indices):
         return False
     return not any(isinstance(node, Load) and node.buffer == store.buffer for node in walk(value.rhs))
+
+
+def _moved(update: Stmt, held: Mapping[Expr, Load]) -> Stmt:
+    """The update of accumulators instead of elements."""
+
+    def rule(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, Store):
+            return None
+        acc = held.get(Load(stmt.buffer, stmt.indices))
+        return None if acc is None else replace(stmt, buffer=acc.buffer, indices=acc.indices)
+
+    return map_stmt(map_exprs(update, lambda expr: substitute(expr, held)), rule)
 
 
 def _rebuilt(loops: Sequence[For], leaf: Stmt) -> Stmt:
@@ -155,11 +220,26 @@ def _rebuilt(loops: Sequence[For], leaf: Stmt) -> Stmt:
     return leaf
 
 
-def _initial_value(stmt: Stmt, tile: _Tile) -> Expr | None:
-    """The literal that `stmt` writes to exactly the tile's elements, if that is all it does."""
+def _initial_statements(tile: _Tile) -> int:
+    """How many statements give a tile its first values: one nest of loops, or without loops one a buffer."""
+    return 1 if tile.spatial else len(tile.stores)
+
+
+def _initial_values(before: Sequence[Stmt], tile: _Tile) -> tuple[Expr, ...] | None:
+    """The literals that the last statements write to exactly the tile's elements, if that is all that they do."""
+    inner = block(*before[-_initial_statements(tile) :])
     for loop in tile.spatial:
-        if not isinstance(stmt, For) or stmt.var != loop.var or stmt.extent != loop.extent:
+        if not isinstance(inner, For) or inner.var != loop.var or inner.extent != loop.extent:
             return None
-        stmt = stmt.body
-    same = isinstance(stmt, Store) and stmt.buffer == tile.update.buffer and stmt.indices == tile.update.indices
-    return stmt.value if same and isinstance(stmt, Store) and isinstance(stmt.value, Const) else None
+        inner = inner.body
+    found = inner.statements if isinstance(inner, Block) else (inner,)
+    if len(found) != len(tile.stores):
+        return None
+    values = []
+    for statement, store in zip(found, tile.stores, strict=True):
+        if not isinstance(statement, Store) or not isinstance(statement.value, Const):
+            return None
+        if statement.buffer != store.buffer or statement.indices != store.indices:
+            return None
+        values.append(statement.value)
+    return tuple(values)

@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler.ir.affine import flat_index
 from compiler.ir.expr import BOOL, Binary, BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const, is_float
-from compiler.ir.stmt import Allocate, Block, For, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.stmt import Allocate, Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
 
 CHAINS = 4
@@ -45,7 +45,7 @@ class _Rewriter:
         match stmt:
             case Block():
                 return block(*(self.visit(inner) for inner in stmt.statements))
-            case For(kind=LoopKind.VECTOR) | Store():
+            case For(kind=LoopKind.VECTOR) | Store() | Invoke():
                 return stmt
             case For():
                 found = _reduction(stmt)

@@ -18,7 +18,7 @@ from compiler.schedule.state import (
     Stage,
     State,
 )
-from compiler.schedule.steps.base import Step, iterator_of, spliced
+from compiler.schedule.steps.base import Step, iterator_of, refuse_given, spliced
 from compiler.schedule.steps.place import ComputeRoot
 from compiler.te.tensor import ComputeOp
 
@@ -111,6 +111,7 @@ class StorageAlign(Step):
             )
         if isinstance(stage.location, Inlined):
             raise ScheduleError(f"{name}: it is inlined and has no storage; align it before, or compute it somewhere")
+        refuse_given(state, self.stage, "align its storage")
         alignment = Alignment(_axis_under(stage, iterator.name), self.factor, self.offset)
         return state.with_stage(self.stage, replace(stage, alignment=alignment))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from compiler.errors import ScheduleError
 from compiler.schedule.state import Iterator, Stage, State
+from compiler.te.tensor import ExternOp
 
 _BY_TAG: dict[str, type["Step"]] = {}
 
@@ -23,6 +24,7 @@ class Step:
     """One transform of one stage. Subclasses are the leaves of the grammar; each registers its `tag`."""
 
     tag: ClassVar[str] = ""
+    only_readers: ClassVar[bool] = False
 
     stage: int
 
@@ -83,6 +85,20 @@ def refuse_attached(state: State, stage_id: int, action: str) -> None:
         for inner in state.attached_at(stage_id, index):
             raise ScheduleError(
                 f"{stage.op.name}: cannot {action}: {state.stages[inner].op.name} is computed inside; move that first"
+            )
+
+
+def refuse_given(state: State, stage_id: int, action: str) -> None:
+    """Check that no function is given this stage's result, which must then lie whole and dense in memory.
+
+    Raises: ScheduleError that names the stage which calls the function.
+    """
+    for reader in state.dag.readers[stage_id]:
+        op = state.stages[reader].op
+        if isinstance(op, ExternOp):
+            raise ScheduleError(
+                f"{state.stage(stage_id).op.name}: cannot {action}: {op.name} gives it to the function "
+                f"{op.call.function}, which needs the whole tensor in memory"
             )
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from compiler.errors import ScheduleError
 from compiler.schedule.state import Attached, Inlined, Location, Root, State
-from compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family
+from compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family, refuse_given
+from compiler.te.tensor import ExternOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,15 @@ class ComputeAt(Step):
 
     def apply(self, state: State) -> State:
         """The stage's extents become unknown until bounds are inferred."""
-        iterator_of(state, self.target_stage, self.target_iter)
         name = state.stage(self.stage).op.name
+        if isinstance(state.stage(self.target_stage).op, ExternOp):
+            raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} calls a function and has no loops")
+        iterator_of(state, self.target_stage, self.target_iter)
         if self.target_stage <= self.stage:
             raise ScheduleError(
                 f"{name}: can only be computed inside a later stage, not {state.stages[self.target_stage].op.name}"
             )
+        refuse_given(state, self.stage, "compute it inside another stage")
         if isinstance(state.stages[self.target_stage].location, Inlined):
             raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} is inlined and has no loops")
         if self.stage in state.dag.output_ids:
@@ -69,4 +73,5 @@ class ComputeInline(Step):
             )
         refuse_attached(state, self.stage, "inline it")
         refuse_family(stage, "inline it")
+        refuse_given(state, self.stage, "inline it")
         return state.with_stage(self.stage, replace(stage, location=Inlined()))

@@ -27,12 +27,14 @@ from compiler.schedule.state import (
     initial_stage,
 )
 from compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached, refuse_family
-from compiler.te.tensor import Axis, AxisKind, ComputeOp
+from compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp
 
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite(Step):
-    """Compute a stage into a buffer of its own first; the stage then only copies."""
+    """Compute a stage into a buffer of its own first; the stage then only copies. Several results get a buffer each,
+    from one new stage.
+    """
 
     tag: ClassVar[str] = "CHW"
 
@@ -60,9 +62,12 @@ class CacheWrite(Step):
 
 @dataclass(frozen=True, slots=True)
 class CacheRead(Step):
-    """Copy a tensor into a buffer from which some of its readers then read."""
+    """Copy a tensor into a buffer from which some of its readers then read. Of several results those are copied that
+    the readers read.
+    """
 
     tag: ClassVar[str] = "CHR"
+    only_readers: ClassVar[bool] = True
 
     scope: str
     readers: tuple[int, ...]
@@ -78,7 +83,12 @@ class CacheRead(Step):
             if reader not in known:
                 names = ", ".join(f"{number} ({state.stages[number].op.name})" for number in known) or "none"
                 raise ScheduleError(f"{name}: {state.stage(reader).op.name} does not read it; stages that do: {names}")
-        dag = graph_edits.cache_read(state.dag, self.stage, self.scope, self.readers)
+            if isinstance(state.stages[reader].op, ExternOp):
+                raise ScheduleError(f"{name}: {state.stages[reader].op.name} is a function's call and reads no cache")
+        try:
+            dag = graph_edits.cache_read(state.dag, self.stage, self.scope, self.readers)
+        except DefinitionError as error:
+            raise ScheduleError(str(error)) from None
         return _with_new_stage(state, dag, self.stage + 1, {self.stage + 1: initial_stage(dag.ops[self.stage + 1])})
 
 

@@ -3,6 +3,7 @@
 from math import prod
 
 from compiler.schedule.access import (
+    is_given_to_function,
     is_shifted_axis,
     is_strictly_inlineable,
     needs_multi_level_tiling,
@@ -33,6 +34,8 @@ def should_always_be_inlined(context: SketchContext, state: State, stage: int) -
     """
     described = state.stages[stage]
     if not described.is_compute or stage in state.dag.output_ids or described.has_reduce_iter:
+        return False
+    if is_given_to_function(state, stage):
         return False
     return context.gpu or is_strictly_inlineable(state.dag, stage)
 

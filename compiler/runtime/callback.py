@@ -1,0 +1,80 @@
+"""In: a call of a registered function as a kernel makes it. Out: a C function that the kernel can be linked with.
+
+Always: the function works on the kernel's own memory; what it raises reaches whoever called the kernel.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import ArtifactError
+from compiler.runtime.artifact import Array, ExternArgument, ExternBuffer, ExternCall
+from compiler.runtime.registry import get_global_func
+
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+_FAILED = -1
+
+
+class CallErrors(threading.local):
+    """What the last function that failed in this thread raised."""
+
+    error: BaseException | None = None
+
+    def reraise(self) -> None:
+        """Raise what was kept, once; nothing when there is nothing."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """A C function: its symbol and address, and what must stay alive as long as it may be called."""
+
+    symbol: str
+    address: int
+    keep: Any
+
+
+def make_callback(kernel: str, call: ExternCall, errors: CallErrors) -> Callback:
+    """The C function of one call; what the registered function raises is kept in `errors`.
+
+    Raises: ArtifactError when the function is not registered in this process.
+    """
+    function = get_global_func(call.function, allow_missing=True)
+    if function is None:
+        raise ArtifactError(
+            f"kernel {kernel} calls the function {call.function}, which is not registered in this process; register "
+            "it with register_func before the kernel is loaded"
+        )
+    entry = _CALL(_entry(function, call.args, errors))
+    address = ctypes.cast(entry, ctypes.c_void_p).value
+    assert address is not None, "a callback has an address"
+    return Callback(call.symbol, address, entry)
+
+
+def _entry(function: Callable[..., Any], args: Sequence[ExternArgument], errors: CallErrors) -> Callable[[Any], int]:
+    def run(addresses: Any) -> int:
+        try:
+            given = iter(addresses[place] for place in range(sum(isinstance(arg, ExternBuffer) for arg in args)))
+            function(*(_view(arg, next(given)) if isinstance(arg, ExternBuffer) else arg for arg in args))
+        except BaseException as error:  # it must not unwind through the kernel's frames
+            errors.error = error
+            return _FAILED
+        return 0
+
+    return run
+
+
+def _view(spec: ExternBuffer, address: int) -> Array:
+    """The kernel's memory as an array."""
+    dtype = np.dtype(spec.dtype)
+    size = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    array: Array = np.ctypeslib.as_array(memory).view(dtype).reshape(spec.shape)
+    array.flags.writeable = spec.writable
+    return array

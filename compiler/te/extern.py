@@ -1,0 +1,95 @@
+"""In: tensors and the name of a registered function. Out: tensors that the function writes.
+
+Always: the function is named, not held: whoever runs the computation registers it under that name
+(`compiler.runtime.registry`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from compiler.errors import DefinitionError
+from compiler.te.checks import checked_attributes, checked_dtype, checked_name, checked_shape
+from compiler.te.tensor import CallArgument, ExternOp, Handle, PackedCall, Tensor, results_of
+
+
+def call_packed(function: str, *args: CallArgument) -> PackedCall:
+    """A call of the function registered under that name: handles become NumPy arrays, numbers and texts are passed on.
+
+    Raises: DefinitionError for an argument of another type.
+    """
+    for place, argument in enumerate(args):
+        if not isinstance(argument, (Handle, int, float, str)):
+            raise DefinitionError(
+                f"{function}: argument {place} is {argument!r}; a registered function takes the inputs and results of "
+                "its stage, numbers and texts"
+            )
+    return PackedCall(function, args)
+
+
+@overload
+def extern(
+    shape: Sequence[int],
+    inputs: Sequence[Tensor],
+    fcompute: Callable[[tuple[Handle, ...], tuple[Handle, ...]], PackedCall],
+    name: str = "extern",
+    dtype: str | Sequence[str] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> Tensor: ...
+@overload
+def extern(
+    shape: Sequence[Sequence[int]],
+    inputs: Sequence[Tensor],
+    fcompute: Callable[[tuple[Handle, ...], tuple[Handle, ...]], PackedCall],
+    name: str = "extern",
+    dtype: str | Sequence[str] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> tuple[Tensor, ...]: ...
+def extern(
+    shape: Sequence[int] | Sequence[Sequence[int]],
+    inputs: Sequence[Tensor],
+    fcompute: Callable[[tuple[Handle, ...], tuple[Handle, ...]], PackedCall],
+    name: str = "extern",
+    dtype: str | Sequence[str] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Tensors that a registered function writes: one of that `shape`, or one for each of several shapes.
+
+    `fcompute(ins, outs)` gets handles of the inputs and results and returns a `call_packed` of them. The function gets
+    NumPy arrays that lie on the kernel's own memory, those of the inputs read-only, and must fill the results; what
+    it returns is ignored. `dtype` is one type a result, or one for all; by default that of the inputs, if they agree.
+    The attribute `FLOP` says how many operations the call takes.
+    Raises: DefinitionError when shapes, types or the call make no sense.
+    """
+    several = bool(shape) and all(isinstance(item, Sequence) for item in shape)
+    checked_name("a tensor", name)
+    given: Any = shape if several else (shape,)
+    dtypes = tuple(checked_dtype(name, one) for one in _dtypes(name, dtype, inputs, len(given)))
+    shapes = tuple(checked_shape(name, item, kind) for item, kind in zip(given, dtypes, strict=True))
+    ins = tuple(Handle(tensor.name, tensor.shape, tensor.dtype, at, False) for at, tensor in enumerate(inputs))
+    outs = tuple(
+        Handle(f"{name}.v{at}" if len(shapes) > 1 else name, extents, kind, at, True)
+        for at, (extents, kind) in enumerate(zip(shapes, dtypes, strict=True))
+    )
+    call = fcompute(ins, outs)
+    if not isinstance(call, PackedCall):
+        raise DefinitionError(f"{name}: the function of (ins, outs) must return call_packed(…), not {call!r}")
+    handles = [argument for argument in call.args if isinstance(argument, Handle)]
+    if not all(handle in (*ins, *outs) for handle in handles):
+        raise DefinitionError(f"{name}: {call} has a handle of another stage")
+    for out in outs:
+        if out not in handles:
+            raise DefinitionError(f"{name}: {call} does not take the result {out}, so nothing would write it")
+    results = results_of(ExternOp(name, shapes, dtypes, tuple(inputs), call, checked_attributes(name, attrs)))
+    return results if several else results[0]
+
+
+def _dtypes(name: str, dtype: str | Sequence[str] | None, inputs: Sequence[Tensor], count: int) -> tuple[str, ...]:
+    if dtype is None:
+        known = {tensor.dtype for tensor in inputs}
+        if len(known) != 1:
+            raise DefinitionError(f"{name}: say the dtype of its results; the inputs have {sorted(known) or 'none'}")
+        return (known.pop(),) * count
+    given = (dtype,) * count if isinstance(dtype, str) else tuple(dtype)
+    if len(given) != count:
+        raise DefinitionError(f"{name}: {count} results have {len(given)} dtypes")
+    return given

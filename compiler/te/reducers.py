@@ -1,0 +1,127 @@
+"""In: values and the axes to reduce them over. Out: reductions, each the whole body of a compute.
+
+Always: a reduction may be done in any order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from compiler.errors import DefinitionError
+from compiler.ir import expr as ir
+from compiler.ir.expr import Const, Expr, Operand
+from compiler.te.compute import equal, isnan, logical_and, logical_not, logical_or
+from compiler.te.tensor import Axis, AxisKind, Combiner, Reduce, ReducedValue, as_body, largest, smallest
+
+Axes = Axis | Sequence[Axis]
+
+
+def _reduction(combiner: str) -> Callable[[Operand, Axes], Expr]:
+    def reduce(source: Operand, axis: Axes) -> Expr:
+        return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
+
+    reduce.__doc__ = f"The {combiner} of `source` over `axis`, which is one reduce axis or several."
+    return reduce
+
+
+def _reduce_axes(name: str, axis: Axes) -> tuple[Axis, ...]:
+    if not isinstance(axis, (Axis, Sequence)):
+        raise DefinitionError(f"{name}: {axis!r} is not a reduce axis; make it with reduce_axis")
+    axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
+    for item in axes:
+        if not isinstance(item, Axis) or item.kind is not AxisKind.REDUCE:
+            raise DefinitionError(f"{name}: {item} is not a reduce axis; make it with reduce_axis")
+    return axes
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """A reduction of one's own, see `comm_reducer`."""
+
+    function: Callable[[Any, Any], Any]
+    identity: Any
+    name: str
+
+    @overload
+    def __call__(self, source: Operand, axis: Axes) -> Expr: ...
+    @overload
+    def __call__(self, source: tuple[Operand, ...], axis: Axes) -> tuple[Expr, ...]: ...
+    def __call__(self, source: Operand | tuple[Operand, ...], axis: Axes) -> Expr | tuple[Expr, ...]:
+        """`source`, one value or a tuple of them, reduced over `axis`, which is one reduce axis or several.
+
+        Raises: DefinitionError when joining two values gives another number of values, or other types.
+        """
+        together = isinstance(source, tuple)
+        values = tuple(map(ir.as_expr, source)) if isinstance(source, tuple) else (ir.as_expr(source),)
+        if not values:
+            raise DefinitionError(f"{self.name}: there are no values to reduce")
+        dtypes = tuple(value.dtype for value in values)
+        marks = [str(place) if len(values) > 1 else "" for place in range(len(values))]
+        lhs, rhs = (
+            tuple(ir.Var(f"{side}{mark}", dtype) for mark, dtype in zip(marks, dtypes, strict=True)) for side in "xy"
+        )
+        joined = self.function(lhs, rhs) if together else self.function(lhs[0], rhs[0])
+        results = self._typed(joined, dtypes, together)
+        start = self.identity(*dtypes) if callable(self.identity) else self.identity
+        identities = self._typed(start, dtypes, together)
+        if not all(isinstance(identity, Const) for identity in identities):
+            raise DefinitionError(f"{self.name}: the identity {as_body(identities)} must be literals")
+        starts = tuple(identity for identity in identities if isinstance(identity, Const))
+        reduction = Reduce(Combiner(lhs, rhs, results, starts), as_body(values), _reduce_axes(self.name, axis))
+        return tuple(ReducedValue(reduction, place) for place in range(len(values))) if together else reduction
+
+    def _typed(self, found: Any, dtypes: tuple[str, ...], together: bool) -> tuple[Expr, ...]:
+        """What the function or the identity gives, one expression a value, of the values' types."""
+        items = tuple(found) if together and isinstance(found, (tuple, list)) else (found,)
+        if len(items) != len(dtypes):
+            raise DefinitionError(f"{self.name}: joining tuples of {len(dtypes)} values gives {len(items)}")
+        results = []
+        for place, (item, dtype) in enumerate(zip(items, dtypes, strict=True)):
+            result = ir.as_expr(item, dtype)
+            if result.dtype != dtype:
+                which = f" number {place}" if len(dtypes) > 1 else ""
+                raise DefinitionError(
+                    f"{self.name}: joining two values{which} of {dtype} gives {result.dtype}; cast the result"
+                )
+            results.append(result)
+        return tuple(results)
+
+
+def comm_reducer(function: Callable[[Any, Any], Any], identity: Any, name: str = "reduce") -> Reducer:
+    """A reduction of one's own: `function` joins two values, in any order; `identity`, or what it says for a type,
+    leaves every value as it is.
+
+    A reduction of tuples joins two of them; its identity gets one type a value and returns as many values. It is
+    used with a tuple, and the compute that returns it makes as many tensors:
+
+        larger = comm_reducer(lambda x, y: (select(x[1] > y[1], x[0], y[0]), maximum(x[1], y[1])),
+                              lambda index, value: (largest(index), smallest(value)), "larger")
+        places, values = compute((n,), lambda i: larger((k, data[i, k]), axis=k))
+    """
+    return Reducer(function, identity, name)
+
+
+sum = _reduction("sum")
+prod = _reduction("prod")
+max = _reduction("max")
+min = _reduction("min")
+
+
+def _first(beats: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:
+    """Joins two (index, value): the value that beats the other one, or the lower index of two that are equal."""
+
+    def join(x: tuple[Expr, Expr], y: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+        nan = logical_and(isnan(x[1]), logical_not(isnan(y[1])))
+        both = logical_and(isnan(x[1]), isnan(y[1]))
+        tie = logical_and(logical_or(equal(x[1], y[1]), both), x[0] < y[0])
+        wins = logical_or(beats(x[1], y[1]), nan, tie)
+        return ir.select(wins, x[0], y[0]), ir.select(wins, x[1], y[1])
+
+    return join
+
+
+argmax = comm_reducer(_first(lambda x, y: x > y), lambda index, value: (largest(index), smallest(value)), "argmax")
+"""(index, value) of the largest value: the lowest index of equal ones. A NaN counts as larger than any number."""
+
+argmin = comm_reducer(_first(lambda x, y: x < y), lambda index, value: (largest(index), largest(value)), "argmin")
+"""(index, value) of the smallest value: the lowest index of equal ones. A NaN counts as smaller than any number."""
