@@ -3,26 +3,39 @@
 Always: pure and deterministic; the same steps make the same object code.
 """
 
+import re
 from collections.abc import Sequence
 
 from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
 from compiler.codegen.kernel import KernelText, write_kernel
+from compiler.driver.hardware import hardware_of
+from compiler.errors import LoweringError
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
+from compiler.runtime.function import KernelFunction
+from compiler.runtime.loader import load_kernels
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.default import default_steps
 from compiler.schedule.state import replay
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
+from compiler.target import Target
+from compiler.te.tensor import Tensor
+
+_C_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
     """Compile the program that `steps` make of the task's computation into a kernel called `name`.
 
     Arguments are the inputs and then the outputs of the graph, in its order.
-    Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code, TargetError when there
-    is no code generation for the target.
+    Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code or the name is none of a
+    function, TargetError when there is no code generation for the target.
     """
     describe(task.target)
+    if not _C_NAME.fullmatch(name):
+        raise LoweringError(f"a kernel cannot be called {name!r}: letters, digits and _ make the name of a function")
     function = lower(replay(task.dag, steps), name, task.hardware, task.layout)
     text = _text(task, function)
     packings = dict(function.packings)
@@ -33,6 +46,27 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
         args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, packings.get(param.name)))
     code = compile_module(text.llvm, task.target)
     return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls)
+
+
+def build(
+    what: SearchTask | ComputeDAG | Sequence[Tensor],
+    steps: Sequence[Step] | None = None,
+    name: str = "kernel",
+    target: Target | None = None,
+) -> KernelFunction:
+    """A function of NumPy arrays: the computation compiled for this machine, as `steps` say, or untuned.
+
+    `what` is a task, a graph, or the tensors that are its arguments: inputs and outputs. `target` is for graphs and
+    tensors; the default is this machine.
+
+    Raises: as `build_kernel`; ArtifactError when the code is for another machine.
+    """
+    if not isinstance(what, SearchTask):
+        dag = what if isinstance(what, ComputeDAG) else ComputeDAG(what)
+        chosen = target or Target.host()
+        what = SearchTask(name, dag, chosen, hardware_of(chosen, 1))
+    artifact = build_kernel(what, default_steps(what.dag) if steps is None else steps, name)
+    return KernelFunction(load_kernels([artifact])[name])
 
 
 def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:

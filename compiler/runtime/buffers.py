@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import MeasureError
+from compiler.errors import ArtifactError, MeasureError
 from compiler.runtime.artifact import ALIGNMENT, Array
 
 _PAGE = mmap.PAGESIZE
@@ -35,9 +35,15 @@ _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
-    """An uninitialised contiguous array whose first element lies at a multiple of 64 bytes."""
+    """An uninitialised contiguous array whose first element lies at a multiple of 64 bytes.
+
+    Raises: ArtifactError when there is no memory for it.
+    """
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    try:
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:  # NumPy's words for a size beyond any address are a ValueError
+        raise ArtifactError(f"no memory for an array of the shape {list(shape)}, {nbytes} bytes") from error
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 

@@ -12,16 +12,14 @@ from functools import lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm
-import numpy as np
 
 from compiler.errors import ArtifactError
-from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
+from compiler.runtime.arguments import Buffer as Buffer
+from compiler.runtime.arguments import address_of, check_count, check_overlap, check_threads
+from compiler.runtime.artifact import KernelArtifact
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.callback import CallErrors, make_callback
 from compiler.runtime.openmp import openmp_runtime
-
-Buffer = Array | int
-"""An array, or the address of memory that the caller keeps alive and large enough."""
 
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
@@ -97,16 +95,16 @@ class Kernel:
         """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace.
 
         Arrays must be contiguous, 64-byte aligned, and of the argument's dtype and number of elements (packed arguments
-        take the packed elements). Without a workspace one is allocated here.
+        take the packed elements); those that are written must be writable and share no memory with others. Without a
+        workspace one is allocated here.
 
-        Raises: ArtifactError when a buffer does not fit.
+        Raises: ArtifactError when a buffer does not fit, or there is no memory for the workspace.
         """
-        specs = self.artifact.args
-        if len(buffers) not in (len(specs), len(specs) + 1):
-            raise ArtifactError(f"kernel {self.artifact.name} takes {len(specs)} buffers, {len(buffers)} are given")
-        if threads < 1:
-            raise ArtifactError(f"kernel {self.artifact.name}: {threads} threads; at least one is needed")
-        addresses = [self._address(spec, buffer) for spec, buffer in zip(specs, buffers, strict=False)]
+        name, specs = self.artifact.name, self.artifact.args
+        check_count(name, specs, len(buffers), workspace=True)
+        threads = check_threads(name, threads)
+        addresses = [address_of(name, spec, buffer) for spec, buffer in zip(specs, buffers, strict=False)]
+        check_overlap(name, specs, addresses)
         workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else self._workspace()
         addresses.append(workspace if isinstance(workspace, int) else workspace.ctypes.data)
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -115,22 +113,6 @@ class Kernel:
     def _workspace(self) -> Buffer:
         size = self.artifact.workspace_bytes
         return aligned_array((size,), "uint8") if size else 0
-
-    def _address(self, spec: ArgSpec, buffer: Buffer) -> int:
-        where = f"kernel {self.artifact.name}, argument {spec.name}"
-        if isinstance(buffer, int):
-            address = buffer
-        else:
-            if buffer.dtype != np.dtype(spec.dtype) or buffer.size != spec.size:
-                raise ArtifactError(
-                    f"{where}: expected {spec.size} elements of {spec.dtype}, got {buffer.size} of {buffer.dtype}"
-                )
-            if not buffer.flags.c_contiguous:
-                raise ArtifactError(f"{where}: the array is not contiguous; copy it first")
-            address = buffer.ctypes.data
-        if address == 0 or address % ALIGNMENT:
-            raise ArtifactError(f"{where}: address {address:#x} is not a multiple of {ALIGNMENT}; use aligned_array")
-        return address
 
 
 class LoadedKernels(Mapping[str, Kernel]):

@@ -1,0 +1,89 @@
+"""In: what a kernel takes, and what it is given. Out: addresses, or one sentence that says what does not fit.
+
+Always: a kernel that gets the addresses reads and writes only memory of the arrays they came from. It trusts that its
+arguments start at multiples of 64 bytes, are dense, and that nothing it writes is another argument too.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+
+from compiler.errors import ArtifactError
+from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
+
+Buffer = Array | int
+"""An array, or the address of memory that the caller keeps alive and large enough."""
+
+
+def check_count(kernel: str, specs: Sequence[ArgSpec], given: int, workspace: bool = False) -> None:
+    """See to it that there is one buffer an argument, and one more where a workspace may be given.
+
+    Raises: ArtifactError.
+    """
+    if given != len(specs) and not (workspace and given == len(specs) + 1):
+        names = ", ".join(f"{spec.name}{' (written)' if spec.is_output else ''}" for spec in specs)
+        raise ArtifactError(f"kernel {kernel} takes {len(specs)} buffers, {given} are given; they are {names}")
+
+
+def check_threads(kernel: str, threads: int) -> int:
+    """A number of threads of at least 1.
+
+    Raises: ArtifactError.
+    """
+    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
+        raise ArtifactError(f"kernel {kernel}: {threads} threads; a whole number of at least one is needed")
+    return int(threads)
+
+
+def address_of(kernel: str, spec: ArgSpec, buffer: Buffer) -> int:
+    """The address of one argument: an array of its type and size in any shape, dense, aligned, and writable where the
+    kernel writes; an address is only checked for its alignment.
+
+    Raises: ArtifactError.
+    """
+    where = f"kernel {kernel}, argument {spec.name}"
+    if isinstance(buffer, bool) or not isinstance(buffer, (int, np.ndarray)):
+        raise ArtifactError(f"{where}: expected a NumPy array, got {type(buffer).__name__}")
+    if isinstance(buffer, int):
+        address = buffer
+    else:
+        if buffer.dtype != np.dtype(spec.dtype) or buffer.size != spec.size:
+            raise ArtifactError(
+                f"{where}: expected {spec.size} elements of {spec.dtype}, got {buffer.size} of {buffer.dtype}"
+            )
+        if not buffer.flags.c_contiguous:
+            raise ArtifactError(f"{where}: the array is not contiguous; copy it first")
+        if spec.is_output and not buffer.flags.writeable:
+            raise ArtifactError(f"{where}: the array is read-only, and the kernel writes to it")
+        address = buffer.ctypes.data
+    if address <= 0 or address % ALIGNMENT:
+        raise ArtifactError(f"{where}: address {address:#x} is not a multiple of {ALIGNMENT}; use aligned_array")
+    return address
+
+
+def check_shape(kernel: str, spec: ArgSpec, buffer: Buffer) -> None:
+    """See to it that an array has the shape of the argument; the flat one when the argument is packed.
+
+    Raises: ArtifactError.
+    """
+    shape = spec.shape if spec.packing is None else (spec.size,)
+    if not isinstance(buffer, np.ndarray) or buffer.shape == shape:
+        return
+    form = "" if spec.packing is None else f", the packed form of {list(spec.shape)}; `prepared` makes it"
+    raise ArtifactError(
+        f"kernel {kernel}, argument {spec.name}: expected the shape {list(shape)}{form}, got {list(buffer.shape)}"
+    )
+
+
+def check_overlap(kernel: str, specs: Sequence[ArgSpec], addresses: Sequence[int]) -> None:
+    """See to it that nothing that is written is another argument too.
+
+    Raises: ArtifactError.
+    """
+    for (one, first), (two, second) in combinations(zip(specs, addresses, strict=True), 2):
+        written = one.is_output or two.is_output
+        if written and first < second + two.nbytes and second < first + one.nbytes:
+            raise ArtifactError(
+                f"kernel {kernel}: the arguments {one.name} and {two.name} share memory, and one of them is written"
+            )
