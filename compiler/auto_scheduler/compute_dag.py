@@ -4,7 +4,6 @@ Always: the graph of `compiler.schedule.dag` itself; programs go in and come out
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from compiler.auto_scheduler.loop_state import State
 from compiler.lower.layout_rewrite import rewrite_layout
@@ -30,9 +29,6 @@ class ComputeDAG(dag.ComputeDAG):
     def of(cls, graph: dag.ComputeDAG) -> "ComputeDAG":
         """A graph of the compiler with these methods."""
         return cls._from_parts(graph.nodes, graph.inputs, graph.outputs)  # type: ignore[return-value]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ComputeDAG._from_parts, (self.nodes, self.inputs, self.outputs)
 
     @property
     def tensors(self) -> list[Tensor]:

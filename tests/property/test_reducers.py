@@ -93,7 +93,7 @@ def test_the_oracle() -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
     (found,) = evaluate(dag.outputs, {dag.inputs[0]: values})
     np.testing.assert_allclose(found, np.prod(1 + values.astype("float64")) - 1, rtol=1e-6)
-    assert str(dag).endswith("y(i:3, k:4) reduce<(x + (y + (x * y))), 0.0>= x[i, k]")
+    assert str(dag).endswith("y() reduce<(x + (y + (x * y)))>= x[i, k]")
     assert dag.flop_count == 12 * 3
     assert str(pickle.loads(pickle.dumps(dag))) == str(dag)
 

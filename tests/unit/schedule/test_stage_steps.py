@@ -58,9 +58,9 @@ def test_the_log_forms() -> None:
 def test_the_factored_graph_reads_what_the_reduction_read() -> None:
     dag = replay(matmul(), [Split(2, 2, 14, (4,)), Rfactor(2, 2, 1)]).dag
     assert str(dag).splitlines()[2:4] == [
-        "C.rf(i:6, k_0:4, j:5, k_1:4) sum= select((((k_0 * 4) + k_1) < 14), "
+        "C.rf(i, k_0, j) += select((((k_0 * 4) + k_1) < 14), "
         "(A[i, ((k_0 * 4) + k_1)] * B[((k_0 * 4) + k_1), j]), 0.0)",
-        "C.repl(ax0:6, ax1:5, k_0_v:4) sum= C.rf[ax0, k_0_v, ax1]",
+        "C.repl(ax0, ax1) += C.rf[ax0, k_0_v, ax1]",
     ]
 
 

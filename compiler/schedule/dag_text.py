@@ -1,0 +1,144 @@
+"""In: the operations of a compute graph. Out: them as text, for people and for keys.
+
+Always: deterministic; operations of one name are told apart by a number, several results of one by `.v0`, `.v1`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.expr import Buffer, Call, Expr, Load, Select
+from compiler.ir.visit import transform
+from compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor, TensorRead
+
+_MAX_LINE = 256
+_OMITTED = " ..(omitted).. "
+_SIGNS = {"sum": "+=", "max": "max=", "min": "min="}
+
+
+def dag_text(ops: Sequence[Operation], id_of: Callable[[Tensor], int], simple: bool = False) -> str:
+    """One line a result: `A = PLACEHOLDER [8, 8]`, `C(i, j) += (A[i, k] * B[k, j])`, `R(i, j) = max(C[i, j], 0.0)`.
+
+    `simple` leaves out the shapes of the inputs, and of a body that is a call all but the name of the function.
+    """
+    names = _Names(ops, id_of)
+    lines: list[str] = []
+    for op_id, op in enumerate(ops):
+        if isinstance(op, PlaceholderOp):
+            lines.append(f"{names.of_op[op_id]} = PLACEHOLDER" + ("" if simple else f" {list(op.shape)}"))
+        elif isinstance(op, ExternOp):
+            lines.append(_extern_line(op, op_id, names))
+        else:
+            axes = ", ".join(map(str, op.axes))
+            for index, (sign, value) in enumerate(_assignments(op)):
+                body = value.name if simple and isinstance(value, Call) else names.printable(value)
+                lines.append(f"{names.of_result(op_id, index)}({axes}) {sign} {body}")
+    return "\n".join(lines)
+
+
+def shortened(text: str) -> str:
+    """The text with only the start and the end of lines that have more than 256 characters."""
+    half = _MAX_LINE // 2
+    return "\n".join(
+        line if len(line) <= _MAX_LINE else f"{line[:half]}{_OMITTED}{line[-half:]}" for line in text.splitlines()
+    )
+
+
+def fingerprint(ops: Sequence[Operation], id_of: Callable[[Tensor], int], layout_free: frozenset[int]) -> str:
+    """All that a schedule of the graph may depend on.
+
+    More than the text for people: the extents of all axes, element types, combiners in full, and which inputs are free
+    in their layout.
+    """
+    names = _Names(ops, id_of)
+    lines: list[str] = []
+    for op_id, op in enumerate(ops):
+        if isinstance(op, PlaceholderOp):
+            free = " layout_free" if op_id in layout_free else ""
+            lines.append(f"{names.of_op[op_id]} = PLACEHOLDER {list(op.shape)} {op.dtype}{free}")
+        elif isinstance(op, ExternOp):
+            lines.append(_extern_line(op, op_id, names))
+        else:
+            axes = ", ".join(f"{axis}:{axis.extent}" for axis in (*op.axes, *op.reduce_axes))
+            for index, (sign, value) in enumerate(_exact_assignments(op)):
+                lines.append(f"{names.of_result(op_id, index)}({axes}) {sign} {names.printable(value)}")
+    return "\n".join(lines)
+
+
+def _assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
+    """How every result is assigned, and what: all results of a reduction are joined from all that it reduces."""
+    if not isinstance(op.body, Reduce):
+        yield from (("=", value) for value in op.values)
+    elif isinstance(op.body.combiner, str):
+        yield _SIGNS.get(op.body.combiner, f"reduce<{op.body.combiner}>="), op.body.source
+    else:
+        for result in op.body.combiner.results:
+            yield f"{result}=" if isinstance(result, Select) else f"reduce<{result}>=", op.body.source
+
+
+def _exact_assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
+    """The same with the name of a usual combiner, and with the identities of one's own."""
+    if not isinstance(op.body, Reduce):
+        yield from (("=", value) for value in op.values)
+    elif isinstance(op.body.combiner, str):
+        yield f"{op.body.combiner}=", op.body.source
+    else:
+        for result, identity in zip(op.body.combiner.results, op.body.combiner.identities, strict=True):
+            yield f"reduce<{result}, {identity}>=", op.body.source
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class _Names:
+    """How the operations and their results are called in a text."""
+
+    ops: Sequence[Operation]
+    id_of: Callable[[Tensor], int]
+    of_op: Sequence[str]
+
+    def __init__(self, ops: Sequence[Operation], id_of: Callable[[Tensor], int]) -> None:
+        object.__setattr__(self, "ops", ops)
+        object.__setattr__(self, "id_of", id_of)
+        object.__setattr__(self, "of_op", _unique_names(ops))
+
+    def of_result(self, op_id: int, index: int) -> str:
+        """The name of a result; of several each has its number."""
+        several = len(self.ops[op_id].dtypes) > 1
+        return f"{self.of_op[op_id]}.v{index}" if several else self.of_op[op_id]
+
+    def of_tensor(self, tensor: Tensor) -> str:
+        """The name of a tensor."""
+        return self.of_result(self.id_of(tensor), tensor.value_index)
+
+    def printable(self, body: Expr) -> Expr:
+        """The body with every tensor under its name here."""
+
+        def rename(node: Expr) -> Expr | None:
+            if not isinstance(node, TensorRead):
+                return None
+            return Load(Buffer(self.of_tensor(node.tensor), node.tensor.shape, node.tensor.dtype), node.indices)
+
+        return transform(body, rename)
+
+
+def _extern_line(op: ExternOp, op_id: int, names: _Names) -> str:
+    """The call with inputs by name and results by number."""
+    results = ", ".join(f"{list(shape)} {dtype}" for shape, dtype in zip(op.shapes, op.dtypes, strict=True))
+    texts = []
+    for argument in op.call.args:
+        if not isinstance(argument, Handle):
+            texts.append(repr(argument))
+        elif argument.is_result:
+            texts.append(f"v{argument.index}")
+        else:
+            texts.append(names.of_tensor(op.inputs[argument.index]))
+    return f"{names.of_op[op_id]} = EXTERN {results} {op.call.function}({', '.join(texts)})"
+
+
+def _unique_names(ops: Sequence[Operation]) -> list[str]:
+    names: list[str] = []
+    for op in ops:
+        name, suffix = op.name, 0
+        while name in names:
+            suffix += 1
+            name = f"{op.name}_{suffix}"
+        names.append(name)
+    return names

@@ -1,0 +1,77 @@
+"""In: the input and output tensors of a computation. Out: its operations in stage order.
+
+Always: every operation stands behind all that it reads; the order depends on nothing but the definition.
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from compiler.ir.expr import Expr
+from compiler.ir.visit import children
+from compiler.te.tensor import ComputeOp, Operation, Tensor, TensorRead, reads_of
+
+
+def post_order(tensors: Sequence[Tensor]) -> dict[Operation, None]:
+    """The operations that make the tensors, depth first, in a set that keeps its order."""
+    order: dict[Operation, None] = {}
+    seen: set[Operation] = set()
+    stack: list[tuple[Operation, bool]] = [(tensor.op, False) for tensor in reversed(tensors)]
+    while stack:
+        op, expanded = stack.pop()
+        if expanded:
+            order[op] = None
+        elif op not in seen:
+            seen.add(op)
+            stack.append((op, True))
+            stack.extend((tensor.op, False) for tensor in reversed(_sources(op)) if tensor.op not in seen)
+    return order
+
+
+def outputs_in_order(tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs in the order in which a depth-first walk is to visit them.
+
+    A walk with a stack, from the last of `tensors`, numbers the operations that it finds. Of those whose sources are
+    all placed, the one with the greatest number comes next.
+    """
+    number: dict[Operation, int] = {}
+    readers: dict[Operation, list[Operation]] = {}
+    missing: dict[Operation, int] = {}
+    stack = [tensor.op for tensor in tensors]
+    while stack:
+        op = stack.pop()
+        if op in number:
+            continue
+        number[op] = len(number)
+        sources = [tensor.op for tensor in _sources(op)]
+        missing[op] = len(sources)
+        for source in sources:
+            readers.setdefault(source, []).append(op)
+        stack.extend(sources)
+    by_number = list(number)
+    ready = [-number[op] for op in number if not missing[op]]
+    heapify(ready)
+    place: dict[Operation, int] = {}
+    while ready:
+        op = by_number[-heappop(ready)]
+        place[op] = len(place)
+        for reader in readers.get(op, ()):
+            missing[reader] -= 1
+            if not missing[reader]:
+                heappush(ready, -number[reader])
+    return sorted(outputs, key=lambda tensor: place[tensor.op])
+
+
+def _sources(op: Operation) -> list[Tensor]:
+    """The tensors that an operation reads, each once; one that is read inside an index comes before what it indexes."""
+    if not isinstance(op, ComputeOp):
+        return list(dict.fromkeys(tensor for tensor, _ in reads_of(op)))
+    found: dict[Tensor, None] = {}
+
+    def visit(expr: Expr) -> None:
+        for child in children(expr):
+            visit(child)
+        if isinstance(expr, TensorRead):
+            found[expr.tensor] = None
+
+    visit(op.body)
+    return list(found)
