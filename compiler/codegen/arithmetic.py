@@ -1,7 +1,7 @@
 """In: operands in registers. Out: the instructions of one operator or cast, scalar or vector.
 
-Always: integer division rounds towards minus infinity; a NaN on the left of a maximum or minimum stays; a shift by more
-than there are bits shifts them all out.
+Always: integer division rounds towards minus infinity; a NaN in a maximum or minimum stays; a shift by more than there
+are bits shifts them all out.
 """
 
 from compiler.codegen.intrinsics import call_instruction
@@ -35,15 +35,29 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
 
 
 def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
-    """The larger or smaller value; a NaN on the left stays."""
-    kind = f"{llvm_type(lhs.dtype, lhs.lanes)} {lhs.text}, {rhs.text}"
-    if is_float(lhs.dtype):
-        compare = "fcmp ugt" if op is BinaryOp.MAX else "fcmp ult"
-    else:
-        sign = "u" if is_unsigned(lhs.dtype) or lhs.dtype == "bool" else "s"
-        compare = f"icmp {sign}{'gt' if op is BinaryOp.MAX else 'lt'}"
-    chosen = emit(f"{compare} {kind}", lhs.lanes, "bool")
+    """The larger or smaller value; a NaN on either side stays, as NumPy's maximum and minimum have it."""
+    if is_float(lhs.dtype) and _literal(lhs):
+        lhs, rhs = rhs, lhs
+    found = joined_extreme(emit, op, lhs, rhs)
+    if not is_float(lhs.dtype) or _literal(rhs):
+        return found
+    other = emit(f"fcmp uno {rhs.typed}, {rhs.text}", rhs.lanes, "bool")
+    return emit(f"select {other.typed}, {rhs.typed}, {found.typed}", lhs.lanes, lhs.dtype)
+
+
+def joined_extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+    """The larger or smaller value by one comparison; of floats a NaN on the left stays and one on the right is left
+    out.
+    """
+    # An unordered comparison chooses the left side for a NaN, and costs as much as an ordered one.
+    kind = "fcmp u" if is_float(lhs.dtype) else f"icmp {'u' if is_unsigned(lhs.dtype) or lhs.dtype == 'bool' else 's'}"
+    chosen = emit(f"{kind}{'gt' if op is BinaryOp.MAX else 'lt'} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
     return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)
+
+
+def _literal(value: Value) -> bool:
+    """Whether the value is a number of the program text, which is no NaN."""
+    return not value.text.startswith("%")
 
 
 def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:

@@ -10,7 +10,7 @@ from compiler.codegen.expressions import ExpressionEmitter
 from compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
 from compiler.codegen.values import Ramp, Scalar, Storage, Value
 from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, Load, Var
+from compiler.ir.expr import Binary, Buffer, Expr, Load, Var
 from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopKind, Stmt, Store, exprs_of, walk_stmt
 from compiler.ir.visit import walk
 
@@ -217,6 +217,8 @@ class BodyEmitter(ExpressionEmitter):
 
     def store(self, stmt: Store) -> None:
         """Write one element, or one vector of them."""
+        joins = isinstance(stmt.value, Binary) and stmt.value.lhs == Load(stmt.buffer, stmt.indices)
+        self.update = stmt.value if joins else None
         value = self.evaluate(stmt.value)
         storage = self.storage[stmt.buffer]
         lanes = self.lanes_of(stmt.indices) if storage.lanes == 1 else storage.lanes

@@ -4,9 +4,10 @@ Always: a value is a vector exactly when it moves with the active vector loop; t
 reads nothing.
 """
 
-from compiler.codegen.arithmetic import arithmetic, cast
+from compiler.codegen.arithmetic import arithmetic, cast, joined_extreme
 from compiler.codegen.conditions import ConditionEmitter
 from compiler.codegen.intrinsics import call_instruction
+from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import is_float, item_bytes, literal, llvm_type, memory_type
 from compiler.codegen.values import Place, Scalar, Value
 from compiler.errors import LoweringError
@@ -108,12 +109,16 @@ class ExpressionEmitter(ConditionEmitter):
                 if isinstance(product, Binary) and product.op is BinaryOp.MUL:
                     parts = (product.lhs, product.rhs, other)
                     a, b, c = self.aligned([self.evaluate(part) for part in parts])
-                    return call_instruction(self.result, "fma", [a, b, c], expr.dtype)
+                    # One instruction where the target has it, else two; never a call.
+                    return LaneWriter(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
         lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
         mask = self.mask_of(rhs.lanes)
         if mask is not None and _may_trap(expr):
             ones = Value(literal(1, rhs.dtype, rhs.lanes), rhs.lanes, rhs.dtype)
             rhs = self.result(f"select {mask.typed}, {rhs.typed}, {ones.typed}", rhs.lanes, rhs.dtype)
+        if expr is self.update and expr.op in (BinaryOp.MIN, BinaryOp.MAX):
+            # A third of the instructions that keep NaNs: a reduction leaves them out.
+            return joined_extreme(self.result, expr.op, lhs, rhs)
         return arithmetic(self.result, expr.op, lhs, rhs)
 
     def select(self, expr: Select) -> Value:

@@ -4,11 +4,14 @@ Always: cheap; what it accepts has a meaning, so a pass that makes nonsense is n
 
 The rules: a variable is bound once on its path and before it is used; an access has as many indices as its buffer has
 dimensions; only outputs, workspace and allocated buffers are written, and an allocated buffer is used inside its
-allocation alone; extents are positive; conditions are bools; functions are called outside of all loops.
+allocation alone; extents are positive; conditions are bools; functions are called outside of all loops; only a
+kernel's body may be empty; registers are accessed within their buffer whatever the variables.
 """
 
 from compiler.errors import LoweringError
+from compiler.ir.affine import flat_index
 from compiler.ir.expr import BOOL, Buffer, Expr, Load, Var
+from compiler.ir.interval import Ranges, limits
 from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, exprs_of
 from compiler.ir.visit import walk
 
@@ -26,7 +29,7 @@ def verify(function: LoopFunction, after: str) -> None:
         for name in names:
             _demand(names.count(name) == 1, f"two buffers are called {name}")
         readable = frozenset((*function.params, *function.workspace))
-        _Checker(frozenset(function.params[:inputs])).statement(function.body, frozenset(), readable)
+        _Checker(frozenset(function.params[:inputs])).statement(function.body, {}, readable)
     except _BrokenRuleError as broken:
         raise LoweringError(f"{function.name}, after {after}: {broken}") from None
 
@@ -46,9 +49,11 @@ class _Checker:
     def __init__(self, constant: frozenset[Buffer]) -> None:
         self.constant = constant
 
-    def statement(self, stmt: Stmt, bound: frozenset[Var], buffers: frozenset[Buffer]) -> None:
+    def statement(self, stmt: Stmt, bound: Ranges, buffers: frozenset[Buffer]) -> None:
         for expr in exprs_of(stmt):
             self.expression(expr, bound, buffers)
+        if not isinstance(stmt, (Block, Store, Invoke)):
+            _demand(stmt.body != Block(()), f"a {type(stmt).__name__} has nothing in it")
         match stmt:
             case Block():
                 for inner in stmt.statements:
@@ -56,7 +61,7 @@ class _Checker:
             case For() | Let():
                 _demand(stmt.var not in bound, f"{stmt.var} is bound inside a loop or let that binds it")
                 _demand(stmt.extent > 0, f"the extent {stmt.extent} of {stmt.var} is not positive")
-                self.statement(stmt.body, bound | {stmt.var}, buffers)
+                self.statement(stmt.body, {**bound, stmt.var: (0, stmt.extent - 1)}, buffers)
             case If():
                 _demand(stmt.condition.dtype == BOOL, f"the condition {stmt.condition} is a {stmt.condition.dtype}")
                 self.statement(stmt.body, bound, buffers)
@@ -74,16 +79,20 @@ class _Checker:
                         _demand(not written, f"the input {buffer} is written")
             case Store():
                 _demand(stmt.buffer not in self.constant, f"the input {stmt.buffer} is written")
-                self.access(stmt.buffer, stmt.indices, buffers)
+                self.access(stmt.buffer, stmt.indices, bound, buffers)
 
-    def expression(self, expr: Expr, bound: frozenset[Var], buffers: frozenset[Buffer]) -> None:
+    def expression(self, expr: Expr, bound: Ranges, buffers: frozenset[Buffer]) -> None:
         for node in walk(expr):
             if isinstance(node, Var):
                 _demand(node in bound, f"{node} is used where nothing binds it")
             if isinstance(node, Load):
-                self.access(node.buffer, node.indices, buffers)
+                self.access(node.buffer, node.indices, bound, buffers)
 
-    def access(self, buffer: Buffer, indices: tuple[Expr, ...], buffers: frozenset[Buffer]) -> None:
+    def access(self, buffer: Buffer, indices: tuple[Expr, ...], bound: Ranges, buffers: frozenset[Buffer]) -> None:
         _demand(buffer in buffers, f"{buffer} ({buffer.scope}) is used where it does not exist")
         ranks = f"{buffer} has {len(buffer.shape)} dimensions, but is accessed with {len(indices)} indices"
         _demand(len(indices) == len(buffer.shape), ranks)
+        if buffer.scope == "register":
+            low, high = limits(flat_index(buffer.shape, indices), bound)
+            inside = low >= 0 and high < buffer.size
+            _demand(inside, f"{buffer}, of {buffer.size} registers, is accessed from number {low:g} to {high:g}")

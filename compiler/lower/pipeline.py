@@ -9,6 +9,7 @@ from compiler.lower.build_loops import build_loops
 from compiler.lower.passes import (
     FoldDigits,
     LegalizeLoops,
+    LimitCode,
     LoopPass,
     PackConstants,
     PackInside,
@@ -42,6 +43,7 @@ def cpu_passes(hardware: HardwareParams, layout: LayoutRewriteOption = PRE_TRANS
         VectorReductions(width),
         RegisterTiles(width),
         UnrollLocals(width),
+        LimitCode(),
     )
 
 

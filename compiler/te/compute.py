@@ -167,12 +167,12 @@ def pow(base: Expr, exponent: Operand) -> Expr:
 
 
 def maximum(lhs: Operand, rhs: Operand) -> Expr:
-    """The larger of two values."""
+    """The larger of two values; a NaN if one of them is a NaN."""
     return ir.binary(BinaryOp.MAX, lhs, rhs)
 
 
 def minimum(lhs: Operand, rhs: Operand) -> Expr:
-    """The smaller of two values."""
+    """The smaller of two values; a NaN if one of them is a NaN."""
     return ir.binary(BinaryOp.MIN, lhs, rhs)
 
 

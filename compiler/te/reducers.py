@@ -20,7 +20,8 @@ def _reduction(combiner: str) -> Callable[[Operand, Axes], Expr]:
     def reduce(source: Operand, axis: Axes) -> Expr:
         return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
 
-    reduce.__doc__ = f"The {combiner} of `source` over `axis`, which is one reduce axis or several."
+    nans = " NaNs are left out." if combiner in ("max", "min") else ""
+    reduce.__doc__ = f"The {combiner} of `source` over `axis`, which is one reduce axis or several.{nans}"
     return reduce
 
 

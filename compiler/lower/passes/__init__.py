@@ -6,6 +6,7 @@ Always: one pass a module, each a frozen value with a `name` and an `apply`.
 from compiler.lower.passes.base import LoopPass
 from compiler.lower.passes.fold_digits import FoldDigits
 from compiler.lower.passes.legalize_loops import LegalizeLoops
+from compiler.lower.passes.limit_code import LimitCode
 from compiler.lower.passes.pack_constants import PackConstants
 from compiler.lower.passes.pack_inside import PackInside
 from compiler.lower.passes.partition_loops import PartitionLoops
@@ -16,6 +17,7 @@ from compiler.lower.passes.vector_reductions import VectorReductions
 __all__ = [
     "FoldDigits",
     "LegalizeLoops",
+    "LimitCode",
     "LoopPass",
     "PackConstants",
     "PackInside",

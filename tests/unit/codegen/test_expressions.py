@@ -13,7 +13,7 @@ from compiler.runtime.buffers import FencedArray
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, Step
+from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Step
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
@@ -294,6 +294,41 @@ def test_isnan(dtype: str) -> None:
     check([a], output, [values])
     cleaned = te.compute((LENGTH,), lambda i: te.if_then_else(te.isnan(a[i]), -1.0, a[i]), "c")
     check([a], cleaned, [values])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("function", [te.maximum, te.minimum])
+def test_a_nan_on_either_side_stays(function: Callable[..., Expr], dtype: str) -> None:
+    a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
+    values = [sample(dtype, 0), sample(dtype, 1)]
+    values[0][::4] = values[1][::6] = np.nan
+    values[1][1::5] = -np.inf
+    for body in (
+        lambda i: function(a[i], b[i]),
+        lambda i: function(a[i], 0.5) + function(0.5, b[i]),
+        lambda i: function(function(a[i], 0.0), b[i] * 2.0),
+    ):
+        check([a, b], te.compute((LENGTH,), body, "c"), values, rtol=1e-3 if dtype == "float16" else 1e-6)
+
+
+@pytest.mark.parametrize("steps", [(), (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE))], ids=str)
+def test_reductions_leave_nans_out(steps: tuple[Step, ...]) -> None:
+    a, k = te.placeholder((5, LENGTH), name="a"), te.reduce_axis(LENGTH, "k")
+    values = np.stack([sample("float32", seed) for seed in range(5)])
+    values[0, ::3], values[1, 0], values[2, -1], values[3] = np.nan, np.nan, np.nan, np.nan
+    for combiner, join, start in ((te.max, np.fmax, -np.inf), (te.min, np.fmin, np.inf)):
+        found = run([a], te.compute((5,), lambda i, c=combiner: c(a[i, k], k), "c"), [values], steps)
+        np.testing.assert_array_equal(found, join.reduce(values, axis=1, initial=start))
+
+
+@pytest.mark.parametrize(("target", "width"), [("llvm -mcpu=x86-64", 16), ("llvm -mcpu=x86-64-v3", 32)])
+def test_a_product_and_a_sum_are_never_a_call(target: str, width: int) -> None:
+    a, b = te.placeholder((64,), name="a"), te.placeholder((64,), name="b")
+    dag = ComputeDAG([a, b, te.compute((64,), lambda i: a[i] * b[i] + a[i], "c")])
+    task = SearchTask("t", dag, Target(target), HardwareParams(1, vector_unit_bytes=width))
+    text = kernel_source(task, (Annotate(2, 0, Annotation.VECTORIZE),), "asm")
+    assert "fmaf" not in text
+    assert ("vfmadd" in text) == (width == 32)
 
 
 def test_functions_of_integers() -> None:

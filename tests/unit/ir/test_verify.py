@@ -4,11 +4,12 @@ import pytest
 
 from compiler.errors import LoweringError
 from compiler.ir.expr import Buffer, Load, Var, const
-from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.verify import verify
 
 X, Y = Buffer("x", (4,), "float32"), Buffer("y", (4,), "float32")
 ACC = Buffer("acc", (), "float32", "register")
+ROW = Buffer("row", (4,), "float32", "register")
 I = Var("i")  # noqa: E741 - the name of the loop in the texts
 COPY = Store(Y, (I,), Load(X, (I,)))
 
@@ -38,6 +39,11 @@ def test_a_sound_kernel_is_accepted(body: Stmt) -> None:
     ("body", "rule"),
     [
         (COPY, "i is used where nothing binds it"),
+        (loop(Block(())), "a For has nothing in it"),
+        (
+            Allocate(ROW, loop(Store(ROW, (I + 1,), Load(X, (I,))))),
+            "row, of 4 registers, is accessed from number 1 to 4",
+        ),
         (block(loop(COPY), COPY), "i is used where nothing binds it"),
         (loop(loop(COPY)), "i is bound inside"),
         (loop(COPY, 0), "extent 0 of i is not positive"),

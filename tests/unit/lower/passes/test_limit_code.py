@@ -1,0 +1,26 @@
+"""An unroll that asks for too much code is refused by name."""
+
+import pytest
+
+from compiler.errors import LoweringError
+from compiler.lower.passes import LimitCode
+from compiler.lower.pipeline import lower
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate
+from compiler.target import HardwareParams
+from tests.unit.lower.small import doubled, loops, matmul
+
+UNROLL = Annotation.UNROLL
+
+
+def test_a_long_unrolled_nest_is_refused() -> None:
+    everything = (Annotate(2, 0, UNROLL), Annotate(2, 1, UNROLL))
+    with pytest.raises(LoweringError, match=r"unrolling i.s2 makes 33554432 statements, more than 16384"):
+        LimitCode().apply(loops(matmul(4096, 4096, 2), *everything))
+    with pytest.raises(LoweringError, match="unrolling i"):
+        lower(replay(matmul(4096, 4096, 2), everything), "k", HardwareParams(1))
+
+
+def test_what_is_short_enough_is_left_alone() -> None:
+    for function in (loops(doubled(16384), Annotate(1, 0, UNROLL)), loops(matmul(4096, 4096, 2))):
+        assert LimitCode().apply(function) is function
