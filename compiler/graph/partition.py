@@ -14,6 +14,7 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.ops import OPS, FusionKind
 from compiler.ir.expr import Const
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.ops import OpCall, lower_op
@@ -68,6 +69,7 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partiti
     Raises: DefinitionError when an operator has no tensor expression.
     """
     fusion = fuse(graph)
+    layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
     tasks: dict[str, SearchTask] = {}
     weights: dict[str, int] = {}
     tunable: dict[str, bool] = {}
@@ -78,7 +80,7 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partiti
         key = dag.workload_key
         if key not in tasks:
             name = _unique(_describe(graph, group), names)
-            tasks[key] = SearchTask(name, dag, target, hardware)
+            tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             tunable[key] = group.kind is FusionKind.COMPLEX
         weights[key] = weights.get(key, 0) + 1
         labels = tuple(node.name or node.output for node in group.nodes)

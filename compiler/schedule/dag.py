@@ -6,7 +6,7 @@ Always: immutable, deterministic, picklable.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from compiler.runtime.registry import get_global_func
 from compiler.schedule.dag_text import dag_text, fingerprint, shortened
 from compiler.schedule.flops import UNKNOWN, flops_of
 from compiler.schedule.op_order import outputs_in_order, post_order
-from compiler.te.tensor import Operation, PlaceholderOp, Tensor, reads_of, results_of
+from compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, reads_of, results_of
 
 HASH_FUNCTION = "auto_scheduler.compute_dag.hash_func"
 """A function registered under this name, see `compiler.runtime.registry`, makes hashes of texts."""
@@ -54,7 +54,7 @@ class ComputeDAG:
     def __init__(self, io_tensors: Sequence[Tensor]) -> None:
         _check_tensors(io_tensors)
         computed = [tensor for tensor in io_tensors if not isinstance(tensor.op, PlaceholderOp)]
-        reads = [tensor for op in post_order(computed) for tensor, _ in reads_of(op)]
+        reads = [tensor for op in post_order(computed) for tensor in _checked_reads(op)]
         outputs = [tensor for tensor in computed if tensor not in set(reads)]
         if not outputs:
             raise DefinitionError("a compute graph needs at least one computed output")
@@ -174,6 +174,17 @@ class ComputeDAG:
 
     def __str__(self) -> str:
         return shortened(self.text())
+
+
+def _checked_reads(op: Operation) -> Iterator[Tensor]:
+    """The tensors that an operation reads, each with as many indices as it has dimensions."""
+    for tensor, indices in reads_of(op):
+        if isinstance(op, ComputeOp) and len(indices) != len(tensor.shape):
+            raise DefinitionError(
+                f"{op.name} reads {tensor.name}, which has {len(tensor.shape)} dimensions, with {len(indices)} indices"
+                "; rewrite_compute_body puts reads of a weight in another layout right"
+            )
+        yield tensor
 
 
 def _check_tensors(tensors: Sequence[Tensor]) -> None:

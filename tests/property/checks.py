@@ -23,6 +23,7 @@ from compiler.runtime.artifact import KernelArtifact
 from compiler.runtime.buffers import CANARY, FencedArray
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.state import replay
 from compiler.schedule.steps import Step, dump_steps
 from compiler.schedule.task import SearchTask
@@ -69,14 +70,16 @@ def checked(
     values: Values,
     threads: int,
     tolerances: Sequence[float] | None = None,
+    layout: LayoutRewriteOption = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED,
 ) -> frozenset[str]:
     """Build and run a program, compare it with the oracle; what it is like.
 
-    `tolerances` has one absolute difference an output; without, it is `USUAL_TOLERANCE`, also relative.
+    `layout` is what is done about inputs of free layout. `tolerances` has one absolute difference an output; without,
+    it is `USUAL_TOLERANCE`, also relative.
     Raises: AssertionError when it is wrong, LoweringError when it is refused.
     """
-    loops = lower(replay(dag, steps), "kernel", HARDWARE, check=True)
-    task = SearchTask("random", dag, Target.host(), HARDWARE)
+    loops = lower(replay(dag, steps), "kernel", HARDWARE, layout, check=True)
+    task = SearchTask("random", dag, Target.host(), HARDWARE, layout=layout)
     artifact = build_kernel(task, steps, "kernel")
     runs = [_run(artifact, dag, values, threads, at_start) for at_start in (False, True)]
     for first, second, tensor in zip(*runs, dag.outputs, strict=True):

@@ -5,6 +5,7 @@ import pytest
 
 from compiler import te
 from compiler.errors import DefinitionError, ScheduleError
+from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.layout import get_shape_from_rewritten_layout
 from compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
 from compiler.te.evaluate import evaluate
@@ -27,7 +28,10 @@ def test_the_body_is_put_right() -> None:
         dense(weight, 3, columns, depth)
     remove_index_check(weight)
     x, y = dense(weight, 3, columns, depth)
+    with pytest.raises(DefinitionError, match="y reads w, which has 4 dimensions, with 2 indices"):
+        ComputeDAG([x, weight, y])
     fixed = rewrite_compute_body(y, LAYOUT)
+    assert ComputeDAG([x, weight, fixed]).inputs == (x, weight)
     assert "layout_free_placeholders" not in fixed.op.attrs
     rng = np.random.default_rng(0)
     left, right = rng.random((3, 8), np.float32), rng.random((8, 6), np.float32)

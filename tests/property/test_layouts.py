@@ -1,0 +1,70 @@
+"""Whatever is done about the layout of constants, random programs compute the definition."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from compiler.cost_model import RandomModel
+from compiler.errors import LoweringError
+from compiler.lower.layout_rewrite import relayouts, rewrite_layout
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.layout import LayoutRewriteOption
+from compiler.schedule.steps import Step
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from compiler.te.evaluate import evaluate
+from compiler.te.tensor import Tensor
+from tests.property.checks import checked
+from tests.property.computations import random_computation
+from tests.property.programs import inputs_of, random_program
+from tests.property.wild import wild_steps
+from tests.unit.search.workloads import matmul, task_of
+
+NONE, INSERT, PRE = LayoutRewriteOption
+Values = dict[Tensor, np.ndarray]
+
+
+def check_every_form(dag: ComputeDAG, steps: tuple[Step, ...], values: Values) -> int:
+    """Run a program with every option, and its rewritten graphs; how many inputs those relaid.
+
+    Raises: AssertionError when one is wrong, LoweringError when the program is refused.
+    """
+    for option in LayoutRewriteOption:
+        checked(dag, steps, values, 2, layout=option)
+    changes = relayouts(dag, steps)
+    expected = evaluate(dag.outputs, values)
+    for option in (INSERT, PRE):
+        changed, rewritten = rewrite_layout(dag, steps, option)
+        relaid = {dag.id_of(tensor): array for tensor, array in values.items()}
+        if option is PRE:
+            for change in changes:
+                relaid[change.source] = change.packing.pack(relaid[change.source]).reshape(change.shape)
+        given = {new: relaid[dag.id_of(old)] for old, new in zip(dag.inputs, changed.inputs, strict=True)}
+        checked(changed, rewritten, given, 2, layout=NONE)
+        for found, wanted in zip(evaluate(changed.outputs, given), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    return len(changes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs(seed: int) -> None:
+    relaid = tried = 0
+    rng = np.random.default_rng(4000 + seed)
+    while tried < 4:
+        dag = random_computation(rng) if tried % 2 else random_program(rng)
+        if not dag.layout_free:
+            continue
+        steps = wild_steps(dag, rng)
+        with contextlib.suppress(LoweringError):  # refused, as such steps may be
+            relaid += check_every_form(dag, steps, dict(inputs_of(dag, rng)))
+            tried += 1
+    assert relaid > 0
+
+
+def test_l3_l4_programs_of_the_search() -> None:
+    dag = matmul(16, 16, 16)
+    rng = np.random.default_rng(0)
+    values = {tensor: rng.standard_normal(tensor.shape).astype("float32") for tensor in dag.inputs}
+    policy = SketchPolicy(task_of("matmul", dag), RandomModel(0), SearchOptions(population=64, generations=1), seed=3)
+    assert sum(check_every_form(dag, one.steps, values) for one in policy.ask(6, 0)) >= 4
