@@ -2,10 +2,27 @@
 makes sense.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any, Self
 
 from compiler.errors import OptionError
+
+_PARAMETERS = {
+    "eps_greedy": "eps_greedy",
+    "sample_init_use_measured_ratio": "measured_ratio",
+    "evolutionary_search_population": "population",
+    "evolutionary_search_num_iters": "generations",
+    "evolutionary_search_mutation_prob": "mutation_probability",
+    "cpu_multi_level_tiling_structure": "tiling",
+    "gpu_multi_level_tiling_structure": "gpu_tiling",
+    "max_innermost_split_factor": "max_innermost",
+}
+"""The parameters of TVM's search policy that mean the same here, and the options that they are."""
+
+_MEANINGLESS = frozenset({"retry_search_one_round_on_empty", "sample_init_min_population", "max_vectorize_size"})
+"""Those that steer what this search has not: it samples again by itself, and a vector loop is as long as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,23 @@ class SearchOptions:
     parallel_weight: float = 0.04
     vector_weight: float = 0.01
     width_weight: float = 0.1
+
+    @classmethod
+    def of_params(cls, params: Mapping[str, Any]) -> Self:
+        """The options that the parameters of TVM's search policy ask for; those that mean nothing here change nothing.
+
+        Raises: OptionError for a name that TVM does not know, or a value that makes no sense.
+        """
+        values: dict[str, Any] = {}
+        for name, value in params.items():
+            if name in _PARAMETERS:
+                values[_PARAMETERS[name]] = value
+            elif name == "disable_change_compute_location":
+                values.update({"max_location_variants": 1} if value else {})
+            elif name not in _MEANINGLESS:
+                known = ", ".join(sorted((*_PARAMETERS, *_MEANINGLESS, "disable_change_compute_location")))
+                raise OptionError(f"the search policy has no parameter {name!r}; known: {known}")
+        return cls(**values)
 
     def __post_init__(self) -> None:
         """Check every field. Raises: OptionError naming the field, its value and what it may be."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from compiler.cost_model import RandomModel, TrainingBatch
 from compiler.driver.build import build_kernel
+from compiler.errors import OptionError
 from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.primitives import split
@@ -236,3 +237,21 @@ def test_all_scores_zero_still_breed_from_everyone() -> None:
     breed = Breed(space.layout, len(space.placements), space.deepest)
     _, second = evolve((breed,), (first,), score, SearchOptions(population=500, generations=1), rng)
     assert len({row.tobytes() for row in second.brood.parents}) > 20
+
+
+def test_parameters_of_tvm_are_options_under_other_names() -> None:
+    params = {
+        "eps_greedy": 0.1,
+        "evolutionary_search_population": 512,
+        "evolutionary_search_num_iters": 2,
+        "cpu_multi_level_tiling_structure": "ssrs",
+        "disable_change_compute_location": 1,
+        "max_vectorize_size": 16,
+    }
+    options = SearchOptions.of_params(params)
+    expected = SearchOptions(eps_greedy=0.1, population=512, generations=2, tiling="SSRS", max_location_variants=1)
+    assert options == expected
+    with pytest.raises(OptionError, match="no parameter 'population'"):
+        SearchOptions.of_params({"population": 3})
+    with pytest.raises(OptionError, match="eps_greedy"):
+        SearchOptions.of_params({"eps_greedy": 2.0})

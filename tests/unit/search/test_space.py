@@ -7,7 +7,7 @@ from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import Attached, Root, replay
+from compiler.schedule.state import Annotation, Attached, Root, replay
 from compiler.schedule.steps import Split, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.search.legality import legal
@@ -24,6 +24,7 @@ from tests.unit.search.workloads import (
     relu_only,
     softmax,
     task_of,
+    unrolled_matmul,
     winograd_nhwc,
     zero_rank_reduce,
 )
@@ -39,6 +40,7 @@ DAGS = {
     "min": min_nm(10, 96),
     "scalar sum": zero_rank_reduce(128),
     "winograd": winograd_nhwc(1, 9, 8, 16, 1),
+    "unrolled": unrolled_matmul(12, 16, 8, ["i", "k"]),
 }
 
 
@@ -210,3 +212,18 @@ def test_a_task_that_rewrites_no_layout_is_scored_without_free_inputs() -> None:
     assert [len(space.dag.layout_free) for space in build_spaces(free, SearchOptions())] == [1, 1, 1]
     assert [len(space.dag.layout_free) for space in build_spaces(fixed, SearchOptions())] == [0, 0, 0]
     assert fixed.workload_key == free.workload_key
+
+
+def test_loops_that_an_operation_wants_unrolled_are_in_every_program() -> None:
+    tiled, *cached = spaces_of(DAGS["unrolled"])
+    state = replay(tiled.dag, tiled.steps(tiled.sample(np.random.default_rng(0), 1)[0]))
+    marks = {one.name: one.annotation for one in state.stages[2].iters}
+    assert {name for name, mark in marks.items() if mark is Annotation.UNROLL} == {"i.3", "k.1"}
+    for space in cached:
+        state = replay(space.dag, space.steps(space.sample(np.random.default_rng(0), 1)[0]))
+        assert "i_c.3" in {one.name for one in state.stages[2].iters if one.annotation is Annotation.UNROLL}
+
+
+def test_an_unrolled_loop_is_no_vector_loop() -> None:
+    space = spaces_of(unrolled_matmul(12, 16, 8, ["j"]))[0]
+    assert {fact.stage: fact.vector for fact in space.facts[0]} == {2: 8}

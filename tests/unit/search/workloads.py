@@ -47,6 +47,14 @@ def whole_axes_matmul(n: int, m: int, k: int, whole: list[str]) -> ComputeDAG:
     return ComputeDAG([a, b, te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", attrs)])
 
 
+def unrolled_matmul(n: int, m: int, k: int, unrolled: list[str]) -> ComputeDAG:
+    """A matmul of which the innermost tiles of some loops are always unrolled."""
+    a, b = te.placeholder((n, k), name="A"), te.placeholder((k, m), name="B")
+    r = te.reduce_axis(k, "k")
+    attrs = {"auto_scheduler_always_unroll_inner": unrolled}
+    return ComputeDAG([a, b, te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", attrs)])
+
+
 def double_matmul(n: int) -> ComputeDAG:
     """E = (A B) C, all square."""
     a, b, c = (te.placeholder((n, n), name=name) for name in "ABC")

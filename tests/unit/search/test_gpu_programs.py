@@ -1,0 +1,31 @@
+"""What a GPU program computes when its blocks and threads run one after the other on a processor: the definition."""
+
+import numpy as np
+import pytest
+
+from compiler.schedule.state import Annotation
+from compiler.schedule.steps import Annotate, Step
+from tests.property.checks import checked
+from tests.property.programs import inputs_of
+from tests.unit.search.test_gpu_space import DAGS, spaces_of
+
+
+def one_after_the_other(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The program without its binding to blocks and threads."""
+    threads = range(Annotation.VTHREAD, Annotation.TENSORIZE)
+    return tuple(step for step in steps if not (isinstance(step, Annotate) and step.annotation in threads))
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_gpu_programs_compute_the_definition(name: str) -> None:
+    dag = DAGS[name]
+    rng = np.random.default_rng(1)
+    values = inputs_of(dag, rng)
+    # Transformed weights as drawn make results of hundreds out of which a tile's small ones are differences.
+    tolerances = [1e-2] if name == "winograd" else [1e-4]
+    for space in spaces_of(dag):
+        for _, group in space.groups(space.sample(rng, 1500)):
+            rows = group.rows[space.legal(group)][: 1 if name == "winograd" else 3]
+            assert len(rows)
+            for row in rows:
+                checked(dag, one_after_the_other(space.steps(row)), values, 2, tolerances)
