@@ -6,6 +6,7 @@ Always: names only; the work is done below.
 from compiler.auto_scheduler.compute_dag import ComputeDAG
 from compiler.auto_scheduler.loop_state import State
 from compiler.auto_scheduler.search_task import SearchTask
+from compiler.measure.task_inputs import register_task_input_check_func
 from compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
 from compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
 from compiler.schedule.workload_registry import (
@@ -31,6 +32,7 @@ __all__ = [
     "get_shape_from_rewritten_layout",
     "load_workload_func_registry",
     "make_workload_key",
+    "register_task_input_check_func",
     "register_workload",
     "register_workload_tensors",
     "remove_index_check",

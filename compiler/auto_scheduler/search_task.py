@@ -4,12 +4,14 @@ Always: the task of `compiler.schedule.task` itself, with defaults filled in fro
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from compiler.auto_scheduler.compute_dag import ComputeDAG
 from compiler.driver.hardware import completed, hardware_of
 from compiler.errors import OptionError
+from compiler.measure.task_inputs import register_task_inputs
+from compiler.runtime.artifact import Array
 from compiler.schedule import dag, task
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.workload_registry import make_workload_key
@@ -21,10 +23,13 @@ class SearchTask(task.SearchTask):
 
     The computation is a registered function with its arguments, a workload key, or a graph. `target` is a `Target` or
     its text. `hardware_params` default to those of the target and all processors, `layout_rewrite_option` to what is
-    usual for an operator that stands alone on that target. `desc` is a name for people.
+    usual for an operator that stands alone on that target. `task_inputs` are arrays for inputs that must not be random
+    when programs are timed, by the names of their placeholders, or names alone: see `compiler.measure.task_inputs`.
+    `desc` is a name for people.
     """
 
     target_host: Target | None
+    task_input_names: tuple[str, ...]
 
     def __init__(
         self,
@@ -36,10 +41,13 @@ class SearchTask(task.SearchTask):
         target_host: Target | str | None = None,
         hardware_params: HardwareParams | None = None,
         layout_rewrite_option: LayoutRewriteOption | None = None,
+        task_inputs: Mapping[str, Array] | Sequence[str] | None = None,
+        task_inputs_overwrite: bool = False,
+        task_inputs_save_to_file: bool = False,
         desc: str = "",
     ) -> None:
-        """Raises: OptionError when the computation or the target is missing, WorkloadError for an unknown workload,
-        TargetError for an unknown target.
+        """Raises: OptionError when the computation or the target is missing or an input is registered already,
+        WorkloadError for an unknown workload, TargetError for an unknown target.
         """
         if func is not None:
             workload_key = make_workload_key(func, args or ())
@@ -62,6 +70,10 @@ class SearchTask(task.SearchTask):
         )
         host = Target(target_host) if isinstance(target_host, str) else target_host
         object.__setattr__(self, "target_host", host)
+        names = register_task_inputs(
+            self.workload_key, task_inputs or (), task_inputs_overwrite, task_inputs_save_to_file
+        )
+        object.__setattr__(self, "task_input_names", names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (super().__reduce__()[1], self.target_host)

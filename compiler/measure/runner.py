@@ -14,6 +14,7 @@ from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult, describe
 from compiler.measure.task_buffers import TaskSetup
+from compiler.measure.task_inputs import revision, special_inputs
 from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from compiler.runtime.affinity import choose_processors, openmp_environment
 from compiler.runtime.artifact import KernelArtifact
@@ -82,7 +83,8 @@ class LocalRunner:
         bounds), WRONG_ANSWER or RUN_TIMEOUT. When the task's untuned kernel itself fails, so do all its
         candidates.
 
-        Raises: MeasureError when the worker cannot work at all.
+        Raises: MeasureError when the worker cannot work at all; OptionError when an array that is registered for an
+        input does not fit, see `compiler.measure.task_inputs`.
         """
         artifacts = [build.artifact for build in builds if build.artifact is not None]
         results = iter(self._run_built(task, artifacts, math.inf if best_seconds is None else best_seconds))
@@ -178,7 +180,7 @@ class LocalRunner:
         elements = sum(spec.size for spec in pattern.outputs)
         dag = task.dag
         constants = tuple(place for place, tensor in enumerate(dag.inputs) if dag.id_of(tensor) in dag.layout_free)
-        setup = TaskSetup(task.flop_count / max(elements, 1), constants)
+        setup = TaskSetup(task.flop_count / max(elements, 1), constants, special_inputs(task))
         self._worker.call(f"{_WORKER}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
 
     def _without_reference(self, task: SearchTask, text: str) -> MeasureResult:
@@ -194,4 +196,4 @@ class LocalRunner:
 
 
 def _key(task: SearchTask) -> str:
-    return f"{task.workload_key} {task.target}"
+    return f"{task.workload_key} {task.target} {revision(task.workload_key)}"

@@ -9,6 +9,7 @@ import ctypes
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -23,6 +24,9 @@ from compiler.runtime.openmp import openmp_runtime
 
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
+_ELF = b"\x7fELF"
+_MACHINE = slice(18, 20)
+"""Where the header of an object file names its kind of processor."""
 
 
 class BoundKernel:
@@ -153,6 +157,9 @@ def host_features() -> frozenset[str]:
 
 
 def _link(artifact: KernelArtifact, callbacks: Mapping[str, int]) -> Any:
+    code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
+    if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # linked it would be, and then run
+        raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of processor")
     builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(artifact.name)
     for name, address in (*openmp_runtime().symbols.items(), *callbacks.items()):
         builder.import_symbol(name, address)
@@ -160,6 +167,17 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int]) -> Any:
         return builder.add_current_process().link(_linker(), f"{artifact.name}.{next(_SERIAL)}")
     except RuntimeError as error:
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) cannot be loaded: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _machine(program: Path) -> bytes:
+    """The kind of processor that a program in ELF is for, as it stands in its header; empty for other programs."""
+    try:
+        with program.open("rb") as file:
+            header = file.read(_MACHINE.stop)
+    except OSError:
+        return b""
+    return header[_MACHINE] if header.startswith(_ELF) else b""
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,183 @@
+"""In: arrays for inputs of tasks that must not be random, such as indices. Out: the same, when a task is measured.
+
+Always: one table a process, by workload key and name of the placeholder; what was saved is found again by later
+processes. Every array that somebody registered is used, or measuring says why it cannot be.
+
+    <state folder>/inputs/<hash of the workload key>/<name>.npy
+
+Where TVM's table differs: files are real `.npy` files in the state folder, not text in the working folder; registering
+an equal array again is no mistake; a saved array is never silently replaced.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from compiler import config
+from compiler.errors import OptionError
+from compiler.runtime.artifact import Array
+from compiler.schedule.task import SearchTask
+from compiler.te.tensor import Tensor
+
+DEFAULT = "default"
+"""The table that is asked last: inputs that belong to no workload in particular."""
+
+CheckFunction = Callable[[Sequence[Tensor]], Mapping[Tensor, str]]
+"""Takes a task's inputs and outputs and says which inputs are to be filled with which registered arrays."""
+
+F = TypeVar("F", bound=CheckFunction)
+
+_TABLES: dict[str, dict[str, Array | None]] = {}
+_REVISIONS: dict[str, int] = {}
+_CHECKS: dict[str, CheckFunction] = {}
+
+
+def register_task_input_buffer(
+    workload_key: str, input_name: str, input_data: Array, overwrite: bool = False, save_to_file: bool = False
+) -> Array:
+    """Fill the input `input_name` of a workload with `input_data` whenever it is measured, also in later processes when
+    it is saved. Returns the array.
+
+    Raises: OptionError when another array is registered or saved under that name, unless `overwrite`; or for a name
+    that cannot be that of a file when it is to be saved.
+    """
+    array = np.array(input_data)
+    known = _TABLES.get(workload_key, {}).get(input_name)
+    if save_to_file and (not input_name or input_name != Path(input_name).name):
+        raise OptionError(f"the input's name {input_name!r} cannot be that of a file")
+    path = _path(workload_key, input_name)
+    saved = _load(path) if save_to_file else None
+    for other, where in ((known, "registered"), (saved, f"saved in {path}")):
+        if other is not None and not overwrite and not _equal(other, array):
+            raise OptionError(f"another array is {where} for input {input_name}; use overwrite to replace it")
+    if save_to_file:
+        _save(path, array)
+    _TABLES.setdefault(workload_key, {})[input_name] = array
+    _REVISIONS[workload_key] = _REVISIONS.get(workload_key, 0) + 1
+    return array
+
+
+def register_task_inputs(
+    workload_key: str,
+    inputs: Mapping[str, Array] | Sequence[str],
+    overwrite: bool = False,
+    save_to_file: bool = False,
+) -> tuple[str, ...]:
+    """Register arrays by name; or only names, whose arrays are found where `get_task_input_buffer` looks. Returns the
+    names. Raises: OptionError as `register_task_input_buffer` does.
+    """
+    if isinstance(inputs, Mapping):
+        for name, array in inputs.items():
+            register_task_input_buffer(workload_key, name, array, overwrite, save_to_file)
+    else:
+        table = _TABLES.setdefault(workload_key, {})
+        for name in inputs:
+            table.setdefault(name, None)
+    return tuple(inputs)
+
+
+def get_task_input_buffer(workload_key: str, input_name: str) -> Array:
+    """The array for an input: from the workload's table, its saved file, or the table `DEFAULT`, in that order.
+
+    Raises: OptionError when it is in none of them.
+    """
+    path = _path(workload_key, input_name)
+    for found in (_TABLES.get(workload_key, {}).get(input_name), _load(path)):
+        if found is not None:
+            return found
+    fallback = _TABLES.get(DEFAULT, {}).get(input_name)
+    if fallback is None:
+        raise OptionError(
+            f"no array is registered for input {input_name} of workload {workload_key}, and none is saved in {path}"
+        )
+    return fallback
+
+
+@overload
+def register_task_input_check_func(func_name: F, f: None = None, override: bool = False) -> F: ...
+@overload
+def register_task_input_check_func(func_name: str, f: None = None, override: bool = False) -> Callable[[F], F]: ...
+@overload
+def register_task_input_check_func(func_name: str, f: F, override: bool = False) -> F: ...
+def register_task_input_check_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
+    """Register a function that finds inputs to be filled in a computation, for placeholders whose names are not known
+    beforehand. Used as `register_workload` is. Returns the function.
+
+    Raises: OptionError when the name is taken, unless `override`.
+    """
+    if callable(func_name):
+        return _registered(func_name.__name__, func_name, override)
+    if f is not None:
+        return _registered(func_name, f, override)
+    return lambda decorated: _registered(func_name, decorated, override)
+
+
+def special_inputs(task: SearchTask) -> dict[int, Array]:
+    """The arrays for a task's inputs by their numbers; inputs that are not in it are random.
+
+    Raises: OptionError when an array is registered for a name that no input has, or a named array is missing.
+    """
+    key, tensors = task.workload_key, task.dag.inputs
+    wanted = {tensor.name: place for place, tensor in enumerate(tensors)}
+    names = {*_TABLES.get(key, {}), *(path.stem for path in _folder(key).glob("*.npy"))}
+    places = {wanted[name]: name for name in names if name in wanted}
+    for check in _CHECKS.values():
+        for tensor, name in check((*tensors, *task.dag.outputs)).items():
+            numbers = [place for place, each in enumerate(tensors) if each is tensor]
+            if not numbers:
+                raise OptionError(f"{tensor.name}, which is to be filled with {name}, is no input of {task.name}")
+            places.setdefault(numbers[0], name)
+    unused = names - set(places.values())
+    if unused:
+        raise OptionError(
+            f"{task.name} has no input called {', '.join(sorted(unused))}, for which an array is registered; "
+            f"its inputs are {', '.join(wanted)}"
+        )
+    return {place: get_task_input_buffer(key, name) for place, name in places.items()}
+
+
+def revision(workload_key: str) -> int:
+    """A number that changes when an array of the workload, or of the table `DEFAULT`, does."""
+    return _REVISIONS.get(workload_key, 0) + _REVISIONS.get(DEFAULT, 0)
+
+
+def _registered(name: str, function: F, override: bool) -> F:
+    if name in _CHECKS and not override:
+        raise OptionError(f"the function {name} is registered already; use another name, or override it")
+    _CHECKS[name] = function
+    return function
+
+
+def _folder(workload_key: str) -> Path:
+    digest = hashlib.sha256(workload_key.encode()).hexdigest()[:32]
+    return config.load().home / "inputs" / digest
+
+
+def _path(workload_key: str, name: str) -> Path:
+    return _folder(workload_key) / f"{name}.npy"
+
+
+def _load(path: Path) -> Array | None:
+    """Raises: OptionError when the file is there and cannot be read."""
+    try:
+        loaded: Array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"the array saved in {path} cannot be read: {error}") from error
+    return loaded
+
+
+def _save(path: Path, array: Array) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"the array cannot be saved as {path}: {error}") from error
+
+
+def _equal(one: Array, other: Array) -> bool:
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
