@@ -13,6 +13,7 @@ import numpy as np
 from compiler.errors import ArtifactError, OptionError
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.plan import BufferKind, BufferSpec
+from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.loader import BoundKernel, host_features, load_kernels
@@ -40,10 +41,10 @@ class GraphExecutor:
         """Load the kernels and allocate all memory.
 
         Raises: ArtifactError when the network is inconsistent or made for another machine; OptionError when `threads`
-        is below 1.
+        is none that can be started.
         """
-        if threads < 1:
-            raise OptionError(f"threads must be at least 1, not {threads}")
+        if not is_thread_count(threads):
+            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
         network.verify()
         _check_machine(network)
         self.network = network
@@ -96,6 +97,8 @@ class GraphExecutor:
         source = self._arrays[self.network.plan.outputs[place]]
         if out is None:
             return source.copy()
+        if not isinstance(out, np.ndarray) or not out.flags.writeable:
+            raise OptionError(f"the array for the output {spec.name} must be a NumPy array that can be written to")
         _check(out, spec, "the array for the output")
         np.copyto(out, source)
         return out
@@ -142,6 +145,8 @@ class GraphExecutor:
         Inputs are set once and not timed, unless `end_to_end` asks to copy inputs in and outputs out with every run.
         Raises: OptionError when an argument makes no sense.
         """
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise OptionError(f"inputs must map names to arrays, not be a {type(inputs).__name__}")
         given = dict(inputs or {})
         self.set_input(**given)
         evaluator = TimeEvaluator(
@@ -164,8 +169,8 @@ class GraphExecutor:
 
     def profile(self, repeat: int = 10) -> tuple[CallTime, ...]:
         """Time of every kernel call, in running order: the median of `repeat` runs after one that is not timed."""
-        if repeat < 1:
-            raise OptionError(f"repeat must be at least 1, not {repeat}")
+        if not isinstance(repeat, int) or repeat < 1:
+            raise OptionError(f"repeat must be a whole number of at least 1, not {repeat!r}")
         self.run()
         samples = np.empty((repeat, len(self._calls)), np.int64)
         for row in samples:
@@ -180,22 +185,32 @@ class GraphExecutor:
         )
 
     def _place(self, key: str | int) -> int:
-        place = self.get_input_index(key) if isinstance(key, str) else key
+        place = _number(key, self._index)
         if not 0 <= place < len(self._inputs):
             raise OptionError(f"no input {key!r}; the inputs are {', '.join(self._index)}")
         return place
 
     def _output_place(self, key: str | int) -> int:
         names = [spec.name for spec in self._output_specs]
-        place = key if isinstance(key, int) else names.index(key) if key in names else -1
+        place = _number(key, {name: number for number, name in enumerate(names)})
         if not 0 <= place < len(names):
             raise OptionError(f"no output {key!r}; the outputs are {', '.join(names)}")
         return place
 
     def _copy_input(self, place: int, value: Array) -> None:
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError as error:  # nested lists of different lengths
+            raise OptionError(f"input {self._input_specs[place].name} is no array: {error}") from None
         _check(array, self._input_specs[place], "input")
         np.copyto(self._inputs[place], array)
+
+
+def _number(key: object, names: Mapping[str, int]) -> int:
+    """What a name or an index stands for, -1 for nothing."""
+    if isinstance(key, str):
+        return names.get(key, -1)
+    return int(key) if isinstance(key, (int, np.integer)) and not isinstance(key, bool) else -1
 
 
 def _check_machine(network: CompiledNetwork) -> None:

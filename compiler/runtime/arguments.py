@@ -15,6 +15,9 @@ from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 Buffer = Array | int
 """An array, or the address of memory that the caller keeps alive and large enough."""
 
+MOST_THREADS = 1024
+"""OpenMP ends the process when it cannot start a thread."""
+
 
 def check_count(kernel: str, specs: Sequence[ArgSpec], given: int, workspace: bool = False) -> None:
     """See to it that there is one buffer an argument, and one more where a workspace may be given.
@@ -27,13 +30,19 @@ def check_count(kernel: str, specs: Sequence[ArgSpec], given: int, workspace: bo
 
 
 def check_threads(kernel: str, threads: int) -> int:
-    """A number of threads of at least 1.
+    """A number of threads that can be started.
 
     Raises: ArtifactError.
     """
-    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
-        raise ArtifactError(f"kernel {kernel}: {threads} threads; a whole number of at least one is needed")
+    if not is_thread_count(threads):
+        raise ArtifactError(f"kernel {kernel}: {threads!r} threads; a whole number from 1 to {MOST_THREADS} is needed")
     return int(threads)
+
+
+def is_thread_count(threads: object) -> bool:
+    """Whether that many threads may be asked for."""
+    whole = isinstance(threads, (int, np.integer)) and not isinstance(threads, bool)
+    return whole and 1 <= int(threads) <= MOST_THREADS  # type: ignore[call-overload]
 
 
 def address_of(kernel: str, spec: ArgSpec, buffer: Buffer) -> int:

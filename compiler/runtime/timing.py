@@ -5,6 +5,7 @@ grows it on its own until the timed pass lasts `min_repeat_ms`.
 """
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -72,8 +73,11 @@ class TimeEvaluator:
     flush_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.number < 1 or self.repeat < 1 or self.repeats_to_cooldown < 1:
-            raise OptionError("number, repeat and repeats_to_cooldown must be at least 1")
+        counts = (self.number, self.repeat, self.repeats_to_cooldown)
+        if not all(isinstance(count, int) and count >= 1 for count in counts):
+            raise OptionError(f"number, repeat and repeats_to_cooldown must be whole numbers from 1 on, not {counts}")
+        if not all(math.isfinite(limit) for limit in (self.min_repeat_ms, self.cooldown_ms)):
+            raise OptionError("min_repeat_ms and cooldown_ms must be finite")
         if min(self.min_repeat_ms, self.cooldown_ms, self.flush_bytes) < 0:
             raise OptionError("min_repeat_ms, cooldown_ms and flush_bytes must not be negative")
 

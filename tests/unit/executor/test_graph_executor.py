@@ -1,5 +1,8 @@
 """The executor on a network of three doubling kernels."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -79,6 +82,105 @@ def test_wrong_inputs_are_refused() -> None:
         executor.get_output("y")
     with pytest.raises(OptionError, match="threads"):
         GraphExecutor(doubling_network(), 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([[1.0, 2.0], [3.0]], "input x is no array"),
+        (None, "no value given"),
+        ("text", "input x must be float32"),
+        (_x().astype(">f4"), "input x must be float32"),
+        (_x().astype(object), "not object"),
+        (_x().astype("complex64"), "not complex64"),
+        (_x().T, r"not float32\["),
+        (_x()[:, :-1], "input x must be"),
+        (np.float32(3), r"not float32\[\]"),
+        (np.zeros((0, 5), np.float32), r"not float32\[0, 5\]"),
+    ],
+)
+def test_an_input_that_does_not_fit_is_refused(value: Any, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        GraphExecutor(doubling_network()).set_input("x", value)
+
+
+def test_inputs_that_kernels_could_not_take_are_copied() -> None:
+    executor = GraphExecutor(doubling_network())
+    frozen = _x()
+    frozen.flags.writeable = False
+    for value in (frozen, np.asfortranarray(_x()), _x()[::-1], np.repeat(_x(), 2, axis=1)[:, ::2]):
+        executor.run(x=value)
+        np.testing.assert_array_equal(executor.get_output(0), 8 * value)
+    executor.run(x=np.full(SHAPE, np.nan, np.float32))
+    assert np.isnan(executor.get_output(0)).all()
+
+
+@pytest.mark.parametrize("key", [-1, 99, 1.0, True, "", "y", b"x", [0], ("x",)])
+def test_only_inputs_and_outputs_have_keys(key: Any) -> None:
+    executor = GraphExecutor(doubling_network())
+    with pytest.raises(OptionError, match="no input"):
+        executor.set_input(key, _x())
+    with pytest.raises(OptionError, match="no input"):
+        executor.get_input(key)
+    with pytest.raises(OptionError, match="no output"):
+        executor.get_output(key)
+
+
+def test_an_array_for_an_output_can_be_written_to() -> None:
+    executor = GraphExecutor(doubling_network())
+    frozen = _x()
+    frozen.flags.writeable = False
+    out: Any
+    for out in (frozen, _x().tolist(), 3):
+        with pytest.raises(OptionError, match="array for the output out must be a NumPy array that can be written"):
+            executor.get_output(0, out)
+    with pytest.raises(OptionError, match="array for the output out must be float32"):
+        executor.get_output(0, _x().astype("float64"))
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "2", None, True, 1 << 20, 1 << 40])
+def test_a_number_of_threads_can_be_started(threads: Any) -> None:
+    with pytest.raises(OptionError, match="threads must be a whole number from 1 to"):
+        GraphExecutor(doubling_network(), threads)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"repeat": 0}, "whole numbers from 1 on"),
+        ({"number": 1.5}, "whole numbers from 1 on"),
+        ({"repeat": "a"}, "whole numbers from 1 on"),
+        ({"min_repeat_ms": float("nan")}, "must be finite"),
+        ({"min_repeat_ms": -1.0}, "must not be negative"),
+        ({"inputs": 5}, "inputs must map names to arrays"),
+        ({"inputs": {"y": 1}}, "no input 'y'"),
+    ],
+)
+def test_senseless_options_of_a_benchmark(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        GraphExecutor(doubling_network()).benchmark(**options)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"workspace_bytes": 1 << 50}, "no memory for an array"),
+        ({"object_code": b""}, "cannot be loaded"),
+        ({"object_code": b"\x7fELF" + bytes(60)}, "cannot be loaded"),
+        ({"name": "other"}, "no kernel 'twofold'"),
+        ({"args": ()}, "4 buffers|2 buffers for 0 arguments"),
+    ],
+)
+def test_a_kernel_that_does_not_fit_the_plan(change: dict[str, Any], words: str) -> None:
+    network = doubling_network()
+    with pytest.raises(ArtifactError, match=words):
+        GraphExecutor(replace(network, kernels=(replace(network.kernels[0], **change),)))
+
+
+def test_a_network_larger_than_memory() -> None:
+    network = doubling_network()
+    with pytest.raises(ArtifactError, match="no memory for an array"):
+        GraphExecutor(replace(network, plan=replace(network.plan, arena_bytes=1 << 50)))
 
 
 def test_benchmark_and_profile() -> None:
