@@ -89,7 +89,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: all cores.")] = None,
 ) -> None:
     """Time a compiled network on inputs of zeros."""
-    executor = GraphExecutor(CompiledNetwork.load(artifact), threads or config.usable_cores())
+    executor = GraphExecutor(CompiledNetwork.load(artifact), config.usable_cores() if threads is None else threads)
     shapes, dtypes = executor.get_input_info()
     for name, shape in shapes.items():
         typer.echo(f"input {name}: {dtypes[name]}{list(shape)}")

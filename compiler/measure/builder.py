@@ -39,7 +39,7 @@ class LocalBuilder:
     ) -> None:
         others = tuple(processor for processor in usable_processors() if processor not in lane)
         self.n_parallel = len(usable_processors()) if n_parallel is None else n_parallel
-        if self.n_parallel < 1 or timeout <= 0:
+        if not isinstance(self.n_parallel, int) or self.n_parallel < 1 or not timeout > 0:
             raise OptionError(f"a builder needs at least one process and some time, not {n_parallel} and {timeout} s")
         self.timeout_s = timeout
         self.build_func = _DEFAULT if build_func == "default" else build_func
@@ -59,8 +59,11 @@ class LocalBuilder:
 
         A failed result has status INSTANTIATION (the steps do not apply), COMPILE_HOST or BUILD_TIMEOUT.
 
-        Raises: MeasureError when the workers cannot work at all.
+        Raises: OptionError when a candidate is no list of steps, MeasureError when the workers cannot work at all.
         """
+        for candidate in candidates:
+            if not isinstance(candidate, Sequence) or not all(isinstance(step, Step) for step in candidate):
+                raise OptionError(f"a candidate is a list of steps, not {candidate!r}")
         with self.start(task, candidates) as work:
             results = dict(work.take(len(candidates)))
         return [results[place] for place in range(len(candidates))]

@@ -55,6 +55,9 @@ class MeasureOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("threads", "number", "repeat", "seed"):
+            if not isinstance(getattr(self, name), int):
+                raise OptionError(f"{name} must be a whole number, not {getattr(self, name)!r}")
         for name, least in (("threads", 1), ("number", 1), ("repeat", 1), ("give_up_factor", 1)):
             if not getattr(self, name) >= least:
                 raise OptionError(f"{name} must be at least {least}, not {getattr(self, name)}")

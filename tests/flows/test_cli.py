@@ -10,6 +10,7 @@ import pytest
 
 from flows import cli
 from flows.parameters import TuneJob
+from tests.doubling_network import doubling_network
 from tests.flows.networks import write_mlp, write_unsupported
 
 
@@ -45,12 +46,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("tune", "mlp", "--trials", "-5"), ("budget", "-5")),
         (("tune", "mlp", "--minutes", "0"), ("budget", "more than 0 minutes")),
         (("tune", "mlp", "--threads", "0"), ("threads",)),
+        (("tune", "mlp", "--threads", "100000"), ("threads", "100000")),
+        (("tune", "mlp", "--minutes", "nan"), ("budget", "nan")),
+        (("tune", "mlp", "--minutes", "inf"), ("budget", "inf")),
+        (("tune", "mlp", "--seed", "-1"), ("seed", "-1")),
+        (("tune", "mlp", "--batch", "0"), ("batch", "0")),
+        (("tune", "mlp", "--batch", "99999"), ("batch", "99999")),
+        (("tune", "mlp", "--shape", "=1,2"), ("=1,2",)),
+        (("tune", "mlp", "--shape", "x=0,16"), ("x",)),
+        (("tune", "mlp", "--shape", "x=-1,16"), ("x",)),
+        (("tune", "mlp", "--target", "llvm -mcpu=abacus"), ("abacus",)),
+        (("tune", ""), ("no network given",)),
+        (("tune", "a\nb\u202e"), ("a", "b")),
+        (("tune", "."), ("neither a file",)),
         (("tune", "mlp", "--early-stopping", "-1"), ("early stopping", "-1")),
         (("tune", "mlp", "--weights", "hot"), ("weights", "cached", "hot")),
         (("tune", "mlp", "--target", "abacus"), ("abacus", "llvm")),
         (("tune", "mlp", "--store", "text.onnx"), ("text.onnx",)),
         (("run", "text.onnx"), ("text.onnx",)),
         (("run", "missing.retune"), ("missing.retune",)),
+        (("run", "."), (".",)),
+        (("run", "good.retune", "--threads", "0"), ("threads", "0")),
         (("records", "show", "NOBODY"), ("NOBODY",)),
     ],
 )
@@ -62,6 +78,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (folder / "text.onnx").write_text("this is no network")
+    doubling_network().save(folder / "good.retune")
     write_unsupported(folder / "unsupported.onnx")
     write_mlp(folder / "dynamic.onnx", batch="many")
     code = run(monkeypatch, *arguments)
