@@ -50,6 +50,7 @@ NEIGHBOURS = {("target", "errors"), ("dtype", "errors"), ("packing", "errors")}
 
 DOORS = {
     "llvmlite": ("compiler/codegen/", "compiler/runtime/loader.py"),
+    "ml_dtypes": ("compiler/dtype.py",),
     "xgboost": ("compiler/cost_model/xgb.py",),
     "onnx": ("compiler/frontend/",),
     "onnxruntime": ("compiler/driver/onnx_runtime.py",),

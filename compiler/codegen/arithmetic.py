@@ -1,17 +1,23 @@
-"""In: operands in registers. Out: the instructions of one operator or cast, scalar or vector.
+"""In: operands in registers. Out: the instructions of one operator, scalar or vector.
 
-Always: integer division rounds towards minus infinity; a NaN in a maximum or minimum stays; a shift by more than there
-are bits shifts them all out.
+Always: integers wrap around, and no division of them stops the process: one by zero is 0, as NumPy has it. `//` rounds
+towards minus infinity; a NaN in a maximum or minimum stays; a shift by more than there are bits shifts them all out. An
+operation on bfloat16 is done in float32 and rounded once.
 """
 
+from compiler.codegen.conversions import cast
 from compiler.codegen.intrinsics import call_instruction
 from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
 from compiler.codegen.values import Emit, Value
+from compiler.dtype import BFLOAT16
 from compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
 
 
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     """`lhs op rhs` on values of one type and the same number of lanes."""
+    if lhs.dtype == BFLOAT16 or (lhs.dtype == "float16" and op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)):
+        wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"))
+        return wide if op in COMPARISONS else cast(emit, wide, lhs.dtype)
     kind = f"{llvm_type(lhs.dtype, lhs.lanes)} {lhs.text}, {rhs.text}"
     if lhs.dtype == "bool" and op in (BinaryOp.ADD, BinaryOp.MUL):
         return emit(f"{'or' if op is BinaryOp.ADD else 'and'} {kind}", lhs.lanes, "bool")
@@ -30,8 +36,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     name = {BinaryOp.ADD: "add", BinaryOp.SUB: "sub", BinaryOp.MUL: "mul"}.get(op)
     if is_float(lhs.dtype):
         return emit(f"f{name or 'div'} {kind}", lhs.lanes, lhs.dtype)
-    divide = "udiv" if is_unsigned(lhs.dtype) else "sdiv"
-    return emit(f"{name or divide} {kind}", lhs.lanes, lhs.dtype)
+    return emit(f"{name} {kind}", lhs.lanes, lhs.dtype) if name else _divided(emit, lhs, rhs)[0]
 
 
 def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
@@ -49,6 +54,9 @@ def joined_extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     """The larger or smaller value by one comparison; of floats a NaN on the left stays and one on the right is left
     out.
     """
+    if lhs.dtype == BFLOAT16:
+        wide = joined_extreme(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"))
+        return cast(emit, wide, BFLOAT16)
     # An unordered comparison chooses the left side for a NaN, and costs as much as an ordered one.
     kind = "fcmp u" if is_float(lhs.dtype) else f"icmp {'u' if is_unsigned(lhs.dtype) or lhs.dtype == 'bool' else 's'}"
     chosen = emit(f"{kind}{'gt' if op is BinaryOp.MAX else 'lt'} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
@@ -85,11 +93,9 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
             return floor
         whole = emit(f"fmul {floor.typed}, {rhs.text}", lanes, dtype)
         return emit(f"fsub {kind} {lhs.text}, {whole.text}", lanes, dtype)
+    quotient, rest = _divided(emit, lhs, rhs)
     if is_unsigned(dtype):
-        name = "udiv" if op is BinaryOp.FLOORDIV else "urem"
-        return emit(f"{name} {kind} {lhs.text}, {rhs.text}", lanes, dtype)
-    quotient = emit(f"sdiv {kind} {lhs.text}, {rhs.text}", lanes, dtype)
-    rest = emit(f"srem {kind} {lhs.text}, {rhs.text}", lanes, dtype)
+        return quotient if op is BinaryOp.FLOORDIV else rest
     zero = literal(0, dtype, lanes)
     nonzero = emit(f"icmp ne {rest.typed}, {zero}", lanes, "bool")
     mixed = emit(f"xor {rest.typed}, {rhs.text}", lanes, dtype)
@@ -102,31 +108,32 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     return emit(f"select {adjust.typed}, {more.typed}, {rest.typed}", lanes, dtype)
 
 
-def cast(emit: Emit, value: Value, dtype: str) -> Value:
-    """The value in another type, as NumPy's astype does it."""
-    source = value.dtype
-    if source == dtype:
-        return value
-    target = llvm_type(dtype, value.lanes)
-    if dtype == "bool":
-        zero = literal(0, source, value.lanes)
-        compare = "fcmp une" if is_float(source) else "icmp ne"
-        return emit(f"{compare} {value.typed}, {zero}", value.lanes, "bool")
-    unsigned = is_unsigned(source) or source == "bool"
-    if is_float(source) and is_float(dtype):
-        wider = item_bytes(dtype) > item_bytes(source)
-        name = "fpext" if wider else "fptrunc"
-    elif is_float(source):
-        name = "fptoui" if is_unsigned(dtype) else "fptosi"
-    elif is_float(dtype):
-        name = "uitofp" if unsigned else "sitofp"
-    elif item_bytes(dtype) == item_bytes(source) and source != "bool":
-        return Value(value.text, value.lanes, dtype)
-    elif source != "bool" and item_bytes(dtype) < item_bytes(source):
-        name = "trunc"
-    else:
-        name = "zext" if unsigned else "sext"
-    return emit(f"{name} {value.typed} to {target}", value.lanes, dtype)
+def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
+    """Quotient, rounded towards zero, and remainder; by zero both are 0, and the least number by -1 wraps around."""
+    dtype, lanes = lhs.dtype, lhs.lanes
+    sign = "u" if is_unsigned(dtype) else "s"
+    if _is_harmless(rhs):
+        both = f"{llvm_type(dtype, lanes)} {lhs.text}, {rhs.text}"
+        return emit(f"{sign}div {both}", lanes, dtype), emit(f"{sign}rem {both}", lanes, dtype)
+    zero, one = Value(literal(0, dtype, lanes), lanes, dtype), Value(literal(1, dtype, lanes), lanes, dtype)
+    by_zero = emit(f"icmp eq {rhs.typed}, {zero.text}", lanes, "bool")
+    odd = by_zero
+    if sign == "s":
+        by_minus_one = emit(f"icmp eq {rhs.typed}, {literal(-1, dtype, lanes)}", lanes, "bool")
+        odd = emit(f"or {by_zero.typed}, {by_minus_one.text}", lanes, "bool")
+    safe = emit(f"select {odd.typed}, {one.typed}, {rhs.typed}", lanes, dtype)
+    quotient = emit(f"{sign}div {lhs.typed}, {safe.text}", lanes, dtype)
+    rest = emit(f"{sign}rem {lhs.typed}, {safe.text}", lanes, dtype)
+    if sign == "s":
+        negated = emit(f"sub {zero.typed}, {lhs.text}", lanes, dtype)
+        quotient = emit(f"select {by_minus_one.typed}, {negated.typed}, {quotient.typed}", lanes, dtype)
+    return emit(f"select {by_zero.typed}, {zero.typed}, {quotient.typed}", lanes, dtype), rest
+
+
+def _is_harmless(divisor: Value) -> bool:
+    """Whether the divisor is a literal other than 0 and -1."""
+    text = divisor.text.removeprefix("splat (").removesuffix(")").split()[-1]
+    return text.lstrip("-").isdigit() and text not in ("0", "-1")
 
 
 def _compare(op: BinaryOp, dtype: str) -> str:

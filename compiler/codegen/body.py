@@ -150,9 +150,12 @@ class BodyEmitter(ExpressionEmitter):
         return True
 
     def native_lanes(self, body: Stmt) -> int:
-        """Lanes of one register, for the widest type that is stored."""
-        widest = max(item_bytes(stmt.buffer.dtype) for stmt in walk_stmt(body) if isinstance(stmt, Store))
-        return max(1, self.vector_bytes // widest)
+        """Lanes of one register, for the widest type that is stored, or loaded from where registers are meant to be."""
+        buffers = {stmt.buffer for stmt in walk_stmt(body) if isinstance(stmt, Store)}
+        for stmt in walk_stmt(body):
+            loads = (node for expr in exprs_of(stmt) for node in walk(expr) if isinstance(node, Load))
+            buffers |= {load.buffer for load in loads if load.buffer.scope == "register"}
+        return max(1, self.vector_bytes // max(item_bytes(buffer.dtype) for buffer in buffers))
 
     def wants_literals(self, loop: For) -> bool:
         """Whether the loop moves through a buffer that should live in registers."""

@@ -4,18 +4,20 @@ Always: a value is a vector exactly when it moves with the active vector loop; t
 reads nothing.
 """
 
-from compiler.codegen.arithmetic import arithmetic, cast, joined_extreme
+from compiler.codegen.arithmetic import arithmetic, joined_extreme
 from compiler.codegen.conditions import ConditionEmitter
+from compiler.codegen.conversions import cast
+from compiler.codegen.dot_products import DotEmitter
 from compiler.codegen.intrinsics import call_instruction
 from compiler.codegen.lane_writer import LaneWriter
-from compiler.codegen.types import is_float, item_bytes, literal, llvm_type, memory_type
+from compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
 from compiler.codegen.values import Place, Scalar, Value
 from compiler.errors import LoweringError
-from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Expr, Load, Not, Select, Var
+from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
 from compiler.ir.visit import walk
 
 
-class ExpressionEmitter(ConditionEmitter):
+class ExpressionEmitter(ConditionEmitter, DotEmitter):
     """Writes the instructions of expressions."""
 
     def evaluate(self, expr: Expr) -> Value:
@@ -37,6 +39,8 @@ class ExpressionEmitter(ConditionEmitter):
                 return self.select(expr)
             case Cast():
                 return cast(self.result, self.evaluate(expr.value), expr.dtype)
+            case Dot():
+                return self.dot(expr, Value(literal(0, expr.dtype), 1, expr.dtype))
             case Call():
                 values = self.aligned([self.evaluate(arg) for arg in expr.args])
                 return call_instruction(self.result, expr.name, values, expr.dtype)
@@ -104,6 +108,8 @@ class ExpressionEmitter(ConditionEmitter):
 
     def binary(self, expr: Binary) -> Value:
         """Arithmetic, comparison or logic on scalars or vectors."""
+        if expr.op is BinaryOp.ADD and isinstance(expr.rhs, Dot):
+            return self.dot(expr.rhs, self.evaluate(expr.lhs))
         if expr.op is BinaryOp.ADD and expr.dtype in ("float32", "float64"):
             for product, other in ((expr.rhs, expr.lhs), (expr.lhs, expr.rhs)):
                 if isinstance(product, Binary) and product.op is BinaryOp.MUL:
@@ -112,10 +118,6 @@ class ExpressionEmitter(ConditionEmitter):
                     # One instruction where the target has it, else two; never a call.
                     return LaneWriter(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
         lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
-        mask = self.mask_of(rhs.lanes)
-        if mask is not None and _may_trap(expr):
-            ones = Value(literal(1, rhs.dtype, rhs.lanes), rhs.lanes, rhs.dtype)
-            rhs = self.result(f"select {mask.typed}, {rhs.typed}, {ones.typed}", rhs.lanes, rhs.dtype)
         if expr is self.update and expr.op in (BinaryOp.MIN, BinaryOp.MAX):
             # A third of the instructions that keep NaNs: a reduction leaves them out.
             return joined_extreme(self.result, expr.op, lhs, rhs)
@@ -156,14 +158,6 @@ class ExpressionEmitter(ConditionEmitter):
         (then, then_label), (otherwise, else_label) = ends
         kind = llvm_type(expr.dtype, lanes)
         return self.result(f"phi {kind} [ {then}, %{then_label} ], [ {otherwise}, %{else_label} ]", lanes, expr.dtype)
-
-    def lanes_in(self, expr: Expr) -> int:
-        """Lanes of an expression's value."""
-        lanes = self.lanes_of((expr,))
-        for node in walk(expr):
-            if isinstance(node, Load):
-                lanes = max(lanes, self.storage[node.buffer].lanes)
-        return lanes
 
     def chosen_load(self, condition: Value, expr: Select) -> Value | None:
         """A load from memory or else from a place that holds the literal: no branch, so that what was computed before
@@ -208,11 +202,4 @@ class ExpressionEmitter(ConditionEmitter):
 
 def _may_fault(node: Expr) -> bool:
     """Whether evaluating a node where its value is not wanted could stop the process."""
-    return (isinstance(node, Load) and node.buffer.scope != "register") or _may_trap(node)
-
-
-def _may_trap(node: Expr) -> bool:
-    """Whether a node divides by what may be 0."""
-    if not isinstance(node, Binary) or node.op not in (BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
-        return False
-    return not is_float(node.dtype) and not (isinstance(node.rhs, Const) and node.rhs.value > 0)
+    return isinstance(node, Load) and node.buffer.scope != "register"

@@ -5,11 +5,13 @@ Always: one table from our names to LLVM's; float32 has functions of its own, an
 
 from collections.abc import Callable, Sequence
 
+from compiler.codegen.conversions import cast
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from compiler.codegen.values import Emit, Value
 from compiler.codegen.vector_math import erf, exp, log, tanh
 from compiler.codegen.vector_pow import pow
+from compiler.dtype import BFLOAT16
 from compiler.errors import LoweringError
 
 _INTRINSICS = {
@@ -42,11 +44,11 @@ def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str) -
     if not is_float(first.dtype):
         return _of_integer(emit, name, first)
     if name == "isnan":
+        first = cast(emit, first, "float32") if first.dtype == BFLOAT16 else first
         return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
-    if dtype in ("float16", "bfloat16") and name not in _EXACT:
-        wide = [emit(f"fpext {arg.typed} to {llvm_type('float32', lanes)}", lanes, "float32") for arg in args]
-        result = call_instruction(emit, name, wide, "float32")
-        return emit(f"fptrunc {result.typed} to {llvm_type(dtype, lanes)}", lanes, dtype)
+    if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
+        wide = [cast(emit, arg, "float32") for arg in args]
+        return cast(emit, call_instruction(emit, name, wide, "float32"), dtype)
     if dtype == "float32" and name in FLOAT32:
         return FLOAT32[name](emit, *args)
     if name in _INTRINSICS:

@@ -6,11 +6,13 @@ Always: one function a top-level statement, called by the kernel's entry; parall
 The buffers of a kernel must not overlap: the generated functions tell LLVM so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.codegen.body import BodyEmitter
+from compiler.codegen.dot_instructions import DotInstruction
 from compiler.errors import LoweringError
+from compiler.ir.dot import Pair
 from compiler.ir.expr import Buffer
 from compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
 from compiler.runtime.artifact import ExternBuffer, ExternCall
@@ -27,11 +29,17 @@ class KernelText:
     calls: tuple[ExternCall, ...] = ()
 
 
-def write_kernel(function: LoopFunction, vector_bytes: int, stack_bytes: int, attributes: str = "") -> KernelText:
+def write_kernel(
+    function: LoopFunction,
+    vector_bytes: int,
+    stack_bytes: int,
+    attributes: str = "",
+    dots: Mapping[Pair, DotInstruction] | None = None,
+) -> KernelText:
     """The module of one kernel.
 
     `vector_bytes` is the width of a register, `stack_bytes` how much stack a thread may use, `attributes` are function
-    attributes in LLVM's syntax.
+    attributes in LLVM's syntax, `dots` the instructions for dot products that the target has.
     Raises: LoweringError when local buffers exceed the stack.
     """
     body = function.body
@@ -46,7 +54,8 @@ def write_kernel(function: LoopFunction, vector_bytes: int, stack_bytes: int, at
             parts.append(f"declare i32 @{called[-1].symbol}(ptr)")
             calls.append(_invocation(called[-1].symbol, index, statement, buffers))
             continue
-        text, call = _part(function.name, index, statement, buffers, vector_bytes, stack_bytes)
+        emitter = BodyEmitter({buffer: f"%b{number}" for number, buffer in enumerate(buffers)}, vector_bytes, dots)
+        text, call = _part(function.name, index, statement, buffers, stack_bytes, emitter)
         parts.append(text)
         calls.append(call)
     entry, workspace_bytes = _entry(function, buffers, calls)
@@ -88,10 +97,9 @@ def _invocation(symbol: str, index: int, statement: Invoke, buffers: Sequence[Bu
 
 
 def _part(
-    name: str, index: int, statement: Stmt, buffers: Sequence[Buffer], vector_bytes: int, stack_bytes: int
+    name: str, index: int, statement: Stmt, buffers: Sequence[Buffer], stack_bytes: int, emitter: BodyEmitter
 ) -> tuple[str, str]:
     """The functions of one statement, and the lines that run it from the entry."""
-    emitter = BodyEmitter({buffer: f"%b{number}" for number, buffer in enumerate(buffers)}, vector_bytes)
     parallel = isinstance(statement, For) and statement.kind is LoopKind.PARALLEL
     if isinstance(statement, For) and parallel:
         inner = statement.body

@@ -6,7 +6,7 @@ Always: what an outer loop adds to an address is computed where that loop starts
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from compiler.codegen.arithmetic import cast
+from compiler.codegen.conversions import cast
 from compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
 from compiler.codegen.values import Place, Ramp, Scalar, Storage, Value
 from compiler.codegen.writer import FunctionWriter
@@ -154,11 +154,11 @@ class MemoryEmitter(ABC):
         """The mask that a memory access of so many lanes is under."""
         return self.mask if lanes > 1 else None
 
-    def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str) -> Value:
+    def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str, align: int = 0) -> Value:
         """Neighbouring elements where the mask holds, and a literal elsewhere; a bool comes as a byte."""
         kind = memory_type(dtype, mask.lanes)
         suffix = intrinsic_suffix("int8" if dtype == "bool" else dtype, mask.lanes)
-        place = f"ptr align {item_bytes(dtype)} {pointer}"
+        place = f"ptr align {align or item_bytes(dtype)} {pointer}"
         call = f"call {kind} @llvm.masked.load.{suffix}.p0({place}, {mask.typed}, {kind} {otherwise})"
         return self.result(call, mask.lanes, dtype)
 

@@ -4,12 +4,15 @@ Always: pure and deterministic; the same steps make the same object code.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
+from compiler.codegen.dot_instructions import DotInstruction, dot_instructions
 from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.driver.hardware import hardware_of
+from compiler.dtype import BFLOAT16
 from compiler.errors import LoweringError
+from compiler.ir.dot import BYTES, Pair
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
@@ -36,7 +39,7 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     describe(task.target)
     if not _C_NAME.fullmatch(name):
         raise LoweringError(f"a kernel cannot be called {name!r}: letters, digits and _ make the name of a function")
-    function = lower(replay(task.dag, steps), name, task.hardware, task.layout)
+    function = lower(replay(task.dag, steps), name, task.hardware, task.layout, dots=dots_of(task))
     text = _text(task, function)
     packings = dict(function.packings)
     tensors = (*task.dag.inputs, *task.dag.outputs)
@@ -71,14 +74,20 @@ def build(
 
 def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
     """The program as text for people: `form` is "loops", "llvm" or "asm"."""
-    function = lower(replay(task.dag, steps), "kernel", task.hardware, task.layout)
+    function = lower(replay(task.dag, steps), "kernel", task.hardware, task.layout, dots=dots_of(task))
     if form == "loops":
         return str(function)
     text = _text(task, function).llvm
     return text if form == "llvm" else assembly(text, task.target)
 
 
+def dots_of(task: SearchTask) -> Mapping[Pair, DotInstruction]:
+    """The target's instructions for dot products, if there are narrow numbers to multiply."""
+    narrow = any(tensor.dtype in (*BYTES, BFLOAT16) for tensor in task.dag.inputs)
+    return dot_instructions(task.target) if narrow else {}
+
+
 def _text(task: SearchTask, function: LoopFunction) -> KernelText:
     width = task.hardware.vector_unit_bytes
     attributes = function_attributes(width)
-    return write_kernel(function, width, task.hardware.stack_bytes, attributes)
+    return write_kernel(function, width, task.hardware.stack_bytes, attributes, dots_of(task))

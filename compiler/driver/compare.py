@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
 from compiler.driver.report import Comparison, Contender
+from compiler.dtype import is_float
 from compiler.errors import MeasureError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
@@ -70,7 +71,7 @@ def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]
     shapes, dtypes = executor.get_input_info()
     return {
         name: rng.standard_normal(shape).astype(dtypes[name])
-        if np.dtype(dtypes[name]).kind == "f"
+        if is_float(dtypes[name])
         else rng.integers(0, 2, shape).astype(dtypes[name])
         for name, shape in shapes.items()
     }

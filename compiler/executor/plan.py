@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.dtype import item_bytes
 from compiler.errors import ArtifactError
 from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
@@ -48,7 +49,7 @@ class BufferSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of a dense array."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * item_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.dtype import item_bytes
 from compiler.schedule.bounds import Loop, StageNest
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.linear import LoopKey
@@ -192,4 +193,4 @@ def unrolled_flags(nest: Nest, tile_operations: Floats) -> tuple[Flags, Floats]:
 
 def size_of(dtype: str) -> int:
     """Bytes of an element."""
-    return int(np.dtype(dtype).itemsize)
+    return item_bytes(dtype)

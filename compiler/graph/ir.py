@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.dtype import item_bytes
 from compiler.errors import DefinitionError
 
 Attribute = int | float | bool | str | tuple[int, ...]
@@ -39,7 +40,7 @@ class Value:
     @property
     def nbytes(self) -> int:
         """Number of bytes of a dense row-major buffer."""
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.size * item_bytes(self.dtype)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"

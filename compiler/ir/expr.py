@@ -13,6 +13,7 @@ The grammar (all nodes carry `dtype`, a NumPy type name):
          | Cast(dtype, value)
          | Call(name, args, dtype)                a math intrinsic, see `INTRINSICS`
          | Load(buffer, indices)                  loop IR only; tensor expressions read tensors instead
+         | Dot(dtype, var, width, lhs, rhs)       loop IR only: the sum of lhs * rhs over a few values of var
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from typing import Union
 
 import numpy as np
 
+from compiler.dtype import is_float as is_float
+from compiler.dtype import item_bytes, promoted
 from compiler.errors import DefinitionError
 from compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrapped
 from compiler.ir.operators import BOOL as BOOL
@@ -219,6 +222,23 @@ class Call(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Dot(Expr):
+    """The sum of `lhs * rhs` over `var` in 0 .. width-1, which only these two may use; each factor is cast to `dtype`.
+
+    Integer sums wrap around. Products of floats are exact; how their sum is rounded is up to the machine.
+    """
+
+    dtype: str
+    var: Var
+    width: int
+    lhs: Expr
+    rhs: Expr
+
+    def __str__(self) -> str:
+        return f"dot({self.var} in {self.width}: {self.lhs} * {self.rhs})"
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """A dense row-major array of the loop IR; `scope` is "global" (an argument), "workspace", "local" (a thread's
     stack) or "register".
@@ -237,7 +257,7 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         """Number of bytes."""
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.size * item_bytes(self.dtype)
 
     def __str__(self) -> str:
         return self.name
@@ -256,11 +276,6 @@ class Load(Expr):
 
     def __str__(self) -> str:
         return f"{self.buffer}[{', '.join(map(str, self.indices))}]"
-
-
-def is_float(dtype: str) -> bool:
-    """Whether the type is a floating-point type."""
-    return dtype.startswith(("float", "bfloat"))
 
 
 def const(value: float | bool, dtype: str | None = None) -> Const:
@@ -300,7 +315,7 @@ def _promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
     left, right = as_expr(lhs), as_expr(rhs)
     if left.dtype == right.dtype:
         return left, right
-    common = np.result_type(left.dtype, right.dtype).name
+    common = promoted(left.dtype, right.dtype)
     return cast(common, left), cast(common, right)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
+from compiler.dtype import item_bytes
 
 INDEX = "int64"
 BOOL = "bool"
@@ -93,6 +93,6 @@ def wrapped(value: int, dtype: str) -> int:
     """A whole number as the integer type holds it: its lowest bits."""
     if dtype in (INDEX, BOOL) and abs(value) < 1 << 63:
         return value
-    width = np.dtype(dtype).itemsize * 8
+    width = item_bytes(dtype) * 8
     low = value & ((1 << width) - 1)
     return low - (1 << width) if not dtype.startswith("uint") and low >> (width - 1) else low

@@ -10,7 +10,7 @@ kernel's body may be empty; registers are accessed within their buffer whatever 
 
 from compiler.errors import LoweringError
 from compiler.ir.affine import flat_index
-from compiler.ir.expr import BOOL, Buffer, Expr, Load, Var
+from compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var
 from compiler.ir.interval import Ranges, limits
 from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, exprs_of
 from compiler.ir.visit import walk
@@ -82,7 +82,10 @@ class _Checker:
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
 
     def expression(self, expr: Expr, bound: Ranges, buffers: frozenset[Buffer]) -> None:
+        bound = {**bound, **{node.var: (0, node.width - 1) for node in walk(expr) if isinstance(node, Dot)}}
         for node in walk(expr):
+            if isinstance(node, Dot):
+                _demand(node.width > 1, f"the width {node.width} of {node} is less than two")
             if isinstance(node, Var):
                 _demand(node in bound, f"{node} is used where nothing binds it")
             if isinstance(node, Load):

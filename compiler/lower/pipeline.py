@@ -3,10 +3,14 @@
 Always: the passes of a target are one tuple, in order.
 """
 
+from collections.abc import Collection
+
+from compiler.ir.dot import Pair
 from compiler.ir.stmt import LoopFunction
 from compiler.ir.verify import verify
 from compiler.lower.build_loops import build_loops
 from compiler.lower.passes import (
+    DotProducts,
     FoldDigits,
     LegalizeLoops,
     LimitCode,
@@ -15,6 +19,7 @@ from compiler.lower.passes import (
     PackInside,
     PartitionLoops,
     RegisterTiles,
+    TurnSigns,
     UnrollLocals,
     VectorReductions,
 )
@@ -32,16 +37,20 @@ _PACKING: dict[LayoutRewriteOption, tuple[LoopPass, ...]] = {
 PRE_TRANSFORMED = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
 
 
-def cpu_passes(hardware: HardwareParams, layout: LayoutRewriteOption = PRE_TRANSFORMED) -> tuple[LoopPass, ...]:
-    """The passes of a CPU with the given vector width."""
+def cpu_passes(
+    hardware: HardwareParams, layout: LayoutRewriteOption = PRE_TRANSFORMED, dots: Collection[Pair] = ()
+) -> tuple[LoopPass, ...]:
+    """The passes of a CPU with the given vector width; `dots` are the types it has instructions for dot products of."""
     width = hardware.vector_unit_bytes
     return (
         FoldDigits(),
+        DotProducts(frozenset(dots)),
         *_PACKING[layout],
         PartitionLoops(),
         LegalizeLoops(hardware.lane_masks),
         VectorReductions(width),
         RegisterTiles(width),
+        TurnSigns(frozenset(dots), width),
         UnrollLocals(width),
         LimitCode(),
     )
@@ -53,17 +62,19 @@ def lower(
     hardware: HardwareParams,
     layout: LayoutRewriteOption = PRE_TRANSFORMED,
     *,
+    dots: Collection[Pair] = (),
     check: bool = False,
 ) -> LoopFunction:
     """The kernel `name` of a concrete state, ready for code generation.
 
-    `layout` says what is done about inputs of free layout; `check` verifies the kernel after every pass.
+    `layout` says what is done about inputs of free layout, `dots` which pairs of factor types the target has
+    instructions for dot products of; `check` verifies the kernel after every pass.
     Raises: ScheduleError, LoweringError.
     """
     function = build_loops(state, name)
     if check:
         verify(function, "build-loops")
-    for loop_pass in cpu_passes(hardware, layout):
+    for loop_pass in cpu_passes(hardware, layout, dots):
         function = loop_pass.apply(function)
         if check:
             verify(function, loop_pass.name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from compiler.dtype import HALVES, epsilon, is_float
 from compiler.runtime.artifact import ArgSpec, Array
 
 _SMALL_SIGNED, _SMALL = 8, 8
@@ -20,7 +21,7 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
     """
     rng = np.random.default_rng([seed, zlib.crc32(key.encode()), position])
     dtype = np.dtype(spec.dtype)
-    if dtype.kind == "f":
+    if is_float(dtype.name):
         return rng.uniform(-1.0, 1.0, spec.shape).astype(dtype)
     if dtype.kind == "b":
         return rng.integers(0, 2, spec.shape).astype(dtype)
@@ -30,7 +31,7 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
 
 def poison(array: Array) -> None:
     """Fill an output so that an element nobody computes shows: NaN, or the largest integer; True for bools."""
-    if array.dtype.kind == "f":
+    if is_float(array.dtype.name):
         array.fill(np.nan)
     elif array.dtype.kind == "b":
         array.fill(True)
@@ -38,9 +39,14 @@ def poison(array: Array) -> None:
         array.fill(np.iinfo(array.dtype).max)
 
 
+def _widened(array: Array) -> Array:
+    """Floats of two bytes as float32, so that differences are not rounded; others as they are."""
+    return array.astype(np.float32) if array.dtype.name in HALVES else array
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an output should hold, and by how much each element may differ."""
+    """What an output should hold, and by how much each element may differ; floats of two bytes are held as float32."""
 
     name: str
     values: Array
@@ -54,22 +60,25 @@ class Expected:
         the allowance grows with sqrt(K) and is relative to the largest element; a fixed part covers exp, tanh
         and their like.
         """
-        if values.dtype.kind != "f":
+        if not is_float(values.dtype.name):
             return cls(name, values, np.zeros(values.shape, np.int8))
+        unit = epsilon(values.dtype.name)
+        values = _widened(values)
         finite = np.abs(values[np.isfinite(values)])
         scale = float(finite.max()) if finite.size else 0.0
-        relative = factor * float(np.finfo(values.dtype).eps) * (32.0 + 4.0 * math.sqrt(max(operations, 1.0)))
+        relative = factor * unit * (32.0 + 4.0 * math.sqrt(max(operations, 1.0)))
         allowed = np.where(np.isfinite(values), relative * (np.abs(values, dtype=np.float64) + scale), 0.0)
-        return cls(name, values, allowed.astype(np.promote_types(values.dtype, np.float32)))
+        return cls(name, values, allowed.astype(values.dtype))
 
     def mismatch(self, actual: Array) -> str:
         """How `actual` differs, in words; empty when it does not."""
-        if actual.dtype.kind != "f":
+        if not is_float(actual.dtype.name):
             wrong = actual != self.values
             if not wrong.any():
                 return ""
             error = np.abs(actual.astype(np.float64) - self.values.astype(np.float64))
         else:
+            actual = _widened(actual)
             with np.errstate(invalid="ignore", over="ignore"):
                 error = np.abs(actual - self.values)
                 if (error <= self.allowed).all():

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from compiler.dtype import item_bytes
 from compiler.errors import ArtifactError
 from compiler.packing import Packing
 
@@ -46,7 +46,7 @@ class ArgSpec:
     @property
     def nbytes(self) -> int:
         """Bytes that the kernel may touch."""
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.size * item_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.dtype import item_bytes
 from compiler.errors import ArtifactError, MeasureError
 from compiler.runtime.artifact import ALIGNMENT, Array
 
@@ -39,7 +40,7 @@ def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
 
     Raises: ArtifactError when there is no memory for it.
     """
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    nbytes = math.prod(shape) * item_bytes(dtype)
     try:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # NumPy's words for a size beyond any address are a ValueError
@@ -67,7 +68,7 @@ class FencedArray:
     __slots__ = ("_filler", "_gaps", "_room", "_start", "array")
 
     def __init__(self, shape: tuple[int, ...], dtype: str, *, at_start: bool = False, filler: int = CANARY) -> None:
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        nbytes = math.prod(shape) * item_bytes(dtype)
         padded = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         self._room = padded + -padded % _PAGE
         base = _map_fenced(self._room)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from compiler.dtype import item_bytes
 from compiler.schedule.bounds import Loop, StageNest
 from compiler.schedule.state import Annotation, IterKind, Number
 from compiler.search.genome import Mask, Rows
@@ -71,7 +72,7 @@ def settled_unroll(
 
 def itemsize(nest: StageNest) -> int:
     """Bytes of an element of the statement's widest result."""
-    return max(int(np.dtype(dtype).itemsize) for dtype in nest.op.dtypes)
+    return max(item_bytes(dtype) for dtype in nest.op.dtypes)
 
 
 def _own(nest: StageNest) -> tuple[Loop, ...]:

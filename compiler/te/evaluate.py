@@ -3,8 +3,9 @@
 Always: the naive meaning of the expressions, in NumPy, whatever the schedule.
 
 This is the oracle that generated code is compared with. It evaluates each compute over its whole index space at once,
-so it is slow for big tensors but needs no compiler. Float sums are accumulated in float64, so the oracle is at least as
-accurate as any kernel.
+so it is slow for big tensors but needs no compiler. Float sums are accumulated in float64 and rounded once, so the
+oracle is at least as accurate as any kernel. Terms are not: the products of a float16 sum are rounded to float16 each,
+unless the factors are cast to float32 first.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.dtype import HALVES
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Not, Select, Var, is_float
 from compiler.runtime.registry import get_global_func
@@ -161,9 +163,10 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
 
 
 def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
-    if np.issubdtype(np.asarray(lhs).dtype, np.floating):
+    if is_float(np.asarray(lhs).dtype.name):
         return np.asarray(np.true_divide(lhs, rhs))
-    return np.asarray(np.sign(lhs) * np.sign(rhs) * (np.abs(lhs) // np.abs(rhs)))
+    down, rest = np.floor_divide(lhs, rhs), np.mod(lhs, rhs)
+    return np.asarray(np.where((rest != 0) & ((lhs < 0) != (rhs < 0)), down + np.ones_like(down), down))
 
 
 _BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
@@ -239,7 +242,10 @@ class _Evaluator:
             case Cast(dtype, value):
                 return self.value(value).astype(dtype)
             case Call(name, args, dtype):
-                return np.asarray(_CALLS[name](*map(self.value, args))).astype(dtype)
+                values = [self.value(arg) for arg in args]
+                if args[0].dtype in HALVES:
+                    values = [value.astype("float32") for value in values]
+                return np.asarray(_CALLS[name](*values)).astype(dtype)
             case _:
                 raise DefinitionError(f"{self.op_name}: a {type(expr).__name__} node has no value here")
 

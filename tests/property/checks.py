@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.driver.build import build_kernel, kernel_source
+from compiler.driver.build import build_kernel, dots_of, kernel_source
 from compiler.errors import LoweringError
-from compiler.ir.expr import is_float
-from compiler.ir.stmt import Allocate, For, If, LoopFunction, LoopKind, walk_stmt
+from compiler.ir.expr import Dot, is_float
+from compiler.ir.stmt import Allocate, For, If, LoopFunction, LoopKind, exprs_of, walk_stmt
+from compiler.ir.visit import walk
 from compiler.lower.build_loops import build_loops
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import KernelArtifact
@@ -71,15 +72,16 @@ def checked(
     threads: int,
     tolerances: Sequence[float] | None = None,
     layout: LayoutRewriteOption = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED,
+    target: Target | None = None,
 ) -> frozenset[str]:
     """Build and run a program, compare it with the oracle; what it is like.
 
     `layout` is what is done about inputs of free layout. `tolerances` has one absolute difference an output; without,
-    it is `USUAL_TOLERANCE`, also relative.
+    it is `USUAL_TOLERANCE`, also relative. Without a `target` it is the host.
     Raises: AssertionError when it is wrong, LoweringError when it is refused.
     """
-    loops = lower(replay(dag, steps), "kernel", HARDWARE, layout, check=True)
-    task = SearchTask("random", dag, Target.host(), HARDWARE, layout=layout)
+    task = SearchTask("random", dag, Target.host() if target is None else target, HARDWARE, layout=layout)
+    loops = lower(replay(dag, steps), "kernel", HARDWARE, layout, dots=dots_of(task), check=True)
     artifact = build_kernel(task, steps, "kernel")
     runs = [_run(artifact, dag, values, threads, at_start) for at_start in (False, True)]
     for first, second, tensor in zip(*runs, dag.outputs, strict=True):
@@ -147,6 +149,8 @@ def _facts(dag: ComputeDAG, steps: Sequence[Step], loops: LoopFunction) -> froze
             facts.add("guarded")
         elif isinstance(stmt, Allocate):
             facts.add("attached")
+    if any(isinstance(node, Dot) for stmt in walk_stmt(loops.body) for expr in exprs_of(stmt) for node in walk(expr)):
+        facts.add("dot products")
     for op in dag.ops:
         facts.add(op.dtype)
         if isinstance(op, ComputeOp):

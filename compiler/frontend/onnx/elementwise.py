@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
+from compiler.dtype import is_float
 from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.graph.builder import GraphBuilder
 
@@ -78,10 +79,10 @@ def _clip(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     bounds = [node.inputs[i] if node.has_input(i) else "" for i in (1, 2)]
     arrays = [builder.array(bound) if bound else None for bound in bounds]
     low, high = (float(array.item()) if array is not None else None for array in arrays)
-    is_float = builder.value(x).dtype.startswith("float")
-    if is_float and low is not None and high is not None and np.isfinite([low, high]).all():
+    floating = is_float(builder.value(x).dtype)
+    if floating and low is not None and high is not None and np.isfinite([low, high]).all():
         return [write("clip", x, low=low, high=high)]
-    if is_float and low == 0.0 and (high == inf or not bounds[1]):
+    if floating and low == 0.0 and (high == inf or not bounds[1]):
         return [write("relu", x)]
     if bounds[0]:
         x = write("maximum", x, bounds[0])

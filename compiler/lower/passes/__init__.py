@@ -4,6 +4,7 @@ Always: one pass a module, each a frozen value with a `name` and an `apply`.
 """
 
 from compiler.lower.passes.base import LoopPass
+from compiler.lower.passes.dot_products import DotProducts
 from compiler.lower.passes.fold_digits import FoldDigits
 from compiler.lower.passes.legalize_loops import LegalizeLoops
 from compiler.lower.passes.limit_code import LimitCode
@@ -11,10 +12,12 @@ from compiler.lower.passes.pack_constants import PackConstants
 from compiler.lower.passes.pack_inside import PackInside
 from compiler.lower.passes.partition_loops import PartitionLoops
 from compiler.lower.passes.register_tiles import RegisterTiles
+from compiler.lower.passes.turn_signs import TurnSigns
 from compiler.lower.passes.unroll_locals import UnrollLocals
 from compiler.lower.passes.vector_reductions import VectorReductions
 
 __all__ = [
+    "DotProducts",
     "FoldDigits",
     "LegalizeLoops",
     "LimitCode",
@@ -23,6 +26,7 @@ __all__ = [
     "PackInside",
     "PartitionLoops",
     "RegisterTiles",
+    "TurnSigns",
     "UnrollLocals",
     "VectorReductions",
 ]

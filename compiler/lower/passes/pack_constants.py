@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
+from compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, Var, const
 from compiler.ir.stmt import LEAVES, Block, For, Let, LoopFunction, Stmt, exprs_of, map_exprs
 from compiler.ir.visit import transform, walk
 from compiler.packing import Packing
@@ -61,11 +61,14 @@ def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
 
 
 def _reads(stmt: Stmt, param: Buffer, around: dict[Var, int]) -> Iterator[tuple[Load, dict[Var, int]]]:
-    """Every load of `param` with the loops around it and their extents, outermost first."""
+    """Every load of `param` with the loops around it and their extents, outermost first; the few values that a dot
+    product is summed over are the innermost.
+    """
     for expr in exprs_of(stmt):
+        inside = around | {node.var: node.width for node in walk(expr) if isinstance(node, Dot)}
         for node in walk(expr):
             if isinstance(node, Load) and node.buffer == param:
-                yield node, around
+                yield node, inside
     if isinstance(stmt, Block):
         for inner in stmt.statements:
             yield from _reads(inner, param, around)

@@ -1,6 +1,7 @@
 """In: a reduction over a small spatial tile. Out: the tile held in registers while the innermost reduction loops run.
 
-Always: loaded (or initialised) before them, stored after.
+Always: loaded (or initialised) before them, stored after. Floats of two bytes are accumulated in float32 and rounded
+when they are stored.
 
     before: C[..] = 0 over i3 j3;  for k1: for i3: for j3: C[..] = C[..] + a * b
     after:  acc = 0 over i3 j3;    for k1: for i3: for j3: acc[..] = acc[..] + a * b;    C[..] = acc[..] over i3 j3
@@ -11,9 +12,8 @@ them in registers. A reduction of several values, which writes through temporari
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var
+from compiler.dtype import accumulated, item_bytes
+from compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var, binary, cast
 from compiler.ir.stmt import (
     Allocate,
     Block,
@@ -129,8 +129,8 @@ class _Rewriter:
         return extent if rest.bit_count() < 2 else extent - rest + (1 << rest.bit_length())
 
     def lanes(self, stores: Sequence[Store]) -> int:
-        """Lanes of a vector of the widest type that is written."""
-        return max(1, self.vector_bytes // max(np.dtype(store.buffer.dtype).itemsize for store in stores))
+        """Lanes of a vector of the widest type that is held."""
+        return max(1, self.vector_bytes // max(item_bytes(accumulated(store.buffer.dtype)) for store in stores))
 
     def tiled(self, tile: _Tile, start: Sequence[Expr] | None) -> Stmt:
         """The reduction with its accumulators; `start` are their first values, None to load them."""
@@ -138,7 +138,7 @@ class _Rewriter:
         if shape and tile.spatial[-1].kind is LoopKind.VECTOR:
             shape = (*shape[:-1], self.whole_vectors(shape[-1], tile.stores))
         accs = [
-            Buffer(f"{store.buffer.name}.acc{self.count}", shape, store.buffer.dtype, "register")
+            Buffer(f"{store.buffer.name}.acc{self.count}", shape, _held(store, tile), "register")
             for store in tile.stores
         ]
         self.count += 1
@@ -150,10 +150,12 @@ class _Rewriter:
             loop if loop.kind is LoopKind.VECTOR else replace(loop, kind=LoopKind.UNROLL) for loop in tile.spatial
         )
         first = tuple(held) if start is None else start
-        begin = _rebuilt(unrolled, block(*(Store(acc, place, value) for acc, value in zip(accs, first, strict=True))))
+        pairs = zip(accs, first, strict=True)
+        begin = _rebuilt(unrolled, block(*(Store(acc, place, cast(acc.dtype, value)) for acc, value in pairs)))
         step = _rebuilt(unrolled, _moved(tile.update, held))
+        results = zip(tile.stores, held.values(), strict=True)
         end = _rebuilt(
-            unrolled, block(*(replace(store, value=acc) for store, acc in zip(tile.stores, held.values(), strict=True)))
+            unrolled, block(*(replace(store, value=cast(store.buffer.dtype, acc)) for store, acc in results))
         )
         work = self.vectors(tile.spatial, tile.stores)
         reduce = self.unrolled(tile.reduce, work, tile.stores[0].buffer.name)
@@ -202,8 +204,16 @@ def _is_update(store: Store) -> bool:
     return not any(isinstance(node, Load) and node.buffer == store.buffer for node in walk(value.rhs))
 
 
+def _held(store: Store, tile: _Tile) -> str:
+    """The type of the accumulators: wider than the elements where they are joined with nothing but values."""
+    return accumulated(store.buffer.dtype) if isinstance(tile.update, Store) else store.buffer.dtype
+
+
 def _moved(update: Stmt, held: Mapping[Expr, Load]) -> Stmt:
     """The update of accumulators instead of elements."""
+    if isinstance(update, Store) and isinstance(update.value, Binary):
+        acc = held[Load(update.buffer, update.indices)]
+        return Store(acc.buffer, acc.indices, binary(update.value.op, acc, cast(acc.dtype, update.value.rhs)))
 
     def rule(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, Store):

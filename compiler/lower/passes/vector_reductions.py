@@ -1,6 +1,6 @@
 """In: an innermost reduction over neighbouring elements, outside every vector loop. Out: one that runs in lanes.
 
-Always: integers come out exactly the same; floats are joined in another order.
+Always: integers come out exactly the same; floats are joined in another order, and those of two bytes in float32.
 
     before: for k in 4096: s[i] = s[i] + x[i, k]
     after:  part = 0 over 64 lanes;  for t in 64: part[l] = part[l] + x[i, 64 t + l] over 64 lanes
@@ -13,8 +13,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from compiler.dtype import accumulated, item_bytes
 from compiler.ir.affine import flat_index
-from compiler.ir.expr import BOOL, Binary, BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const, is_float
+from compiler.ir.expr import (
+    BOOL,
+    Binary,
+    BinaryOp,
+    Buffer,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    cast,
+    const,
+    is_float,
+)
 from compiler.ir.stmt import Allocate, Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
 
@@ -56,14 +71,15 @@ class _Rewriter:
     def in_lanes(self, loops: Sequence[For], update: Store, value: Binary) -> Stmt:
         """The reduction `loops`, the innermost of them over lanes."""
         buffer, inner = update.buffer, loops[-1]
-        lanes = max(1, self.vector_bytes // np.dtype(buffer.dtype).itemsize)
+        dtype = accumulated(buffer.dtype)
+        lanes = max(1, self.vector_bytes // item_bytes(dtype))
         width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
-        part = Buffer(f"{buffer.name}.part{self.count}", (width,), buffer.dtype, "register")
+        part = Buffer(f"{buffer.name}.part{self.count}", (width,), dtype, "register")
         self.count += 1
         lane, turn = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.turn")
 
         def over(extent: int, right: Expr) -> Stmt:
-            joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), right))
+            joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), cast(dtype, right)))
             return For(lane, extent, LoopKind.VECTOR, joined)
 
         turns, rest = divmod(inner.extent, width)
@@ -76,14 +92,14 @@ class _Rewriter:
         work = block(*body)
         for loop in reversed(loops[:-1]):
             work = replace(loop, body=work)
-        start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, buffer.dtype)))
+        start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
         folds = []
         while width > 2:
             width //= 2
             folds.append(over(width, Load(part, (lane + width,))))
         first, second = (Load(part, (const(number),)) for number in range(2))
-        total = binary(value.op, value.lhs, binary(value.op, first, second))
-        return Allocate(part, block(start, work, *folds, replace(update, value=total)))
+        total = binary(value.op, cast(dtype, value.lhs), binary(value.op, first, second))
+        return Allocate(part, block(start, work, *folds, replace(update, value=cast(buffer.dtype, total))))
 
 
 def _reduction(loop: For) -> tuple[list[For], Store, Binary] | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import cast as as_type
 
 from compiler import te
+from compiler.dtype import is_float
 from compiler.ir.expr import Expr
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Tensor
@@ -65,7 +66,7 @@ def _value(call: OpCall, values: list[Expr]) -> Expr:
 
 def _clip(x: Expr, low: float, high: float) -> Expr:
     """Infinite bounds bound nothing; bounds of an integer are whole."""
-    number = float if x.dtype.startswith("float") else int
+    number = float if is_float(x.dtype) else int
     if low > float("-inf"):
         x = te.maximum(x, as_type(float, number(low)))
     if high < float("inf"):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from compiler import te
+from compiler.dtype import is_float
 from compiler.ir.expr import Expr
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Tensor
@@ -44,7 +45,7 @@ def _pool(call: OpCall, dilations: tuple[int, int], *, maximum: bool, name: str)
     height, width = call.pair("kernel")
     window = (te.reduce_axis(height, "ry"), te.reduce_axis(width, "rx"))
     outside = float("-inf") if maximum else 0.0
-    if not data.dtype.startswith("float"):
+    if not is_float(data.dtype):
         outside = int(np.iinfo(data.dtype).min) if maximum else 0
     leaves = _windows_leave(call, dilations)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from compiler import te
+from compiler.dtype import is_float
 from compiler.ir.expr import Expr
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Axis, Tensor
@@ -30,7 +31,7 @@ def reduction(call: OpCall) -> Tensor:
     if not mean:
         return result
     count = math.prod(source.shape[axis] for axis in axes)
-    whole = not call.dtype.startswith("float")
+    whole = not is_float(call.dtype)
     return te.compute(call.shape, lambda *i: result[i] / count if whole else result[i] * (1.0 / count), name=call.name)
 
 

@@ -1,0 +1,97 @@
+"""In: a value in a register. Out: the instructions that make it one of another type.
+
+Always: as NumPy's astype does it, and no conversion has an undefined result where NumPy's has a defined one: a float
+that is too large for a narrow integer keeps its lowest bits. Between bfloat16 and float32 nothing but integer
+instructions are used, which every processor has: rounding is to the nearest, ties to even, subnormal numbers stay.
+"""
+
+from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
+from compiler.codegen.values import Emit, Value
+from compiler.dtype import BFLOAT16
+
+
+def cast(emit: Emit, value: Value, dtype: str) -> Value:
+    """The value in another type."""
+    source = value.dtype
+    if source == dtype:
+        return value
+    if source == BFLOAT16:
+        return cast(emit, _extended(emit, value), dtype)
+    if dtype == BFLOAT16:
+        return _rounded(emit, cast(emit, value, "float32"))
+    if source == "float64" and dtype == "float16":
+        return cast(emit, _rounded_to_odd(emit, value), dtype)
+    if dtype == "bool":
+        zero = literal(0, source, value.lanes)
+        compare = "fcmp une" if is_float(source) else "icmp ne"
+        return emit(f"{compare} {value.typed}, {zero}", value.lanes, "bool")
+    if is_float(source) and not is_float(dtype) and item_bytes(dtype) < 4:
+        return cast(emit, cast(emit, value, "int32"), dtype)
+    if item_bytes(dtype) == item_bytes(source) and not is_float(source) and not is_float(dtype) and source != "bool":
+        return Value(value.text, value.lanes, dtype)
+    return emit(f"{_instruction(source, dtype)} {value.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype)
+
+
+def _instruction(source: str, dtype: str) -> str:
+    unsigned = is_unsigned(source) or source == "bool"
+    if is_float(source) and is_float(dtype):
+        return "fpext" if item_bytes(dtype) > item_bytes(source) else "fptrunc"
+    if is_float(source):
+        return "fptoui" if is_unsigned(dtype) else "fptosi"
+    if is_float(dtype):
+        return "uitofp" if unsigned else "sitofp"
+    if source != "bool" and item_bytes(dtype) < item_bytes(source):
+        return "trunc"
+    return "zext" if unsigned else "sext"
+
+
+def _rounded_to_odd(emit: Emit, value: Value) -> Value:
+    """A float64 as the one of its neighbours in float32 whose last bit is set, so that rounding that to fewer bits is
+    rounding once; without it LLVM calls a library function for float64 to float16.
+    """
+    lanes = value.lanes
+    near = cast(emit, value, "float32")
+    back = cast(emit, near, "float64")
+    bits = emit(f"bitcast {near.typed} to {llvm_type('int32', lanes)}", lanes, "int32")
+    last = emit(f"trunc {bits.typed} to {llvm_type('bool', lanes)}", lanes, "bool")
+    inexact = emit(f"fcmp one {value.typed}, {back.text}", lanes, "bool")
+    even = emit(f"xor {last.typed}, {literal(True, 'bool', lanes)}", lanes, "bool")
+    moves = emit(f"and {even.typed}, {inexact.text}", lanes, "bool")
+    above = emit(f"fcmp ogt {value.typed}, {back.text}", lanes, "bool")
+    negative = emit(f"icmp slt {bits.typed}, {literal(0, 'int32', lanes)}", lanes, "bool")
+    grows = emit(f"xor {above.typed}, {negative.text}", lanes, "bool")
+    kind = llvm_type("int32", lanes)
+    one, less = literal(1, "int32", lanes), literal(-1, "int32", lanes)
+    step = emit(f"select {grows.typed}, {kind} {one}, {kind} {less}", lanes, "int32")
+    step = emit(f"select {moves.typed}, {step.typed}, {kind} {literal(0, 'int32', lanes)}", lanes, "int32")
+    odd = emit(f"add {bits.typed}, {step.text}", lanes, "int32")
+    return emit(f"bitcast {odd.typed} to {llvm_type('float32', lanes)}", lanes, "float32")
+
+
+def _extended(emit: Emit, value: Value) -> Value:
+    """A bfloat16 as float32: its bits are the upper half."""
+    lanes = value.lanes
+    bits = emit(f"zext {value.typed} to {llvm_type('uint32', lanes)}", lanes, "uint32")
+    upper = emit(f"shl {bits.typed}, {literal(16, 'uint32', lanes)}", lanes, "uint32")
+    return emit(f"bitcast {upper.typed} to {llvm_type('float32', lanes)}", lanes, "float32")
+
+
+def _rounded(emit: Emit, value: Value) -> Value:
+    """A float32 as bfloat16: half of the last place is added to the bits, less one if the even neighbour is below; a
+    NaN stays one.
+    """
+    lanes = value.lanes
+
+    def whole(number: int) -> str:
+        return literal(number, "uint32", lanes)
+
+    bits = emit(f"bitcast {value.typed} to {llvm_type('uint32', lanes)}", lanes, "uint32")
+    upper = emit(f"lshr {bits.typed}, {whole(16)}", lanes, "uint32")
+    odd = emit(f"and {upper.typed}, {whole(1)}", lanes, "uint32")
+    half = emit(f"add {odd.typed}, {whole(0x7FFF)}", lanes, "uint32")
+    sum_ = emit(f"add {bits.typed}, {half.text}", lanes, "uint32")
+    near = emit(f"lshr {sum_.typed}, {whole(16)}", lanes, "uint32")
+    quiet = emit(f"or {upper.typed}, {whole(0x40)}", lanes, "uint32")
+    is_nan = emit(f"fcmp uno {value.typed}, {value.text}", lanes, "bool")
+    chosen = emit(f"select {is_nan.typed}, {quiet.typed}, {near.typed}", lanes, "uint32")
+    return emit(f"trunc {chosen.typed} to {llvm_type(BFLOAT16, lanes)}", lanes, BFLOAT16)

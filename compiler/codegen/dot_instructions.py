@@ -1,0 +1,94 @@
+"""In: a target. Out: the instructions it has for sums of products of bytes or of bfloat16.
+
+Always: found by compiling tiny functions that LLVM turns into such instructions where there are any, never from a list
+of processors; none for a processor we know no instructions of.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from compiler.codegen.cpu import assembly, describe
+from compiler.dtype import BFLOAT16
+from compiler.ir.dot import Pair
+from compiler.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class DotInstruction:
+    """An LLVM intrinsic `(sums, lhs, rhs)` by the number of sums; the factors are vectors of `element`."""
+
+    names: Mapping[int, str]
+    element: str
+
+
+_X86_BYTES = {size // 32: f"llvm.x86.avx512.vpdpbusd.{size}" for size in (512, 256, 128)}
+_X86_HALVES = {size // 32: f"llvm.x86.avx512bf16.dpbf16ps.{size}" for size in (512, 256, 128)}
+
+_X86_PROBE = """
+declare <4 x i32> @llvm.x86.sse2.pmadd.wd(<8 x i16>, <8 x i16>)
+define <4 x i32> @bytes(<4 x i32> %c, <8 x i16> %a, <8 x i16> %b) {
+  %p = call <4 x i32> @llvm.x86.sse2.pmadd.wd(<8 x i16> %a, <8 x i16> %b)
+  %r = add <4 x i32> %c, %p
+  ret <4 x i32> %r
+}
+define <16 x i32> @wide(<16 x i32> %a, <16 x i32> %b) "prefer-vector-width"="512" "min-legal-vector-width"="512" {
+  %r = add <16 x i32> %a, %b
+  ret <16 x i32> %r
+}
+define <16 x bfloat> @halves(<16 x float> %a) "prefer-vector-width"="512" "min-legal-vector-width"="512" {
+  %r = fptrunc <16 x float> %a to <16 x bfloat>
+  ret <16 x bfloat> %r
+}
+"""
+"""`bytes` becomes vpdpwssd, an instruction of the same extension, `wide` uses zmm, `halves` becomes vcvtneps2bf16."""
+
+_ARM_PROBE = """
+declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+define i32 @bytes(<16 x i8> %a) {
+  %w = zext <16 x i8> %a to <16 x i32>
+  %r = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %w)
+  ret i32 %r
+}
+define <4 x bfloat> @halves(<4 x float> %a) {
+  %r = fptrunc <4 x float> %a to <4 x bfloat>
+  ret <4 x bfloat> %r
+}
+"""
+"""`bytes` becomes udot, `halves` becomes bfcvtn."""
+
+
+@lru_cache(maxsize=16)
+def dot_instructions(target: Target) -> Mapping[Pair, DotInstruction]:
+    """Instructions by the types of their factors, in the order in which the instruction takes them.
+
+    Raises: TargetError when there is no code generation for the target.
+    """
+    triple = describe(target)[0]
+    if triple.startswith("x86_64"):
+        return _of_x86(assembly(_X86_PROBE, target))
+    if triple.startswith(("aarch64", "arm64")):
+        return _of_arm(assembly(_ARM_PROBE, target))
+    return {}
+
+
+def _of_x86(probed: str) -> dict[Pair, DotInstruction]:
+    widest = 16 if "zmm" in probed else 8
+    found: dict[Pair, DotInstruction] = {}
+    if "vpdpwssd" in probed:
+        names = {lanes: name for lanes, name in _X86_BYTES.items() if lanes <= widest}
+        found["uint8", "int8"] = DotInstruction(names, "i8")
+    # On half the width the conversion alone says nothing: a later extension brings it without the dot product.
+    if "vcvtneps2bf16" in probed and widest == 16:
+        found[BFLOAT16, BFLOAT16] = DotInstruction(_X86_HALVES, "bfloat")
+    return found
+
+
+def _of_arm(probed: str) -> dict[Pair, DotInstruction]:
+    found: dict[Pair, DotInstruction] = {}
+    if "udot" in probed:
+        for kind, name in (("int8", "sdot"), ("uint8", "udot")):
+            found[kind, kind] = DotInstruction({4: f"llvm.aarch64.neon.{name}.v4i32.v16i8"}, "i8")
+    if "bfcvtn" in probed:
+        found[BFLOAT16, BFLOAT16] = DotInstruction({4: "llvm.aarch64.neon.bfdot.v4f32.v8bf16"}, "bfloat")
+    return found

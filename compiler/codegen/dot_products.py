@@ -1,0 +1,215 @@
+"""In: a dot product of the loop IR. Out: its instructions.
+
+Always: what it computes is what multiplying and adding one after the other does: exactly for whole numbers, for
+bfloat16 with the machine's rounding of the sum (x86 takes subnormal numbers for zero).
+
+Where the machine has an instruction, the factors of one sum are put into a word of four bytes. A factor that is the
+same for all lanes is read once and spread; one whose words lie side by side, as in a packed weight, is one load; any
+other is read step by step and interleaved.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.codegen.arithmetic import arithmetic
+from compiler.codegen.conversions import cast
+from compiler.codegen.dot_instructions import DotInstruction
+from compiler.codegen.intrinsics import call_instruction
+from compiler.codegen.memory import MemoryEmitter
+from compiler.codegen.types import is_float, item_bytes, literal, llvm_type
+from compiler.codegen.values import Ramp, Value
+from compiler.ir.dot import BYTES, OTHER_SIGN, Pair, in_order
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, Var
+from compiler.ir.visit import walk
+
+WORD = "uint32"
+TURNED = 0x80808080
+"""The highest bits of four bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """An instruction with its factors in order; the sign of number `turned` is turned."""
+
+    instruction: DotInstruction
+    factors: tuple[Expr, Expr]
+    turned: int | None = None
+
+
+class DotEmitter(MemoryEmitter):
+    """Writes dot products. `dots` are the instructions that the target has, by the types of their factors."""
+
+    def __init__(
+        self, pointers: dict[Buffer, str], vector_bytes: int, dots: Mapping[Pair, DotInstruction] | None = None
+    ) -> None:
+        super().__init__(pointers, vector_bytes)
+        self.dots = dots or {}
+
+    def dot(self, expr: Dot, sums: Value) -> Value:
+        """`sums` with the products of `expr` added."""
+        lanes = max(self.lanes_in(expr.lhs), self.lanes_in(expr.rhs), sums.lanes)
+        sums = self.splat(sums, lanes)
+        plan = self.plan(expr)
+        if plan is None or lanes % min(plan.instruction.names):
+            return self.one_by_one(expr, sums)
+        words = [self.words(factor, expr, lanes) for factor in plan.factors]
+        if plan.turned is None:
+            return self.issue(plan.instruction, sums, words)
+        bits = Value(literal(TURNED, WORD, lanes), lanes, WORD)
+        key = ("turned", *(word.text for place, word in enumerate(words) if place != plan.turned))
+        words[plan.turned] = self.result(f"xor {words[plan.turned].typed}, {bits.text}", lanes, WORD)
+        total = self.issue(plan.instruction, sums, words)
+        if key not in self.writer.in_block:
+            words[plan.turned] = bits
+            zero = Value(literal(0, sums.dtype, lanes), lanes, sums.dtype)
+            self.writer.in_block[key] = self.issue(plan.instruction, zero, words).text
+        return self.result(f"sub {total.typed}, {self.writer.in_block[key]}", lanes, sums.dtype)
+
+    def plan(self, expr: Dot) -> _Plan | None:
+        """How to use an instruction, if there is one; of two bytes the one that fewer vectors hold is turned."""
+        order = in_order(self.dots, expr.lhs.dtype, expr.rhs.dtype)
+        if order is not None:
+            factors = (expr.lhs, expr.rhs) if order else (expr.rhs, expr.lhs)
+            return _Plan(self.dots[factors[0].dtype, factors[1].dtype], factors)
+        either = ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs))
+        for turned, other in sorted(either, key=lambda factors: self.lanes_in(factors[0])):
+            sign = OTHER_SIGN.get(turned.dtype, turned.dtype)
+            order = in_order(self.dots, sign, other.dtype)
+            if order is not None:
+                pair = (sign, other.dtype) if order else (other.dtype, sign)
+                return _Plan(self.dots[pair], (turned, other) if order else (other, turned), 0 if order else 1)
+        return None
+
+    def issue(self, instruction: DotInstruction, sums: Value, words: list[Value]) -> Value:
+        """The instruction, as often as it takes for all lanes."""
+        width = max(width for width in instruction.names if sums.lanes % width == 0)
+        count = width * 4 // (1 if instruction.element == "i8" else 2)
+        parts = []
+        for start in range(0, sums.lanes, width):
+            total = self.part(sums, start, width)
+            operands = [total.typed]
+            for word in words:
+                piece = self.part(word, start, width)
+                kind = f"<{count} x {instruction.element}>"
+                bits = piece.text if piece.text.startswith("%") else f"bitcast ({piece.typed} to {kind})"
+                if piece.text.startswith("%"):
+                    bits = self.writer.once(("bits", bits, kind), f"bitcast {piece.typed} to {kind}")
+                operands.append(f"{kind} {bits}")
+            name = instruction.names[width]
+            kind = llvm_type(sums.dtype, width)
+            parts.append(self.result(f"call {kind} @{name}({', '.join(operands)})", width, sums.dtype))
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self.shuffled(one, other, range(2 * one.lanes)) for one, other in pairs]
+        return parts[0]
+
+    def part(self, value: Value, start: int, lanes: int) -> Value:
+        """Lanes from `start` on."""
+        if lanes == value.lanes or not value.text.startswith("%"):
+            return Value(value.text, lanes, value.dtype)
+        return self.shuffled(value, value, range(start, start + lanes))
+
+    def shuffled(self, one: Value, other: Value, lanes: "range | list[int]") -> Value:
+        """The lanes of two vectors of equal length, counted through, by number."""
+        order = ", ".join(f"i32 {lane}" for lane in lanes)
+        key = ("shuffle", one.text, other.text, order)
+        text = self.writer.once(key, f"shufflevector {one.typed}, {other.typed}, <{len(lanes)} x i32> <{order}>")
+        return Value(text, len(lanes), one.dtype)
+
+    def words(self, factor: Expr, dot: Dot, lanes: int) -> Value:
+        """The values of a factor that each lane sums, as the bytes of one word a lane."""
+        match factor:
+            case Const():
+                low = int(literal(factor.value, factor.dtype)) % (1 << (32 // dot.width))
+                word = sum(low << (32 // dot.width * step) for step in range(dot.width))
+                return Value(literal(word, WORD, lanes), lanes, WORD)
+            case Cast() if factor.dtype in BYTES and factor.value.dtype in BYTES:
+                return self.words(factor.value, dot, lanes)
+            case Binary(op=BinaryOp.BIT_XOR, rhs=Const()):
+                mask = self.words(factor.rhs, dot, lanes)
+                value = self.words(factor.lhs, dot, lanes)
+                key = ("xor", value.text, mask.text)
+                return Value(self.writer.once(key, f"xor {value.typed}, {mask.text}"), lanes, WORD)
+        if self.lanes_in(factor) == 1:
+            return self.same_words(factor, dot, lanes)
+        found = self.neighbours(factor, dot, lanes) if isinstance(factor, Load) else None
+        return self.interleaved(factor, dot, lanes) if found is None else found
+
+    def same_words(self, factor: Expr, dot: Dot, lanes: int) -> Value:
+        """A factor that does not move with the lanes: its few steps are the lanes of a short vector."""
+        outside = self.vector, self.mask, self.active
+        self.vector, self.mask, self.active = dot.var, None, None
+        self.env[dot.var] = Ramp(None, 0, dot.width)
+        steps = self.splat(self.evaluate(factor), dot.width)
+        self.vector, self.mask, self.active = outside
+        del self.env[dot.var]
+        text = self.writer.once(("word", steps.text), f"bitcast {steps.typed} to {llvm_type(WORD)}")
+        return self.splat(Value(text, 1, WORD), lanes)
+
+    def neighbours(self, load: Load, dot: Dot, lanes: int) -> Value | None:
+        """Words that lie in memory as they are needed: one load for all lanes or, where lanes are apart, one each."""
+        form = self.form(load.buffer, load.indices)
+        moving = {dot.var, self.vector}
+        entangled = any(not isinstance(atom, Var) and moving & set(walk(atom)) for atom in form.terms)
+        if form.terms.get(dot.var) != 1 or entangled or self.storage[load.buffer].lanes > 1:
+            return None
+        self.env[dot.var] = 0
+        place = self.place(load.buffer, load.indices)
+        loaded = self.writer.loaded.setdefault(load.buffer.name, {})
+        mask = self.mask_of(lanes)
+        key = ("words", place.pointer, place.offset, lanes, mask)
+        align = item_bytes(load.dtype)
+        if key not in loaded and place.stride == dot.width:
+            pointer = self.address(place, load.buffer)
+            if mask is None:
+                loaded[key] = self.writer.value(f"load {llvm_type(WORD, lanes)}, ptr {pointer}, align {align}")
+            else:
+                loaded[key] = self.masked_read(pointer, WORD, mask, "zeroinitializer", align).text
+        elif key not in loaded:
+            text = "poison"
+            kind, scalar = llvm_type(WORD, lanes), llvm_type(WORD)
+            pointers = self.each_lane(lambda: self.address(self.place(load.buffer, load.indices), load.buffer))
+            for lane, pointer in enumerate(pointers):
+                item = self.writer.value(f"load {scalar}, ptr {pointer}, align {align}")
+                text = self.writer.value(f"insertelement {kind} {text}, {scalar} {item}, i64 {lane}")
+            loaded[key] = text
+        del self.env[dot.var]
+        return Value(loaded[key], lanes, WORD)
+
+    def interleaved(self, factor: Expr, dot: Dot, lanes: int) -> Value:
+        """A vector a step, interleaved so that the steps of each lane lie side by side."""
+        steps = []
+        for step in range(dot.width):
+            self.env[dot.var] = step
+            steps.append(self.splat(self.evaluate(factor), lanes))
+        del self.env[dot.var]
+        joined = steps
+        while len(joined) > 1:
+            pairs = zip(joined[::2], joined[1::2], strict=True)
+            joined = [self.shuffled(one, other, range(2 * one.lanes)) for one, other in pairs]
+        order = [step * lanes + lane for lane in range(lanes) for step in range(dot.width)]
+        mixed = self.shuffled(joined[0], joined[0], order)
+        text = self.writer.once(("word", mixed.text), f"bitcast {mixed.typed} to {llvm_type(WORD, lanes)}")
+        return Value(text, lanes, WORD)
+
+    def one_by_one(self, expr: Dot, sums: Value) -> Value:
+        """The products one after the other, without an instruction for them."""
+        for step in range(expr.width):
+            self.env[expr.var] = step
+            factors = [cast(self.result, self.evaluate(factor), expr.dtype) for factor in (expr.lhs, expr.rhs)]
+            lhs, rhs = (self.splat(factor, sums.lanes) for factor in factors)
+            if is_float(expr.dtype):
+                sums = call_instruction(self.result, "fma", [lhs, rhs, sums], expr.dtype)
+            else:
+                product = arithmetic(self.result, BinaryOp.MUL, lhs, rhs)
+                sums = arithmetic(self.result, BinaryOp.ADD, sums, product)
+        del self.env[expr.var]
+        return sums
+
+    def lanes_in(self, expr: Expr) -> int:
+        """Lanes of an expression's value."""
+        lanes = self.lanes_of((expr,))
+        for node in walk(expr):
+            if isinstance(node, Load):
+                lanes = max(lanes, self.storage[node.buffer].lanes)
+        return lanes

@@ -1,0 +1,44 @@
+"""In: names of element types, NumPy's and "bfloat16". Out: what numbers they hold.
+
+Always: after this module is imported NumPy knows bfloat16 by its name too; the package `ml_dtypes` brings it.
+"""
+
+import ml_dtypes
+import numpy as np
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16).name
+HALVES = ("float16", BFLOAT16)
+"""Floats of two bytes. Functions of them are computed in float32 and rounded once."""
+
+
+def is_float(dtype: str) -> bool:
+    """Whether the type is a floating-point type."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def is_unsigned(dtype: str) -> bool:
+    """Whether the type is an unsigned integer type."""
+    return dtype.startswith("uint")
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element in memory."""
+    return int(np.dtype(dtype).itemsize)
+
+
+def accumulated(dtype: str) -> str:
+    """The type in which registers hold values that are being joined: float32 for floats of two bytes."""
+    return "float32" if dtype in HALVES else dtype
+
+
+def epsilon(dtype: str) -> float:
+    """The distance from 1 to the next larger number of a float type."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+
+
+def promoted(one: str, other: str) -> str:
+    """The type in which two types meet, by NumPy's rules; where it has none, bfloat16 meets others in float32."""
+    try:
+        return str(np.result_type(one, other).name)
+    except TypeError:
+        return "float32"

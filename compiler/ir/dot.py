@@ -1,0 +1,25 @@
+"""In: the types of two factors, and the pairs that a machine multiplies and sums at once. Out: how to use one of them.
+
+Always: a byte of one sign becomes one of the other by flipping its highest bit, which moves it by 128. Of the products
+with such a factor x' the sum is Σ x y = Σ x' y - Σ c y, where c has the flipped bit alone: 128 unsigned, -128 signed.
+"""
+
+from collections.abc import Collection
+
+Pair = tuple[str, str]
+
+BYTES = ("int8", "uint8")
+OTHER_SIGN = {"int8": "uint8", "uint8": "int8"}
+
+
+def in_order(native: Collection[Pair], one: str, other: str) -> bool | None:
+    """Whether the machine takes `one` as its first factor; None when it takes the two in no order."""
+    if (one, other) in native:
+        return True
+    return False if (other, one) in native else None
+
+
+def is_possible(native: Collection[Pair], one: str, other: str) -> bool:
+    """Whether the machine takes the two, or would take them with the sign of one turned."""
+    turned = ((OTHER_SIGN.get(one, one), other), (one, OTHER_SIGN.get(other, other)))
+    return any(in_order(native, *pair) is not None for pair in ((one, other), *turned))
