@@ -123,6 +123,7 @@ def _numbers(nests: Sequence[StageNest], choices: LoopChoices) -> Iterator[Numbe
         yield from (loop.extent for loop in nest.loops)
         for access in (nest.write, *nest.reads):
             yield from access.shape
+            yield from access.strides or ()
             yield from _linear_numbers(access.index)
 
 

@@ -53,8 +53,9 @@ def allocation_columns(nest: Nest, written: Touch) -> Columns:
     """Columns of the group "allocation", 0 for a statement that is not attached to another one's loops."""
     if not nest.source.attached:
         return
+    write = nest.source.write
     elements = np.ones(nest.count)
-    for extent in nest.source.write.shape:
+    for extent in write.shape if write.strides is None else (write.shape[0], write.strides[0]):
         elements = elements * column(extent, nest.count)
     times = nest.outer[nest.depth - nest.source.own]
     whole = np.ones(nest.count)

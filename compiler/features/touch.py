@@ -67,10 +67,11 @@ def _touch(
         _dimension_region(nest, [access.index[dim] for access in accesses], extent) for dim, extent in enumerate(shape)
     ]
     element_bytes = size_of(first.tensor.dtype)
-    elements, run = _elements_and_runs(nest, regions, shape)
+    weights = _weights(nest, first, shape)
+    elements, run = _elements_and_runs(nest, regions, shape, weights)
     if packed:
         run = elements
-    strides = _packed_strides(nest, first) if packed else _strides(nest, first, shape)
+    strides = _packed_strides(nest, first) if packed else _strides(nest, first, weights)
     return Touch(
         tensor=first.tensor,
         element_bytes=element_bytes,
@@ -120,12 +121,32 @@ def _distance(indices: Sequence[Linear], count: int) -> Floats:
     return high - low
 
 
-def _elements_and_runs(nest: Nest, regions: Sequence[Floats], shape: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """(L + 1, B) each: elements, and how many of them lie in a row: a run goes on while inner dimensions are whole."""
+def _weights(nest: Nest, access: Access, shape: Sequence[Floats]) -> list[Floats]:
+    """How many elements one step along each dimension moves, padding included."""
+    if access.strides is not None:
+        return [column(stride, nest.count) for stride in access.strides]
+    weights: list[Floats] = []
+    weight = np.ones(nest.count)
+    for extent in reversed(shape):
+        weights.append(weight)
+        weight = weight * extent
+    return weights[::-1]
+
+
+def _elements_and_runs(
+    nest: Nest, regions: Sequence[Floats], shape: Sequence[Floats], weights: Sequence[Floats]
+) -> tuple[Floats, Floats]:
+    """(L + 1, B) each: elements, and how many of them lie in a row: a run goes on while inner dimensions are whole and
+    no padding follows them.
+    """
     total = np.ones((nest.depth + 1, nest.count))
     run = total
     whole: Flags | None = None
-    for size, extent in zip(reversed(regions), reversed(shape), strict=True):
+    inner: Floats | None = None
+    for size, extent, weight in zip(reversed(regions), reversed(shape), reversed(weights), strict=True):
+        if whole is not None and inner is not None:
+            whole = whole & (weight == inner)
+        inner = weight * extent
         total = total * size
         run = run * size if whole is None else np.where(whole, run * size, run)
         filled = size == extent
@@ -133,15 +154,13 @@ def _elements_and_runs(nest: Nest, regions: Sequence[Floats], shape: Sequence[Fl
     return total, run
 
 
-def _strides(nest: Nest, access: Access, shape: Sequence[Floats]) -> Floats:
+def _strides(nest: Nest, access: Access, weights: Sequence[Floats]) -> Floats:
     exact = all(linear.exact for linear in access.index)
     strides = np.zeros((nest.depth, nest.count))
-    weight = np.ones(nest.count)
-    for linear, extent in zip(reversed(access.index), reversed(shape), strict=True):
+    for linear, weight in zip(access.index, weights, strict=True):
         for key, coefficient in linear.terms.items():
             if key in nest.place:
                 strides[nest.place[key]] += coefficient * weight
-        weight = weight * extent
     strides = np.abs(strides)
     return strides if exact else np.maximum(strides, 1.0)
 

@@ -16,7 +16,7 @@ from compiler.ir.stmt import Allocate, For, If, Invoke, Let, LoopFunction, LoopK
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.bounds import infer_stage_bounds, inline_body
 from compiler.schedule.linear import Linear, LoopKey
-from compiler.schedule.relations import axis_exprs, overrunning, padded_strides
+from compiler.schedule.relations import axis_exprs, buffer_strides, overrunning
 from compiler.schedule.state import (
     ANNOTATION_TEXT,
     Annotation,
@@ -97,11 +97,10 @@ class _Builder:
 
     def _allocated(self, stage_id: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a stage's buffer; one with padding between its rows is a flat one with strides of its own."""
-        stage = self.state.stages[stage_id]
-        if stage.alignment is None or not isinstance(stage.op, ComputeOp):
+        padded = buffer_strides(self.state.stages[stage_id], shape)
+        if padded is None:
             return shape
-        dim = [axis.name for axis in stage.op.axes].index(stage.alignment.axis)
-        strides = padded_strides(shape, dim, stage.alignment.factor, stage.alignment.offset)
+        strides = tuple(map(_fixed, padded))
         self.strides[stage_id] = strides
         return (shape[0] * strides[0],)
 

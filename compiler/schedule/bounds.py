@@ -19,7 +19,7 @@ from compiler.ir.expr import Expr
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.counts import OpCounts, count_operations
 from compiler.schedule.linear import Linear, LoopKey, linearize
-from compiler.schedule.relations import loop_sizes, part_stride
+from compiler.schedule.relations import buffer_strides, loop_sizes, part_stride
 from compiler.schedule.state import (
     Annotation,
     Attached,
@@ -51,14 +51,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """A read or write of one element: `shape` is that of the buffer as it is allocated, `index` has one form a
-    dimension.
+    """A read or write of one element: `shape` is that of the buffer, `index` has one form a dimension, `strides` are in
+    elements (None: row-major without padding).
     """
 
     tensor: Tensor
     shape: tuple[Number, ...]
     index: tuple[Linear, ...]
     is_write: bool
+    strides: tuple[Number, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,7 +200,9 @@ def _nest(
             index = tuple(linearize(item, leaves, extents) for item in node.indices)
             reads.append(_read_access(state, bounds, node.tensor, index))
     place = tuple(found.local[axis] if isinstance(stage.location, Attached) else leaves[axis] for axis in op.axes)
-    writes = [Access(tensor, found.region.extents, place, True) for tensor in state.dag.nodes[stage_id].tensors]
+    shape = found.region.extents
+    strides = buffer_strides(stage, shape)
+    writes = [Access(tensor, shape, place, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
     counts = count_operations(source, body.combiner if isinstance(body, Reduce) else None)
     attached = isinstance(stage.location, Attached)
     loops = (*found.outer, *found.own)
@@ -213,9 +216,10 @@ def _read_access(state: State, bounds: Mapping[int, StageBounds], tensor: Tensor
     if producer in bounds and isinstance(state.stages[producer].location, Attached):
         region = bounds[producer].region
         index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
-        return Access(tensor, region.extents, index, False)
+        return Access(tensor, region.extents, index, False, buffer_strides(state.stages[producer], region.extents))
     stage = state.stages[producer]
-    return Access(tensor, stage.shape if stage.is_compute else tensor.shape, index, False)
+    shape = stage.shape if stage.is_compute else tensor.shape
+    return Access(tensor, shape, index, False, buffer_strides(stage, shape))
 
 
 def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from compiler.ir.expr import Expr, const
-from compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation
+from compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation, Stage
+from compiler.te.tensor import ComputeOp
 
 
 def ceil_div(value: Number, divisor: Number) -> Number:
@@ -95,15 +96,23 @@ def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iter
                 yield relation.parent, sizes[relation.parent]
 
 
-def padded_strides(shape: Sequence[int], axis: int, factor: int, offset: int) -> tuple[int, ...]:
+def buffer_strides(stage: Stage, shape: Sequence[Number]) -> tuple[Number, ...] | None:
+    """Strides, in elements, of a stage's buffer of `shape`; None: row-major without padding."""
+    if stage.alignment is None or not isinstance(stage.op, ComputeOp):
+        return None
+    axis = [axis.name for axis in stage.op.axes].index(stage.alignment.axis)
+    return padded_strides(shape, axis, stage.alignment.factor, stage.alignment.offset)
+
+
+def padded_strides(shape: Sequence[Number], axis: int, factor: int, offset: int) -> tuple[Number, ...]:
     """Row-major strides of `shape`, that of dimension `axis` padded to `offset` more than a multiple of `factor`."""
-    strides: list[int] = []
-    stride = 1
+    strides: list[Number] = []
+    stride: Number = 1
     for dim in range(len(shape) - 1, -1, -1):
         if dim == axis:
-            stride += (offset - stride) % factor
+            stride = stride + (offset - stride) % factor
         strides.append(stride)
-        stride *= shape[dim]
+        stride = stride * shape[dim]
     return tuple(reversed(strides))
 
 

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compiler import te
 from compiler.features import FEATURE_NAMES, extract
 from compiler.features.table import FLAG_NAMES
-from compiler.schedule.bounds import StageNest
+from compiler.schedule.bounds import StageNest, statement_nests
 from compiler.schedule.choices import LoopChoices
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import replay
+from compiler.schedule.steps import ComputeAt, Step, StorageAlign
 from tests.unit.features.programs import HARDWARE, choices, copy_chain, small_tile, tiled_matmul
 
 
@@ -104,6 +108,26 @@ def test_serial_reuse_between_statements_that_share_loops() -> None:
     assert written["alloc_size"] == approx(4)
     assert written["alloc_outer_prod"] == approx(64 * 32)
     assert written["alloc_recompute"] == approx(1)
+
+
+def test_padding_between_rows_is_part_of_strides_and_sizes() -> None:
+    x = te.placeholder((64, 32), name="x")
+    a = te.compute((64, 32), lambda i, j: x[i, j] + 1.0, "a")
+    dag = ComputeDAG([x, te.compute((32, 64), lambda j, i: a[i, j] * 2.0, "turned")])
+
+    def found(*steps: Step) -> tuple[dict[str, float], dict[str, float]]:
+        nests = statement_nests(replay(dag, steps))
+        return values(nests, choices(), row=0), values(nests, choices(), row=1)
+
+    (plain, plain_reader), (padded, reader) = found(), found(StorageAlign(1, 0, 32, 5))
+    assert (plain_reader["B1.stride"], reader["B1.stride"]) == (approx(32), approx(37))
+    assert plain["B0.unique_lines"] == approx(64 * 32 * 4 / 64)
+    # A row of 32 elements is two lines: none runs on into the next.
+    assert padded["B0.unique_lines"] == approx(64 * 2)
+    assert padded["B0.unique_bytes"] == plain["B0.unique_bytes"]
+    inside = (ComputeAt(1, 2, 0), StorageAlign(1, 1, 4, 3))
+    assert found(inside[0])[0]["alloc_size"] == approx(64 * 4)
+    assert found(*inside)[0]["alloc_size"] == approx(64 * 3 * 4)
 
 
 def test_register_tile_with_remainder() -> None:
