@@ -159,9 +159,9 @@ def convolution(width: int, channels: int, *, inner: str = "ry rx rc x c", unrol
     return schedule
 
 
-def small_image_convolution(width: int, channels: int, depth: int, *, inner: str = "rc.0 ry rx y rc.1 x c") -> Schedule:
+def small_image_convolution(width: int, channels: int, depth: int) -> Schedule:
     """For few pixels and many channels, where weights are the larger part: all the image goes past the weights of one
-    tap and `depth` input channels, which lie in the first-level cache by then; sums wait in a local buffer.
+    row of taps and `depth` input channels, which are in the nearest cache by then; sums wait in a local buffer.
     """
 
     def schedule(state: State) -> State:
@@ -171,7 +171,7 @@ def small_image_convolution(width: int, channels: int, depth: int, *, inner: str
             tiles={"x": (width,), "c": (channels,)},
             order="n c.0 x.0 y x.1 c.1",
             at="x.0",
-            inner=inner,
+            inner="rc.0 ry y rx rc.1 x c",
             depth={"rc": (depth,)},
             threads_over=3,
         )

@@ -55,11 +55,11 @@ _RESNET = dict(
         _square(14, 512, 1024, 1, convolution(14, 32), stride=2),
         _square(14, 1024, 256, 1, convolution(14, 32)),
         _square(14, 1024, 512, 1, convolution(14, 32)),
-        _square(7, 512, 512, 3, small_image_convolution(7, 64, 128), stride=2),
-        _square(7, 512, 512, 3, small_image_convolution(7, 64, 128)),
-        _square(7, 512, 2048, 1, small_image_convolution(7, 64, 128)),
-        _square(7, 1024, 2048, 1, small_image_convolution(7, 64, 128), stride=2),
-        _square(7, 2048, 512, 1, small_image_convolution(7, 64, 128)),
+        _square(7, 512, 512, 3, small_image_convolution(7, 32, 128), stride=2),
+        _square(7, 512, 512, 3, small_image_convolution(7, 32, 64)),
+        _square(7, 512, 2048, 1, small_image_convolution(7, 32, 256)),
+        _square(7, 1024, 2048, 1, small_image_convolution(7, 32, 256), stride=2),
+        _square(7, 2048, 512, 1, small_image_convolution(7, 32, 256)),
     )
 )
 
@@ -88,7 +88,9 @@ _MOBILENET = dict(
 )
 
 _OTHERS = {
-    "conv3x3_g32_14x14_512_512": Case(Convolution((14, 14), (512, 512), 3, groups=32), convolution(14, 16)),
+    "conv3x3_g32_14x14_512_512": Case(
+        Convolution((14, 14), (512, 512), 3, groups=32), convolution(14, 16, inner="ry rc rx x c", unroll=64)
+    ),
     "conv3x3_g32_7x7_1024_1024": Case(Convolution((7, 7), (1024, 1024), 3, groups=32), convolution(7, 32)),
     "conv3x3_d2_28x28_256_256": Case(Convolution((28, 28), (256, 256), 3, dilation=2), convolution(14, 32)),
     "conv_transpose4x4_s2_16x16_512_256": Case(
