@@ -103,7 +103,7 @@ _OTHERS = {
     "conv3d_3x3x3_4x14x14_256_256": Case(Convolution((4, 14, 14), (256, 256), 3), convolution(14, 32)),
     "conv3x3_bias_relu_56x56_64_64": Case(Convolution((56, 56), (64, 64), 3, epilogue=True), convolution(14, 32)),
     "conv3x3_bias_relu_14x14_256_256": Case(Convolution((14, 14), (256, 256), 3, epilogue=True), convolution(14, 32)),
-    "softmax_1536x128": Case(Softmax((1536, 128)), rows(1), True),
+    "softmax_1536x128": Case(Softmax((1536, 128)), rows(2), True),
     "softmax_6144x512": Case(Softmax((6144, 512)), rows(1), True),
     "softmax_16384x1024": Case(Softmax((16384, 1024)), rows(1), True),
     "layer_norm_128x768": Case(LayerNorm((128, 768)), rows(1), True),

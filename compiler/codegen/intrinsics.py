@@ -34,9 +34,9 @@ _EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
 """Functions that half-width floats need no wider type for."""
 
 
-def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str) -> Value:
+def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, scales: bool = False) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
-    the result is a bool); `emit` appends an instruction.
+    the result is a bool); `emit` appends an instruction. `scales`: see `vector_math.exp`.
 
     Raises: LoweringError for a function that is not known for the type.
     """
@@ -48,7 +48,9 @@ def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str) -
         return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
     if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
         wide = [cast(emit, arg, "float32") for arg in args]
-        return cast(emit, call_instruction(emit, name, wide, "float32"), dtype)
+        return cast(emit, call_instruction(emit, name, wide, "float32", scales), dtype)
+    if dtype == "float32" and name == "exp" and scales and name in FLOAT32:
+        return exp(emit, first, scales)
     if dtype == "float32" and name in FLOAT32:
         return FLOAT32[name](emit, *args)
     if name in _INTRINSICS:
@@ -56,7 +58,7 @@ def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str) -
     if name == "rsqrt":
         return _reciprocal_root(emit, first)
     if name == "sigmoid":
-        return _sigmoid(emit, first)
+        return _sigmoid(emit, first, scales)
     if dtype in _LIBRARY.get(name, {}):
         return _library_call(emit, _LIBRARY[name][dtype], first)
     raise LoweringError(f"no code for the function {name} on {dtype}")
@@ -81,11 +83,11 @@ def _reciprocal_root(emit: Emit, x: Value) -> Value:
     return write.div(write.number(1.0), write.call("sqrt", x))
 
 
-def _sigmoid(emit: Emit, x: Value) -> Value:
+def _sigmoid(emit: Emit, x: Value, scales: bool) -> Value:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), which does not overflow."""
     write = LaneWriter(emit, x.lanes, x.dtype)
     one = write.number(1.0)
-    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype)
+    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, scales)
     above = write.choose(write.test("olt", x, write.number(0.0)), decay, one)
     return write.div(above, write.add(one, decay))
 

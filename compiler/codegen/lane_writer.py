@@ -61,6 +61,12 @@ class LaneWriter:
         """`factor * other + addend`, rounded once."""
         return self.call("fma", factor, other, addend)
 
+    def scaled(self, value: Value, power: Value) -> Value:
+        """`value` times two to an integer power, rounded once."""
+        kind = llvm_type(value.dtype, self.lanes)
+        suffix = f"{intrinsic_suffix(value.dtype, self.lanes)}.{intrinsic_suffix(power.dtype, self.lanes)}"
+        return self.emit(f"call {kind} @llvm.ldexp.{suffix}({value.typed}, {power.typed})", self.lanes, value.dtype)
+
     def polynomial(self, variable: Value, coefficients: tuple[float, ...]) -> Value:
         """The sum of `coefficients[k] * variable**k`, by Horner's rule."""
         result = self.number(coefficients[-1])

@@ -74,11 +74,15 @@ _ERFC_ROOT = (
 """The eighth root of 1 - erf(1 + t) for 0 <= t <= 3, to 2**-25 of erf."""
 
 
-def exp(emit: Emit, x: Value) -> Value:
-    """2**n * exp(r) with x = n ln 2 + r; the power comes in two factors, so that subnormal results round once."""
+def exp(emit: Emit, x: Value, scales: bool = False) -> Value:
+    """2**n * exp(r) with x = n ln 2 + r. `scales` says that the target multiplies by a power of two in one instruction;
+    otherwise the power comes in two factors, so that subnormal results round once.
+    """
     write = LaneWriter(emit, x.lanes)
     shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW))
     power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))
+    if scales:
+        return write.scaled(write.add(grown, write.number(1.0)), power)
     half = write.binary("ashr", power, write.whole(1))
     rest = write.binary("sub", power, half)
     scaled = write.mul(write.add(grown, write.number(1.0)), _power_of_two(write, half))

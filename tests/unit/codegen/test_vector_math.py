@@ -13,7 +13,7 @@ from compiler.codegen.cpu import compile_module
 from compiler.codegen.intrinsics import call_instruction
 from compiler.codegen.types import llvm_type
 from compiler.codegen.values import Value
-from compiler.driver.build import build_kernel
+from compiler.driver.build import build_kernel, kernel_source
 from compiler.runtime.buffers import FencedArray
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
@@ -33,11 +33,11 @@ MOST_ULP = 4.0
 OVERFLOW = 2.0**128
 
 
-def compiled(name: str, dtype: str, count: int, steps: tuple[Step, ...] = VECTOR) -> Function:
-    """The te function `name` over `count` numbers, as a kernel."""
+def compiled(name: str, dtype: str, count: int, steps: tuple[Step, ...] = VECTOR, width: int = 64) -> Function:
+    """The te function `name` over `count` numbers, as a kernel for registers of `width` bytes."""
     x = te.placeholder((count,), dtype, "x")
     y = te.compute((count,), lambda i: getattr(te, name)(x[i]), "y")
-    task = SearchTask("t", ComputeDAG([x, y]), Target.host(), HardwareParams(1))
+    task = SearchTask("t", ComputeDAG([x, y]), Target.host(), HardwareParams(1, width))
     kernel = load_kernels([build_kernel(task, steps, "kernel")])["kernel"]
     fences = [FencedArray((count,), dtype), FencedArray((count,), y.dtype)]
     call = kernel.bind([fence.array for fence in fences], 1)
@@ -202,3 +202,21 @@ def test_bfloat16_becomes_valid_code(name: str, lanes: int) -> None:
     kind = llvm_type("bfloat16", lanes)
     function = [f"define {kind} @f({kind} %x) {{", *lines, f"  ret {result.typed}", "}"]
     assert compile_module("\n".join(function), Target.host())
+
+
+@pytest.mark.parametrize("name", ["exp", "sigmoid"])
+def test_scaling_by_one_instruction_or_two_factors_gives_the_same_bits(name: str) -> None:
+    values = np.concatenate([np.linspace(-110, 95, 4000), [np.inf, -np.inf, np.nan, 0.0]]).astype(np.float32)
+    one, two = (compiled(name, "float32", values.size, width=width)(values) for width in (64, 32))
+    np.testing.assert_array_equal(one.view(np.uint32), two.view(np.uint32))
+
+
+def test_only_wide_registers_scale_by_one_instruction() -> None:
+    x = te.placeholder((64,), name="x")
+    dag = ComputeDAG([x, te.compute((64,), lambda i: te.exp(x[i]), "y")])
+    wide, narrow = (
+        kernel_source(SearchTask("t", dag, Target(cpu=cpu), HardwareParams(1, width)), VECTOR, "asm")
+        for cpu, width in (("znver5", 64), ("haswell", 32))
+    )
+    assert "vscalefps" in wide
+    assert "ldexp" not in narrow
