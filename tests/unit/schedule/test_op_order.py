@@ -1,8 +1,43 @@
 """Stage orders: those of known computations, and which of several outputs comes first."""
 
+import pytest
+
 from compiler import te
 from compiler.schedule.dag import ComputeDAG
 from compiler.te.tensor import Tensor
+from tests.unit.search.workloads import (
+    conv_bn_relu,
+    double_matmul,
+    max_pool,
+    min_nm,
+    softmax,
+    winograd_nhwc,
+    zero_rank_reduce,
+)
+
+ORDERS = {
+    "conv_bn_relu": "Data pad Kernel conv Bias Bias_add Scale Bn_mul Offset Bn_add relu",
+    "winograd": "inputs data_pad input_tile B data_pack weight bgemm A inverse conv2d_winograd",
+    "max_pool": "data pool",
+    "min_nm": "A B",
+    "softmax": "A max exp sum div",
+    "zero_rank_reduce": "A B",
+    "double_matmul": "A B D C E",
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_of_the_search_workloads(name: str) -> None:
+    dags = {
+        "conv_bn_relu": conv_bn_relu(1, 14, 16, 16, 3, 1, 1),
+        "winograd": winograd_nhwc(1, 8, 16, 16, 1),
+        "max_pool": max_pool(14, 16),
+        "min_nm": min_nm(10, 64),
+        "softmax": softmax(1, 64),
+        "zero_rank_reduce": zero_rank_reduce(16),
+        "double_matmul": double_matmul(16),
+    }
+    assert " ".join(op.name for op in dags[name].ops) == ORDERS[name]
 
 
 def names(*tensors: Tensor) -> list[str]:
