@@ -1,0 +1,44 @@
+"""Whatever the search proposes for random computations computes the definition: on a processor, and on a GPU whose
+threads run in turn.
+"""
+
+import numpy as np
+import pytest
+
+from compiler.cost_model import RandomModel
+from compiler.schedule.dag import ComputeDAG
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from tests.property.checks import checked
+from tests.property.computations import random_computation
+from tests.property.programs import inputs_of, random_program
+from tests.unit.search.test_gpu_programs import one_after_the_other
+from tests.unit.search.workloads import gpu_task_of, task_of
+
+OPTIONS = SearchOptions(population=64, generations=1)
+
+
+def searched(dag: ComputeDAG, rng: np.random.Generator, seed: int) -> None:
+    """Check a few candidates for both kinds of machine."""
+    values = inputs_of(dag, rng)
+    for gpu, task in ((False, task_of("random", dag)), (True, gpu_task_of("random", dag))):
+        candidates = SketchPolicy(task, RandomModel(0), OPTIONS, seed).ask(3, 0)
+        assert candidates
+        for one in candidates:
+            checked(dag, one_after_the_other(one.steps) if gpu else one.steps, values, 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_proposals_for_random_computations_are_right(seed: int) -> None:
+    for make in (random_program, random_computation):
+        rng = np.random.default_rng(seed)
+        searched(make(rng), rng, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(20))
+def test_proposals_for_many_random_computations_are_right(batch: int) -> None:
+    for seed in range(100 + 10 * batch, 110 + 10 * batch):
+        for make in (random_program, random_computation):
+            rng = np.random.default_rng(seed)
+            searched(make(rng), rng, seed)
