@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
     """Tune one network and time it beside its peers."""
     network = extract_network(name, str(Target.host()), threads)
-    with open_workers(threads) as workers:
+    with open_workers(threads, network.constant_bytes) as workers:
         tuned = tune(network, workers, run.seconds)
     comparison = compare(network, tuned)
     work = sum(task.flop_count * weight for task, weight in zip(network.tasks, network.weights, strict=True))

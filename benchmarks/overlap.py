@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.harness import Figure, Run, parse
-from benchmarks.operators import operator_network
+from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import BATCH
 from compiler.cost_model.random import RandomModel
 from compiler.measure.measurer import LocalMeasurer

@@ -12,10 +12,10 @@ from itertools import pairwise
 from compiler import config
 from compiler.driver.budget import Budget
 from compiler.driver.extract import ExtractedNetwork
+from compiler.driver.measuring import network_options
 from compiler.driver.tuning import Origin, Tuning, begin
 from compiler.driver.winners import Winner, choose_winner
 from compiler.measure.measurer import LocalMeasurer
-from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.search.task_scheduler import SchedulerOptions
 from storage.files import new_id
@@ -68,15 +68,17 @@ class Tuned:
 
 
 @contextmanager
-def open_workers(threads: int) -> Iterator[Workers]:
-    """Build processes on all cores and one that times programs on `threads` threads."""
-    with LocalMeasurer.with_options(MeasureOptions(threads=threads)) as measurer:
+def open_workers(threads: int, constant_bytes: int = 0) -> Iterator[Workers]:
+    """Build processes on all cores and one that times programs on `threads` threads, as those of a network with so many
+    bytes of weights.
+    """
+    with LocalMeasurer.with_options(network_options(threads, constant_bytes)) as measurer:
         yield Workers(measurer)
 
 
 def begin_tuning(network: ExtractedNetwork, seed: int = 0) -> Tuning:
     """A run of the network's tasks before its first round."""
-    options = MeasureOptions(threads=network.threads).to_json()
+    options = network_options(network.threads, network.constant_bytes).to_json()
     device, target = config.device_name(), str(network.target)
     origin = Origin("benchmark", network.name, target, device, network.threads, seed, options)
     return begin(network.tasks, network.weights, origin)

@@ -8,6 +8,7 @@ picks the event from the record and draws it (see `flows.live`).
 
 import logging
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -20,6 +21,9 @@ from compiler.measure.record import MeasureRecord, MeasureStatus
 
 EVENT = "retune_event"
 """The attribute of a log record that holds its event."""
+
+BUSY = 0.05
+"""From this share on, timings are rough enough to say so."""
 
 LOGGER = "prefect.flow_runs"
 """The logger that Prefect gives to flow runs; a view listens here."""
@@ -68,7 +72,8 @@ class RoundStarted:
 @dataclass(frozen=True, slots=True)
 class RoundDone:
     """A round is stored and learned. `latency` is the estimated network latency, of the tasks with a time, all of
-    them if `is_complete`, and `seconds_left` the time left, both in seconds.
+    them if `is_complete`, and `seconds_left` the time left, both in seconds. `contention` is the share of its timings
+    that other processes took, typical for the round.
     """
 
     index: int
@@ -81,6 +86,7 @@ class RoundDone:
     latency: float
     is_complete: bool
     seconds_left: float | None
+    contention: float = 0.0
 
     @classmethod
     def of(cls, tuning: Tuning, index: int, records: Sequence[MeasureRecord], budget: Budget) -> Self:
@@ -96,14 +102,16 @@ class RoundDone:
             tuning.latency_so_far,
             math.isfinite(tuning.latency),
             budget.seconds_left(tuning.trials, tuning.elapsed),
+            statistics.median([record.contention or 0.0 for record in records if record.costs] or [0.0]),
         )
 
     def __str__(self) -> str:
         limit = "" if self.trials_limit is None else f"/{self.trials_limit}"
         failed = f" ({self.failed} failed)" if self.failed else ""
+        busy = f"; other processes took {self.contention:.0%} of its timings" if self.contention > BUSY else ""
         return (
             f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, "
-            f"best {self.row.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"
+            f"best {self.row.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}{busy}"
         )
 
     @property

@@ -6,6 +6,8 @@ Always: names only; the work is done below.
 from compiler.auto_scheduler.compute_dag import ComputeDAG
 from compiler.auto_scheduler.loop_state import State
 from compiler.auto_scheduler.search_task import SearchTask
+from compiler.measure.builder import LocalBuilder
+from compiler.measure.runner import LocalRunner
 from compiler.measure.task_inputs import register_task_input_check_func
 from compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
 from compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
@@ -25,6 +27,8 @@ __all__ = [
     "ComputeDAG",
     "HardwareParams",
     "LayoutRewriteOption",
+    "LocalBuilder",
+    "LocalRunner",
     "SearchTask",
     "State",
     "Target",

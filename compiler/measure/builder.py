@@ -41,6 +41,7 @@ class LocalBuilder:
         self.n_parallel = len(usable_processors()) if n_parallel is None else n_parallel
         if not isinstance(self.n_parallel, int) or self.n_parallel < 1 or not timeout > 0:
             raise OptionError(f"a builder needs at least one process and some time, not {n_parallel} and {timeout} s")
+        self.lane = tuple(lane)
         self.timeout_s = timeout
         self.build_func = _DEFAULT if build_func == "default" else build_func
         self._steady = min(self.n_parallel, len(others))
@@ -49,10 +50,9 @@ class LocalBuilder:
         guests = [WorkerProcess(maximum_uses=_USES_PER_WORKER) for _ in range(self.n_parallel - self._steady)]
         self._pool = WorkerPool([*bound, *guests], self._steady)
 
-    @property
-    def builds_beside_timing(self) -> bool:
-        """Whether some process may build while a program is timed on the lane."""
-        return self._steady > 0
+    def leaves_alone(self, processors: Sequence[int]) -> bool:
+        """Whether some processes build while programs are timed on `processors`, and none of them on these."""
+        return bool(processors) and self._steady > 0 and set(processors) <= set(self.lane)
 
     def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
         """Build every candidate (the steps of one program each).

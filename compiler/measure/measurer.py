@@ -56,7 +56,7 @@ class LocalMeasurer:
     ) -> list[Measurement]:
         """Build all candidates and run them one after the other. Raises: MeasureError, see `Measurer`."""
         best = math.inf if best_seconds is None else best_seconds
-        overlaps = self.runner.options.overlap and self.builder.builds_beside_timing
+        overlaps = self.runner.options.overlap and self.builder.leaves_alone(self.runner.processors)
         group = _GROUP if overlaps else len(candidates)
         found: dict[int, Measurement] = {}
         with self.builder.start(task, candidates) as work:

@@ -23,6 +23,11 @@ def test_the_line_of_a_round_says_all_that_matters() -> None:
         assert word in line
 
 
+def test_a_busy_machine_is_mentioned() -> None:
+    assert "other processes took 30% of its timings" in str(replace(DONE, contention=0.3))
+    assert "other processes" not in str(replace(DONE, contention=0.01))
+
+
 def test_a_latency_that_lacks_tasks_is_a_lower_bound() -> None:
     assert "network > 40.000 ms" in str(replace(DONE, is_complete=False))
 

@@ -1,5 +1,6 @@
 """Building in worker processes, with the code generator replaced by kernels of known behaviour."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,22 @@ def test_a_worker_that_wears_out_loses_no_candidate(monkeypatch: pytest.MonkeyPa
         for _ in range(3):
             results = builder.build(task(), [steps("good"), steps("nothing")])
             assert [result.status for result in results] == [MeasureStatus.OK] * 2
+
+
+def test_what_is_timed_elsewhere_is_left_alone() -> None:
+    first, *others = sorted(os.sched_getaffinity(0))
+    with LocalBuilder(build_func=BUILD, lane=[first]) as builder:
+        assert builder.leaves_alone([first]) == bool(others)
+        assert not builder.leaves_alone([])
+        assert not builder.leaves_alone([first, *others, 10_000])
+    assert not LocalBuilder(n_parallel=2).leaves_alone([first])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a processor beside that of the lane")
+def test_processes_that_build_at_any_time_keep_off_the_lane() -> None:
+    first, *others = sorted(os.sched_getaffinity(0))
+    with LocalBuilder(n_parallel=1, build_func=BUILD, lane=[first]) as builder:
+        builder.build(task(), [steps("good")])
+        (worker,) = builder._pool._workers
+        assert worker.pid is not None
+        assert os.sched_getaffinity(worker.pid) == set(others)

@@ -93,3 +93,20 @@ def test_options_survive_their_text() -> None:
 def test_senseless_options_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(OptionError, match=next(iter(change))):
         MeasureOptions(**change)  # type: ignore[arg-type]
+
+
+def test_programs_that_are_built_beside_the_timing_keep_their_places() -> None:
+    """Small groups are timed as they come, in whatever order they were built."""
+    options = MeasureOptions(repeat=1, min_repeat_ms=0.2)
+    build_func = "tests.ir_kernels:build"
+    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.ir_kernels:reference")
+    with LocalMeasurer(LocalBuilder(build_func=build_func, lane=runner.processors), runner) as measurer:
+        names = ["good", "lowering-error", "wrong", "good", "schedule-error"] * 4
+        results = measurer.measure(task(), [steps(name) for name in names])
+    ok, refused, wrong, invalid = (
+        MeasureStatus.OK,
+        MeasureStatus.COMPILE_HOST,
+        MeasureStatus.WRONG_ANSWER,
+        MeasureStatus.INSTANTIATION,
+    )
+    assert [result.status for result in results] == [ok, refused, wrong, ok, invalid] * 4
