@@ -7,12 +7,17 @@ import pytest
 
 from compiler import te
 from compiler.codegen.dot_instructions import dot_instructions
+from compiler.cost_model import RandomModel
 from compiler.errors import LoweringError
+from compiler.ir.dot import is_possible
 from compiler.ir.expr import Expr, is_float
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, State
 from compiler.schedule.steps import Annotate, CacheRead, Reorder, Split, Step
-from compiler.target import Target
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from compiler.target import HardwareParams, Target
 from compiler.te.tensor import Axis, Tensor
 from tests.property.checks import checked, explained
 from tests.property.programs import random_steps
@@ -145,6 +150,23 @@ def one(seed: int) -> frozenset[str]:
 def test_narrow_products_compute_the_definition(batch: int) -> None:
     facts = [one(seed) for seed in range(20 * batch, 20 * batch + 20)]
     assert any("dot products" in fact for fact in facts) == bool(dot_instructions(Target.host()))
+
+
+@pytest.mark.parametrize("types", [FACTORS[0], FACTORS[2], FACTORS[4]])
+def test_what_the_search_proposes_computes_the_definition(types: tuple[str, str, str]) -> None:
+    x, w = te.placeholder((1, 10, 10, 16), types[0], "x"), te.placeholder((3, 3, 16, 32), types[1], "w")
+    axes = [te.reduce_axis(3, "kh"), te.reduce_axis(3, "kw"), te.reduce_axis(16, "ci")]
+
+    def body(n: Expr, y: Expr, z: Expr, f: Expr) -> Expr:
+        return te.sum(_product(types[2], x[n, y + axes[0], z + axes[1], axes[2]], w[(*axes, f)]), axes)
+
+    dag = ComputeDAG([x, w, te.compute((1, 8, 8, 32), body, "conv", {"layout_free_placeholders": (w,)})])
+    task = SearchTask("conv", dag, Target.host(), HardwareParams(1))
+    policy = SketchPolicy(task, RandomModel(0), SearchOptions(population=64, generations=1), seed=1)
+    values = inputs_of(dag, np.random.default_rng(0))
+    facts = [checked(dag, one.steps, values, 1, [tolerance(dag, types[2])]) for one in policy.ask(8, 0)]
+    there = is_possible(dot_instructions(Target.host()), types[0], types[1])
+    assert any("dot products" in fact for fact in facts) == there
 
 
 @pytest.mark.slow

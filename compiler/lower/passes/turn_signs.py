@@ -75,16 +75,19 @@ class TurnSigns:
         return replace(stmt, body=Allocate(extra, block(begin, start, _nest(reductions, both), finish)))
 
     def _turned(self, dot: Dot, spatial: Sequence[For], dtype: str) -> tuple[Expr, Expr, tuple[For, ...]] | None:
-        """The factor to turn, the other one, and the tile's loops that the other moves with: the fewest vectors, at
-        most half of the tile's.
+        """The factor to turn, the other one, and the tile's loops that the other moves with, the lanes among
+        them: the fewest vectors, at most half of the tile's.
         """
         best = None
+        lanes = {loop for loop in spatial if loop.kind is LoopKind.VECTOR}
         least = self._vectors(spatial, dtype) // 2
         for turned, other in ((dot.lhs, dot.rhs), (dot.rhs, dot.lhs)):
             used = {node for node in walk(other) if isinstance(node, Var)}
             shared = tuple(loop for loop in spatial if loop.var in used)
             sign = OTHER_SIGN.get(turned.dtype, turned.dtype)
-            if in_order(self.native, sign, other.dtype) is not None and self._vectors(shared, dtype) <= least:
+            if in_order(self.native, sign, other.dtype) is None or not lanes <= set(shared):
+                continue
+            if self._vectors(shared, dtype) <= least:
                 least = self._vectors(shared, dtype)
                 best = (turned, other, shared)
         return best

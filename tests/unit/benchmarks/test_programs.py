@@ -9,7 +9,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import compile_time, harness, kernels, networks, operators, orchestration, peak, score, store
+from benchmarks import (
+    compile_time,
+    dot_products,
+    harness,
+    kernels,
+    networks,
+    operators,
+    orchestration,
+    peak,
+    score,
+    store,
+)
 from benchmarks import round as rounds
 from benchmarks.operator_networks import OPERATORS, operator_network
 from benchmarks.peak import measured_peak
@@ -104,6 +115,12 @@ def test_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--only", "14x14", "--seconds", "0.01", "--programs", "16"]
     lines = _lines(score.main, argv, tmp_path / "out.jsonl", capsys)
     assert all(line["unit"] == "1/s" for line in lines)
+
+
+def test_dot_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _lines(dot_products.main, ["--only", "conv", "--seconds", "0.01"], tmp_path / "out.jsonl", capsys)
+    assert {"conv3x3-56x56x64-float32", "conv3x3-56x56x64-s8s8"} <= {line["case"] for line in lines}
+    assert all(line["unit"] == "GOP/s" and line["ratio"] > 0 for line in lines)
 
 
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
