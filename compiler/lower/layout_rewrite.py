@@ -116,8 +116,10 @@ def rewrite_layout(
 ) -> tuple[ComputeDAG, tuple[Step, ...]]:
     """The graph and steps after the rewrite; those given when nothing is to be rewritten.
 
-    REWRITE_FOR_PRE_TRANSFORMED changes the shape of the inputs. INSERT_TRANSFORM_STAGE adds a stage before the reader,
-    and steps that run it in parallel.
+    REWRITE_FOR_PRE_TRANSFORMED changes the shape of the inputs. INSERT_TRANSFORM_STAGE adds a stage right behind the
+    input, and steps that run it in parallel. A `ComputeDAG` of the tensors of the graph numbers its stages alike, so
+    the steps fit that too; TVM's stage stands right before the reader, which is the same unless another input is read
+    later.
     Raises: ScheduleError, LoweringError when the steps do not fit.
     """
     steps = tuple(steps)
@@ -128,12 +130,10 @@ def rewrite_layout(
         for change in changes:
             dag = _with_new_input(dag, change)
         return dag, steps
-    # From behind, so that an insertion leaves the numbers of the others; those of one reader move with it.
-    done: list[int] = []
-    for change in sorted(changes, key=lambda each: -each.reader):
-        reader = change.reader + done.count(change.reader)
-        dag, steps = _with_transform(dag, steps, replace(change, reader=reader))
-        done.append(change.reader)
+    # From behind, so that an insertion leaves the numbers of the inputs that follow; their readers may have moved.
+    for place, change in enumerate(reversed(changes)):
+        before = sum(other.source < change.reader for other in changes[len(changes) - place :])
+        dag, steps = _with_transform(dag, steps, replace(change, reader=change.reader + before))
     return dag, steps
 
 
@@ -157,8 +157,9 @@ def _with_transform(dag: ComputeDAG, steps: Sequence[Step], change: Relayout) ->
     laid = Tensor(ComputeOp(name, axes, source[index_values(change.digits, axes, change.axes)], {}))
     nodes = list(dag.nodes)
     rebuilt = _rebuilt(dag, nodes, change, laid)
-    inserted = (*rebuilt.nodes[: change.reader], Node((laid,), laid.op), *rebuilt.nodes[change.reader :])
-    moved, place = _renumbered(steps, change.reader)
+    behind = change.source + 1
+    inserted = (*rebuilt.nodes[:behind], Node((laid,), laid.op), *rebuilt.nodes[behind:])
+    moved, place = _renumbered(steps, behind)
     together = 3 if len(axes) >= 5 else 2 if len(axes) >= 3 else 1
     fuse = (Fuse(place, tuple(range(together))),) if together > 1 else ()
     return rebuilt.with_nodes(inserted), (*moved, *fuse, Annotate(place, 0, int(Annotation.PARALLEL)))

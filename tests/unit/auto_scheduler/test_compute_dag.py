@@ -7,6 +7,7 @@ import pytest
 
 from compiler import te
 from compiler.auto_scheduler import ComputeDAG, LayoutRewriteOption, State
+from compiler.driver.build import build
 from compiler.errors import ScheduleError
 from compiler.schedule import state as immutable
 from compiler.schedule.state import Annotation
@@ -139,6 +140,24 @@ def test_c1_c8_c9_splits_through_the_state() -> None:
     assert fused.extent == 8
     s.reorder(z, [1, 0, 2, 3, 4, 5])
     assert s[z].iters[1] == fused
+
+
+def test_what_is_applied_can_be_built_of_its_arguments() -> None:
+    a, b, c = matmul(6, 32, 16)
+    dag = ComputeDAG([a, b, c])
+    s = dag.get_init_state()
+    outer, inner = s.split(c, "j", [8])
+    s.reorder(c, [outer, "k", "i", inner])
+    s.vectorize(c, inner)
+    rng = np.random.default_rng(0)
+    left, right = rng.random((6, 16), np.float32), rng.random((16, 32), np.float32)
+    relaid = np.ascontiguousarray(right.reshape(16, 4, 8).transpose(1, 0, 2))
+    for option in LayoutRewriteOption:
+        schedule, tensors = dag.apply_steps_from_state(s, option)
+        product = build(tensors, schedule.steps)
+        (result,) = product.outputs()
+        product(*product.prepared(left, relaid if option is PRE else right), result)
+        np.testing.assert_allclose(result, left @ right, rtol=1e-5)
 
 
 def test_the_program_applied_to_a_graph_is_that_of_the_steps() -> None:

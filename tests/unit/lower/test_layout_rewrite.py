@@ -249,8 +249,34 @@ def test_two_constants_of_one_reader() -> None:
     for option in (INSERT, PRE):
         changed, rewritten = rewrite_layout(dag, steps, option)
         assert len(replay(changed, rewritten).stages) == (6 if option is INSERT else 4)
+        again = ComputeDAG([*changed.inputs, *changed.outputs])
+        assert [op.name for op in again.ops] == [op.name for op in changed.ops]
         assert np.array_equal(run(changed, rewritten, NONE, packed if option is PRE else given), expected)
         assert np.array_equal(run(dag, steps, option, given), expected)
+
+
+def test_a_graph_of_the_tensors_numbers_its_stages_alike() -> None:
+    x, w, v = te.placeholder((8, 8), name="x"), te.placeholder((8, 8), name="w"), te.placeholder((8, 8), name="v")
+    k, q = te.reduce_axis(8, "k"), te.reduce_axis(8, "q")
+    first = te.compute((8, 8), lambda i, j: te.sum(w[k, j] * x[i, k], k), "first", {"layout_free_placeholders": (w,)})
+    second = te.compute(
+        (8, 8), lambda i, j: te.sum(v[q, j] * first[i, q], q), "second", {"layout_free_placeholders": (v,)}
+    )
+    dag = ComputeDAG([x, w, v, second])
+    assert [op.name for op in dag.ops] == ["v", "w", "x", "first", "second"]
+    state = State.initial(dag)
+    for stage, loop in (("first", "k"), ("second", "q")):
+        state, parts = s.split(state, stage, "j", [4])
+        state = s.reorder(state, stage, [parts[0], loop, "i", parts[1]])
+    changed, steps = rewrite_layout(dag, steps_of(state), INSERT)
+    names = ["v", TRANSFORM + "_", "w", TRANSFORM, "x", "first", "second"]
+    assert [op.name for op in changed.ops] == names
+    again = ComputeDAG([*changed.inputs, *changed.outputs])
+    assert [op.name for op in again.ops] == names
+    values = values_of(dag)
+    (expected,) = evaluate(dag.outputs, values)
+    given = [values[tensor] for tensor in dag.inputs]
+    assert np.array_equal(run(again, steps, NONE, given), expected)
 
 
 def test_what_is_not_rewritten() -> None:
