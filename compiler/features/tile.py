@@ -18,12 +18,13 @@ _SPARE_REGISTERS = 4
 
 def tile_columns(nest: Nest, touched: Sequence[Touch], hardware: HardwareParams) -> Columns:
     """Columns of the groups "tile" and "annotations"."""
-    lanes = max(1, hardware.vector_unit_bytes // size_of(nest.source.write.tensor.dtype))
+    widest = max(size_of(write.tensor.dtype) for write in nest.source.writes)
+    lanes = max(1, hardware.vector_unit_bytes // widest)
     length = product_where(nest.vector, nest.extents)
     vectorised: Flags = np.any(nest.vector, axis=0)
     vectors = np.where(vectorised, np.ceil(length / lanes), 1.0)
     rows = product_where(nest.tile & ~nest.vector, nest.extents)
-    accumulators = rows * vectors
+    accumulators = rows * vectors * len(nest.source.writes)
     registers = hardware.vector_registers - _SPARE_REGISTERS
     unrolled, straight_line = unrolled_flags(nest, accumulators)
     reduction = _innermost_reduction(nest)

@@ -10,7 +10,7 @@ import numpy as np
 from compiler.schedule.bounds import Loop, StageNest
 from compiler.schedule.state import Annotation, Number
 from compiler.search.genome import Mask
-from compiler.search.register_tile import Counts, itemsize
+from compiler.search.register_tile import Counts, itemsize, point_bytes
 from compiler.search.sketch_rules.facts import SHARED
 from compiler.target import HardwareParams
 
@@ -43,7 +43,7 @@ def _fits(kernel: Sequence[StageNest], hardware: HardwareParams, count: int) -> 
         own = nest.loops[len(nest.loops) - nest.own :]
         threads = np.maximum(threads, _product(own, Annotation.THREAD_X, count))
         if nest.attached:
-            size = np.full(count, itemsize(nest), dtype=np.int64)
+            size = np.full(count, point_bytes(nest), dtype=np.int64)
             for extent in nest.write.shape:
                 size = size * extent
             if nest.op.name.endswith(SHARED):

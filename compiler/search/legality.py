@@ -10,7 +10,7 @@ from compiler.schedule.bounds import StageNest
 from compiler.schedule.choices import LoopChoices
 from compiler.search.genome import Mask
 from compiler.search.options import SearchOptions
-from compiler.search.register_tile import itemsize, register_tile
+from compiler.search.register_tile import point_bytes, register_tile
 from compiler.target import HardwareParams
 
 _RESERVED = 8192
@@ -28,6 +28,6 @@ def legal(
             elements = np.ones(count)
             for extent in nest.write.shape:
                 elements = elements * extent
-            stack = stack + elements * itemsize(nest) * len(nest.writes)
+            stack = stack + elements * point_bytes(nest)
         good &= register_tile(nest, choices.vector.get(nest.stage, 0), hardware, count) <= options.max_register_vectors
     return np.asarray(good & (stack <= hardware.stack_bytes))

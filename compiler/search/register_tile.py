@@ -21,10 +21,11 @@ Counts = npt.NDArray[np.int64]
 def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Counts:
     """Accumulators (B,) of a statement: its spatial loops inside the innermost reduction, in vectors.
 
-    `vector` says whether the last spatial loop is a vector loop. 1 where no spatial loop is inside a reduction.
+    `vector` says whether the last spatial loop is a vector loop. One a result where no spatial loop is inside a
+    reduction.
     """
     lanes = max(1, hardware.vector_unit_bytes // itemsize(nest))
-    tile = np.ones(count, dtype=np.int64)
+    tile = np.full(count, len(nest.writes), dtype=np.int64)
     reduced = np.zeros(count, dtype=np.bool_)
     last = True
     for loop in reversed(_own(nest)):
@@ -36,7 +37,7 @@ def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, cou
         turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if lane_loop else extent
         tile = np.where(reduced, tile, tile * turns)
         last = last and not lane_loop
-    return np.where(reduced, tile, 1)
+    return np.where(reduced, tile, len(nest.writes))
 
 
 def settled_unroll(
@@ -73,6 +74,11 @@ def settled_unroll(
 def itemsize(nest: StageNest) -> int:
     """Bytes of an element of the statement's widest result."""
     return max(item_bytes(dtype) for dtype in nest.op.dtypes)
+
+
+def point_bytes(nest: StageNest) -> int:
+    """Bytes of one element of each of the statement's results."""
+    return sum(int(np.dtype(dtype).itemsize) for dtype in nest.op.dtypes)
 
 
 def _own(nest: StageNest) -> tuple[Loop, ...]:

@@ -78,6 +78,8 @@ class Reducer:
             raise DefinitionError(f"{self.name}: joining tuples of {len(dtypes)} values gives {len(items)}")
         results = []
         for place, (item, dtype) in enumerate(zip(items, dtypes, strict=True)):
+            if isinstance(item, float) and not ir.is_float(dtype) and not item.is_integer():
+                raise DefinitionError(f"{self.name}: {item} is no {dtype}")
             result = ir.as_expr(item, dtype)
             if result.dtype != dtype:
                 which = f" number {place}" if len(dtypes) > 1 else ""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from compiler import te
 from compiler.dtype import is_float
+from compiler.errors import DefinitionError
 from compiler.ir.expr import Expr
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Axis, Tensor
@@ -50,6 +51,45 @@ def _reduce(
         return combine(source[tuple(indices)], list(inner.values()))
 
     return te.compute(shape, body, name=name)
+
+
+def argmax(
+    source: Tensor, axis: int, keepdims: bool = False, index: str = "int64", name: str = "argmax"
+) -> tuple[Tensor, ...]:
+    """Where along `axis` the largest element is, as `index`, and that element: two tensors of the shape without the
+    axis, or with 1 in its place.
+
+    Of equal elements it is the first; a NaN counts as larger than any number. So it is in NumPy.
+    Raises: DefinitionError when there is no such axis, or the places along it are not all of type `index`.
+    """
+    return _place(source, axis, te.argmax, keepdims, index, name)
+
+
+def argmin(
+    source: Tensor, axis: int, keepdims: bool = False, index: str = "int64", name: str = "argmin"
+) -> tuple[Tensor, ...]:
+    """Where along `axis` the smallest element is, and that element; see `argmax`. A NaN counts as smaller than any
+    number.
+    """
+    return _place(source, axis, te.argmin, keepdims, index, name)
+
+
+def _place(source: Tensor, axis: int, reducer: te.Reducer, keepdims: bool, index: str, name: str) -> tuple[Tensor, ...]:
+    rank = len(source.shape)
+    if not -rank <= axis < rank:
+        raise DefinitionError(f"{name}: {source.name} has {rank} dimensions, so there is no axis {axis}")
+    axis %= rank
+    extent = source.shape[axis]
+    if extent - 1 > te.largest(index):
+        raise DefinitionError(f"{name}: {index} does not hold the {extent} places along axis {axis} of {source.name}")
+    along = te.reduce_axis(extent, f"r{axis}")
+    before, after = source.shape[:axis], source.shape[axis + 1 :]
+
+    def body(*outer: Expr) -> tuple[Expr, ...]:
+        point = (*outer[:axis], along, *outer[axis + keepdims :])
+        return reducer((te.cast(index, along), source[point]), axis=along)
+
+    return te.compute((*before, *((1,) if keepdims else ()), *after), body, name=name)
 
 
 def softmax(call: OpCall) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from compiler.errors import ArtifactError
 from compiler.executor.network import CompiledNetwork
+from compiler.runtime.artifact import ExternBuffer, ExternCall
 from tests.doubling_network import doubling_network
 from tests.ir_kernels import ELEMENTS
 
@@ -29,6 +31,15 @@ def test_round_trip(tmp_path: Path) -> None:
     assert list(found.constants) == [4]
     np.testing.assert_array_equal(found.constants[4], network.constants[4])
     assert [entry.name for entry in path.parent.iterdir()] == ["net.retune"]
+
+
+def test_the_functions_that_a_kernel_calls_are_kept(tmp_path: Path) -> None:
+    network = doubling_network()
+    args = (ExternBuffer((4, 2), "float32", False), ExternBuffer((), "int64", True), 3, 0.5, "text")
+    first = replace(network.kernels[0], calls=(ExternCall("k.call0", "tests.function", args),))
+    network = replace(network, kernels=(first, *network.kernels[1:]))
+    found = CompiledNetwork.load(network.save(tmp_path / "net.retune"))
+    assert found.kernels == network.kernels
 
 
 def test_saving_again_replaces_the_file(tmp_path: Path) -> None:

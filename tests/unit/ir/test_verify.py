@@ -4,7 +4,7 @@ import pytest
 
 from compiler.errors import LoweringError
 from compiler.ir.expr import Buffer, Load, Var, const
-from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.verify import verify
 
 X, Y = Buffer("x", (4,), "float32"), Buffer("y", (4,), "float32")
@@ -54,6 +54,9 @@ def test_a_sound_kernel_is_accepted(body: Stmt) -> None:
         (block(loop(Allocate(ACC, COPY)), Store(Y, (const(0),), Load(ACC, ()))), "is used where it does not exist"),
         (Allocate(X, loop(COPY)), "allocated but global"),
         (loop(If(I + 1, COPY)), "is a int64"),
+        (loop(Invoke("f", (X, Y, 1), frozenset({Y}))), "the function f is called inside a loop"),
+        (Invoke("f", (X, ACC), frozenset({ACC})), "acc .register. is used where it does not exist"),
+        (Invoke("f", (X, Y), frozenset({X})), "the input x is written"),
     ],
 )
 def test_a_broken_rule_is_named_with_the_pass(body: Stmt, rule: str) -> None:

@@ -31,6 +31,13 @@ def matmul(n: int, m: int, k: int) -> ComputeDAG:
     return ComputeDAG([a, b, c])
 
 
+def sum_and_peak(n: int, m: int) -> ComputeDAG:
+    """The sum of every row, and the largest element but no less than 0, in one reduction."""
+    both = te.comm_reducer(lambda x, y: (x[0] + y[0], te.maximum(x[1], y[1])), lambda *_: (0.0, 0.0), "both")
+    x, k = te.placeholder((n, m), name="x"), te.reduce_axis(m, "k")
+    return ComputeDAG([x, *te.compute((n,), lambda i: both((x[i, k], x[i, k]), axis=k), "t")])
+
+
 def loops(dag: ComputeDAG, *steps: Step) -> LoopFunction:
     """The loops of a schedule before any pass."""
     return build_loops(replay(dag, steps), "k")

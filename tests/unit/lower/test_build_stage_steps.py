@@ -9,7 +9,7 @@ from compiler.schedule.steps import (
     Split,
     StorageAlign,
 )
-from tests.unit.lower.small import golden, loops, matmul, window
+from tests.unit.lower.small import golden, loops, matmul, sum_and_peak, window
 
 # ruff: noqa: E501 - golden text is as wide as it is
 
@@ -108,5 +108,27 @@ def test_a_fused_split_follows_several_splits() -> None:
           for i.0.s2 in 2:
             for i.1.s2 in 4:
               b[((i.0.s2 * 4) + i.1.s2)] = (a[((i.0.s2 * 4) + i.1.s2)] + a[(((i.0.s2 * 4) + i.1.s2) + 2)])
+        """
+    )
+
+
+def test_a_reduction_of_several_values_reads_all_before_it_writes_one() -> None:
+    assert str(loops(sum_and_peak(8, 3))) == golden(
+        """
+        def k(x: float32[8, 3], t.v0: float32[8], t.v1: float32[8]):
+          for i.s1 in 8:
+            t.v0[i.s1] = 0.0
+            t.v1[i.s1] = 0.0
+            for k.s1 in 3:
+              register t.v0.new: float32[]
+              register t.v1.new: float32[]
+              register t.v0.old: float32[]
+              register t.v1.old: float32[]
+              t.v0.new[] = x[i.s1, k.s1]
+              t.v1.new[] = x[i.s1, k.s1]
+              t.v0.old[] = t.v0[i.s1]
+              t.v1.old[] = t.v1[i.s1]
+              t.v0[i.s1] = (t.v0.old[] + t.v0.new[])
+              t.v1[i.s1] = max(t.v1.old[], t.v1.new[])
         """
     )

@@ -6,7 +6,7 @@ from compiler.errors import LoweringError
 from compiler.lower.passes import LegalizeLoops
 from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
-from tests.unit.lower.small import doubled, golden, loops, matmul, window
+from tests.unit.lower.small import doubled, golden, loops, matmul, sum_and_peak, window
 
 
 def test_a_vector_loop_without_a_guard_stays() -> None:
@@ -53,6 +53,12 @@ def test_a_vector_loop_with_a_buffer_of_its_own_becomes_serial() -> None:
             b[i.s2] = (a[(i.s2 - i.s2)] + a[((i.s2 + 2) - i.s2)])
         """
     )
+
+
+def test_lanes_have_temporaries_of_their_own() -> None:
+    steps = (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE))
+    function = LegalizeLoops().apply(loops(sum_and_peak(8, 3), *steps))
+    assert str(function).count("vector i.s1 in 8") == 2
 
 
 def test_a_parallel_loop_inside_another_is_refused() -> None:

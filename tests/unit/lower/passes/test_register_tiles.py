@@ -1,9 +1,11 @@
 """A small tile is held in registers across its reduction."""
 
+from compiler import te
 from compiler.lower.passes import RegisterTiles
+from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, Pragma, Reorder, Split
-from tests.unit.lower.small import golden, loops, matmul
+from tests.unit.lower.small import golden, loops, matmul, sum_and_peak
 
 # ruff: noqa: E501 - golden text is as wide as it is
 
@@ -111,3 +113,49 @@ def test_a_tile_of_too_many_vectors_stays_in_memory() -> None:
               C[i.s2, 0] = (C[i.s2, 0] + (A[i.s2, k.s2] * B[k.s2, 0]))
         """
     )
+
+
+def test_several_values_have_an_accumulator_each() -> None:
+    function = RegisterTiles(16).apply(
+        loops(sum_and_peak(8, 3), Split(1, 0, 8, (4,)), Reorder(1, (0, 2, 1)), Annotate(1, 2, Annotation.VECTORIZE))
+    )
+    assert str(function) == golden(
+        """
+        def k(x: float32[8, 3], t.v0: float32[8], t.v1: float32[8]):
+          for i.0.s1 in 2:
+            register t.v0.acc0: float32[4]
+            register t.v1.acc0: float32[4]
+            vector i.1.s1 in 4:
+              t.v0.acc0[i.1.s1] = 0.0
+              t.v1.acc0[i.1.s1] = 0.0
+            for k.s1 in 3:
+              vector i.1.s1 in 4:
+                register t.v0.new: float32[]
+                register t.v1.new: float32[]
+                register t.v0.old: float32[]
+                register t.v1.old: float32[]
+                t.v0.new[] = x[((i.0.s1 * 4) + i.1.s1), k.s1]
+                t.v1.new[] = x[((i.0.s1 * 4) + i.1.s1), k.s1]
+                t.v0.old[] = t.v0.acc0[i.1.s1]
+                t.v1.old[] = t.v1.acc0[i.1.s1]
+                t.v0.acc0[i.1.s1] = (t.v0.old[] + t.v0.new[])
+                t.v1.acc0[i.1.s1] = max(t.v1.old[], t.v1.new[])
+            vector i.1.s1 in 4:
+              t.v0[((i.0.s1 * 4) + i.1.s1)] = t.v0.acc0[i.1.s1]
+              t.v1[((i.0.s1 * 4) + i.1.s1)] = t.v1.acc0[i.1.s1]
+        """
+    )
+
+
+def test_several_values_of_one_point_are_held_without_loops() -> None:
+    text = str(RegisterTiles(16).apply(loops(sum_and_peak(8, 3))))
+    assert "t.v0.acc0[] = 0.0\n    t.v1.acc0[] = 0.0\n    for k.s1 in 3:" in text
+    assert text.endswith("    t.v0[i.s1] = t.v0.acc0[]\n    t.v1[i.s1] = t.v1.acc0[]")
+
+
+def test_a_join_that_needs_its_operands_twice_is_held_too() -> None:
+    x, k = te.placeholder((8, 3), name="x"), te.reduce_axis(3, "k")
+    smaller = te.comm_reducer(lambda a, b: te.if_then_else(a < b, a, b), float("inf"), "smaller")
+    dag = ComputeDAG([x, te.compute((8,), lambda i: smaller(x[i, k], axis=k), "low")])
+    text = str(RegisterTiles(16).apply(loops(dag)))
+    assert "low.acc0[] = select((low.old[] < low.new[]), low.old[], low.new[])" in text
