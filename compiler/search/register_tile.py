@@ -78,7 +78,7 @@ def itemsize(nest: StageNest) -> int:
 
 def point_bytes(nest: StageNest) -> int:
     """Bytes of one element of each of the statement's results."""
-    return sum(int(np.dtype(dtype).itemsize) for dtype in nest.op.dtypes)
+    return sum(map(item_bytes, nest.op.dtypes))
 
 
 def _own(nest: StageNest) -> tuple[Loop, ...]:
