@@ -110,12 +110,11 @@ def _reduction(loop: For) -> tuple[list[For], Store, Binary] | None:
     update = loops[-1].body
     if not isinstance(update, Store) or not isinstance(update.value, Binary):
         return None
-    value = update.value
-    loops, value = _collapsed(loops, value)
-    inner = loops[-1]
     used = {node for index in update.indices for node in walk(index)}
     if any(each.var in used or each.kind not in (LoopKind.SERIAL, LoopKind.UNROLL) for each in loops):
         return None
+    loops, value = _collapsed(loops, update.value)
+    inner = loops[-1]
     if inner.extent < MIN_EXTENT or value.op not in _IDENTITIES or value.lhs != Load(update.buffer, update.indices):
         return None
     return (loops, update, value) if _neighbours(value.rhs, update.buffer, inner.var) else None

@@ -3,6 +3,7 @@
 import pytest
 
 from compiler import te
+from compiler.ir.verify import verify
 from compiler.lower.passes import VectorReductions
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
@@ -90,3 +91,12 @@ def test_a_short_one_and_one_inside_a_vector_loop_are_left() -> None:
         loops(matmul(4, 64, 64), Reorder(2, (0, 1, 2)), Annotate(2, 1, Annotation.VECTORIZE)),
     ):
         assert str(VectorReductions(16).apply(function)) == str(function)
+
+
+def test_a_loop_over_the_result_is_never_joined_with_the_reduction_inside() -> None:
+    x = te.placeholder((2, 3, 16), name="x")
+    p, q = te.reduce_axis(2, "p"), te.reduce_axis(16, "q")
+    dag = ComputeDAG([x, te.compute((3,), lambda i: te.sum(x[p, i, q], [p, q]), "y")])
+    text = str(VectorReductions(64).apply(loops(dag, Reorder(1, (1, 0, 2)))))
+    assert "for i.s1 in 3:\n      register y.part0" in text
+    verify(VectorReductions(64).apply(loops(dag, Reorder(1, (1, 0, 2)))), "vector-reductions")
