@@ -48,7 +48,7 @@ class MeasureOptions:
     first_look_ms: float = 0.3
     give_up_factor: float = 1.5
     max_contention: float = 0.02
-    contended_passes: int = 6
+    contended_passes: int = 3
     overlap: bool = True
     check: bool = True
     tolerance_factor: float = 1.0
