@@ -69,7 +69,6 @@ def choose_winner(
     """
     steps = [*(load_steps(program.steps) for program in programs), tuple(default_steps(task.dag))]
     builds = builder.build(task, steps)
-    runner.restart()
     results = runner.run(task, builds)
     seconds = _in_turn(task, builds, results, runner)
     untuned = len(programs)
