@@ -107,7 +107,7 @@ _OTHERS = {
     "softmax_6144x512": Case(Softmax((6144, 512)), rows(1), True),
     "softmax_16384x1024": Case(Softmax((16384, 1024)), rows(1), True),
     "layer_norm_128x768": Case(LayerNorm((128, 768)), rows(1), True),
-    "layer_norm_4096x1024": Case(LayerNorm((4096, 1024)), rows(1), True),
+    "layer_norm_1024x768": Case(LayerNorm((1024, 768)), rows(1), True),
     "layer_norm_16384x1024": Case(LayerNorm((16384, 1024)), rows(1), True),
 }
 
