@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from compiler.dtype import BFLOAT16, item_bytes
 from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
 from compiler.packing import Packing
@@ -159,7 +160,10 @@ def _read(archive: zipfile.ZipFile) -> CompiledNetwork:
     for name in archive.namelist():
         if name.startswith("constants/"):
             with archive.open(name) as entry:
-                constants[int(Path(name).stem)] = np.lib.format.read_array(entry, allow_pickle=False)
+                array = np.lib.format.read_array(entry, allow_pickle=False)
+            # NumPy's file format has no name for bfloat16: it keeps the bytes.
+            bare = array.dtype.kind == "V" and array.dtype.itemsize == item_bytes(BFLOAT16)
+            constants[int(Path(name).stem)] = array.view(BFLOAT16) if bare else array
     coverage = tuple(Coverage(**row) for row in about["coverage"])
     return CompiledNetwork(plan, kernels, constants, coverage, dict(about["metadata"]))
 

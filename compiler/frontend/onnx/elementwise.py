@@ -14,7 +14,7 @@ from compiler.graph.builder import GraphBuilder
 
 Converter = Callable[[GraphBuilder, OnnxNode], Sequence[str]]
 
-_DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 class Formula:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.dtype import BFLOAT16
 from compiler.errors import ArtifactError
 from compiler.executor.network import CompiledNetwork
 from compiler.runtime.artifact import ExternBuffer, ExternCall
@@ -40,6 +41,23 @@ def test_the_functions_that_a_kernel_calls_are_kept(tmp_path: Path) -> None:
     network = replace(network, kernels=(first, *network.kernels[1:]))
     found = CompiledNetwork.load(network.save(tmp_path / "net.retune"))
     assert found.kernels == network.kernels
+
+
+def test_a_constant_of_bfloat16_comes_back(tmp_path: Path) -> None:
+    network = doubling_network()
+    array = np.array([1.5, -0.0, np.inf, 3e38] * (ELEMENTS // 4), BFLOAT16)
+    plan = replace(network.plan, buffers=tuple(
+        replace(buffer, dtype=BFLOAT16) if number == 4 else buffer for number, buffer in enumerate(network.plan.buffers)
+    ))  # fmt: skip
+    kernel = network.kernels[0]
+    specs = tuple(replace(spec, dtype=BFLOAT16) if not spec.is_output else spec for spec in kernel.args)
+    halves = replace(kernel, name="halves", args=specs)
+    calls = tuple(replace(call, kernel="halves") if 4 in call.buffers else call for call in plan.calls)
+    changed = replace(network, plan=replace(plan, calls=calls), kernels=(kernel, halves), constants={4: array})
+    found = CompiledNetwork.load(changed.save(tmp_path / "net.retune"))
+    assert found.constants[4].dtype == np.dtype(BFLOAT16)
+    np.testing.assert_array_equal(found.constants[4].view("uint16"), array.view("uint16"))
+    assert found.kernels[1].args == specs
 
 
 def test_saving_again_replaces_the_file(tmp_path: Path) -> None:

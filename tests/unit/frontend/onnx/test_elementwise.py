@@ -61,6 +61,15 @@ def test_gelu(approximate: str, model_of: ModelOf, agrees_with_onnxruntime: Agre
     agrees_with_onnxruntime(model_of([node], {"x": (3, 7)}, opset=20))
 
 
+@pytest.mark.parametrize("kind", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
+def test_numbers_lose_digits_as_halves(kind: int, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=kind),
+        helper.make_node("Cast", ["h"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    agrees_with_onnxruntime(model_of(nodes, {"x": (3, 7)}))
+
+
 def test_cast(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT32),
