@@ -24,11 +24,13 @@ import pytest  # noqa: E402 - Prefect reads the environment when something impor
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
 _PROPERTY_SEED = "--property-seed"
+_UPDATE_GOLDEN = "--update-golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The seed of the random programs; the same everywhere unless asked otherwise."""
+    """The seed of the random programs, the same everywhere unless asked otherwise; whether golden texts are written."""
     parser.addoption(_PROPERTY_SEED, type=int, default=0, help="seed of the random programs in tests/property")
+    parser.addoption(_UPDATE_GOLDEN, action="store_true", help="write the texts in tests/golden anew")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -41,6 +43,12 @@ def property_seed(request: pytest.FixtureRequest) -> int:
     """The seed of the random programs."""
     number: int = request.config.getoption(_PROPERTY_SEED)
     return number
+
+
+@pytest.fixture(scope="session")
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden texts are written anew."""
+    return bool(request.config.getoption(_UPDATE_GOLDEN))
 
 
 @pytest.fixture(scope="session")

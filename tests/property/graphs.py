@@ -16,10 +16,10 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.te.tensor import ComputeOp, Tensor
 from tests.property.draws import Source
 
-FLOATS = ("float32", "float32", "float64", "float16")
+FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
-EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 MOST_ELEMENTS = 1200
 MOST_POINTS = 12000
@@ -191,8 +191,6 @@ def _cast(graph: _Growing, x: Value) -> Value | None:
     if to == x.dtype:
         return None
     if x.floating:
-        if x.dtype == "float64" and to == "float16":
-            return None
         if is_float(to):
             return graph.mapped(x, lambda v: te.cast(to, v), x.bound, x.error + EPSILON[to] * x.bound)
         if not x.exact or to in ("bool", "uint8"):
@@ -420,7 +418,7 @@ def _multiply(graph: _Growing, x: Value) -> Value | None:
         return None
     depth, columns, turned = x.shape[-1], graph.extent(), graph.chance(0.5)
     weight = graph.input((columns, depth) if turned else (depth, columns), x.dtype)
-    wide = {"float16": "float32", "int8": "int32", "uint8": "int32"}.get(x.dtype, x.dtype)
+    wide = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}.get(x.dtype, x.dtype)
     wide = wide if graph.chance(0.7) else x.dtype
     k = te.reduce_axis(depth, "k")
 
