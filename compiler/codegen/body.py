@@ -150,7 +150,14 @@ class BodyEmitter(ExpressionEmitter):
         return True
 
     def native_lanes(self, body: Stmt) -> int:
-        """Lanes of one register, for the widest type that is stored, or loaded from where registers are meant to be."""
+        """Lanes of one register, for the widest type that is stored, or loaded from where registers are meant to be;
+        worked out once a loop and not once an unrolled copy.
+        """
+        if id(body) not in self.natives:
+            self.natives[id(body)] = (self._native_lanes(body), body)
+        return self.natives[id(body)][0]
+
+    def _native_lanes(self, body: Stmt) -> int:
         buffers = {stmt.buffer for stmt in walk_stmt(body) if isinstance(stmt, Store)}
         for stmt in walk_stmt(body):
             loads = (node for expr in exprs_of(stmt) for node in walk(expr) if isinstance(node, Load))

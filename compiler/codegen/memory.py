@@ -13,6 +13,7 @@ from compiler.codegen.writer import FunctionWriter
 from compiler.errors import LoweringError
 from compiler.ir.affine import Affine, flat_index
 from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
+from compiler.ir.stmt import Stmt
 from compiler.ir.visit import walk
 
 
@@ -36,6 +37,7 @@ class MemoryEmitter(ABC):
         # These are keyed by identity, which is safe because the tuples are kept alive beside the answers.
         self.forms: dict[tuple[int, tuple[int, ...]], tuple[Affine, tuple[Expr, ...]]] = {}
         self.conditions: dict[int, tuple[list[tuple[Expr, Affine | None]], Expr]] = {}
+        self.natives: dict[int, tuple[int, Stmt]] = {}
         self.moves: dict[tuple[int, Var | None], tuple[bool, tuple[Expr, ...]]] = {}
 
     @abstractmethod
