@@ -82,6 +82,10 @@ _BODIES = {
     "%q = getelementptr float, ptr %b, i64 COUNT\nstore float 1.0, ptr %q\nret i32 0",
     "before the start": "call void @double(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
     "%q = getelementptr float, ptr %b, i64 -1\nstore float 1.0, ptr %q\nret i32 0",
+    "reads past the end": _GOOD + "%p = getelementptr float, ptr %a, i64 COUNT\n"
+    "%v = load volatile float, ptr %p\nstore float %v, ptr %b\nret i32 0",
+    "reads before the start": _GOOD + "%p = getelementptr float, ptr %a, i64 -1\n"
+    "%v = load volatile float, ptr %p\nstore float %v, ptr %b\nret i32 0",
     "wrong": _GOOD + "%q = getelementptr float, ptr %b, i64 3\nstore float 9.0, ptr %q\nret i32 0",
     "unfinished": "call void @double(ptr %a, ptr %b, i64 1, i64 COUNT)\nret i32 0",
     "nothing": "ret i32 0",

@@ -80,8 +80,11 @@ def test_a_hang_costs_one_candidate(runner: LocalRunner) -> None:
     assert 2.0 <= bad.run_seconds < 6.0
 
 
-@pytest.mark.parametrize("behaviour", ["past the end", "before the start", "writes its input"])
-def test_a_forbidden_write_into_a_page_crashes(runner: LocalRunner, behaviour: str) -> None:
+@pytest.mark.parametrize(
+    "behaviour",
+    ["past the end", "before the start", "writes its input", "reads past the end", "reads before the start"],
+)
+def test_a_forbidden_access_to_a_page_crashes(runner: LocalRunner, behaviour: str) -> None:
     bad = _one_bad(runner, behaviour)
     assert bad.status is MeasureStatus.RUNTIME_DEVICE
     assert "SIGSEGV" in bad.error
