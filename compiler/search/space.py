@@ -141,7 +141,23 @@ class SketchSpace:
     def sample(self, rng: np.random.Generator, count: int) -> Rows:
         """Draw rows: tile sizes uniform over their factorisations, placements evenly, parallel depths among the
         sensible ones.
+
+        On a GPU, where most tilings ask too much of a block, rows are drawn again for those that are not legal, some
+        times.
         """
+        rows = self._drawn(rng, count)
+        if not self.gpu or not len(rows):
+            return rows
+        kept = np.zeros(count, dtype=np.bool_)
+        for _ in range(self.options.sample_attempts):
+            for which, group in self.groups(rows[~kept]):
+                kept[np.flatnonzero(~kept)[which]] = self.legal(group)
+            if kept.all():
+                break
+            rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)))
+        return rows
+
+    def _drawn(self, rng: np.random.Generator, count: int) -> Rows:
         rows = np.ones((count, self.layout.width), dtype=np.int64)
         if not self.placements:
             return rows[:0]
