@@ -14,7 +14,7 @@ from compiler.errors import LoweringError
 from compiler.ir.expr import Binary, Buffer, Expr, Load, Var, as_expr, const
 from compiler.ir.stmt import Allocate, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
-from compiler.schedule.bounds import infer_stage_bounds, inline_body
+from compiler.schedule.bounds import digits_of, infer_stage_bounds, inline_body
 from compiler.schedule.linear import Linear, LoopKey
 from compiler.schedule.relations import axis_exprs, buffer_strides, overrunning
 from compiler.schedule.state import (
@@ -62,6 +62,7 @@ class _Builder:
             raise LoweringError("one program is lowered at a time; pick its tile sizes first")
         self.state = state
         self.bounds = infer_stage_bounds(state)
+        self.digits = digits_of(self.bounds)
         every = (loop for found in self.bounds.values() for loop in found.own)
         self.trivial = {loop.key for loop in every if _fixed(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
@@ -267,7 +268,8 @@ class _Builder:
         tensor.
         """
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
-        around: dict[LoopKey, Number] = {loop.key: loop.extent for loop in (*bounds.outer, *bounds.own)}
+        around: dict[LoopKey, Number] = {key: digit.extent for key, digit in self.digits.items()}
+        around.update((loop.key, loop.extent) for loop in (*bounds.outer, *bounds.own))
         guards = [values[name] < size for name, size in overrunning(stage.relations, _fixed_all(bounds.sizes))]
         for axis, low, extent in zip(op.axes, bounds.region.mins, bounds.region.extents, strict=True):
             start, end = low.limits(around)
@@ -281,7 +283,9 @@ class _Builder:
         """A region's first point; loops of one turn stand at 0 and are left out."""
         total: Expr = const(_fixed(form.const))
         for key, coefficient in form.terms.items():
-            if key not in self.trivial:
+            if key in self.digits:
+                total = total + self._local_exprs(key[0])[key[1]] * _fixed(coefficient)
+            elif key not in self.trivial:
                 total = total + _loop_var(key) * _fixed(coefficient)
         return total
 

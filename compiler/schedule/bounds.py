@@ -9,7 +9,7 @@ of this loop reads; its buffer has the shape of that region. Loops that were fus
 from.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +18,17 @@ from compiler.errors import ScheduleError
 from compiler.ir.expr import Expr
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.counts import OpCounts, count_operations
+from compiler.schedule.digits import (
+    Digit,
+    final_loops,
+    first_digit_extent,
+    hulls,
+    standing,
+    unsplit,
+    without_digits,
+)
 from compiler.schedule.linear import Linear, LoopKey, linearize
-from compiler.schedule.relations import buffer_strides, loop_sizes, part_stride
+from compiler.schedule.relations import buffer_strides, loop_sizes
 from compiler.schedule.state import (
     Annotation,
     Attached,
@@ -29,8 +38,6 @@ from compiler.schedule.state import (
     Iterator,
     IterKind,
     Number,
-    Relation,
-    SplitRelation,
     Stage,
     State,
 )
@@ -110,6 +117,7 @@ class StageBounds:
     iter_extents: tuple[Number, ...]
     sizes: Mapping[str, Number]
     family: Family | None
+    digits: Mapping[LoopKey, Digit]
 
 
 def inline_body(state: State, stage_id: int) -> Expr:
@@ -157,9 +165,20 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
         else:
             region = Region(tuple(Linear() for _ in stage.op.axes), stage.shape)
         bounds[stage_id] = _stage_bounds(stage_id, stage, stage.op, region, outer)
-        for loop in bounds[stage_id].own:
-            extents[loop.key] = loop.extent
+        extents.update(extents_of(bounds[stage_id]))
     return bounds
+
+
+def extents_of(found: StageBounds) -> dict[LoopKey, Number]:
+    """The extents of a stage's own loops and digits."""
+    extents = {loop.key: loop.extent for loop in found.own}
+    extents.update((key, digit.extent) for key, digit in found.digits.items())
+    return extents
+
+
+def digits_of(bounds: Mapping[int, StageBounds]) -> dict[LoopKey, Digit]:
+    """The digits of all stages."""
+    return {key: digit for found in bounds.values() for key, digit in found.digits.items()}
 
 
 def infer_bounds(state: State) -> State:
@@ -180,7 +199,7 @@ def statement_nests(state: State) -> tuple[StageNest, ...]:
     Raises: ScheduleError as `infer_stage_bounds`.
     """
     bounds = infer_stage_bounds(state)
-    extents = {loop.key: loop.extent for found in bounds.values() for loop in found.own}
+    extents = {key: extent for found in bounds.values() for key, extent in extents_of(found).items()}
     return tuple(_nest(state, bounds, extents, stage_id) for stage_id in sorted(bounds))
 
 
@@ -192,14 +211,16 @@ def _nest(
     if not isinstance(op, ComputeOp):
         raise ScheduleError(f"{op.name} is an input and has no statement")
     leaves = axis_values(op, found)
+    digits = digits_of(bounds)
     body = inline_body(state, stage_id)
     source = body.source if isinstance(body, Reduce) else body
     reads = []
     for node in walk(source):
         if isinstance(node, TensorRead):
             index = tuple(linearize(item, leaves, extents) for item in node.indices)
-            reads.append(_read_access(state, bounds, node.tensor, index))
-    place = tuple(found.local[axis] if isinstance(stage.location, Attached) else leaves[axis] for axis in op.axes)
+            reads.append(_read_access(state, bounds, node.tensor, index, digits))
+    values = found.local if isinstance(stage.location, Attached) else leaves
+    place = tuple(without_digits(values[axis], digits) for axis in op.axes)
     shape = found.region.extents
     strides = buffer_strides(stage, shape)
     writes = [Access(tensor, shape, place, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
@@ -211,14 +232,22 @@ def _nest(
     )
 
 
-def _read_access(state: State, bounds: Mapping[int, StageBounds], tensor: Tensor, index: tuple[Linear, ...]) -> Access:
+def _read_access(
+    state: State,
+    bounds: Mapping[int, StageBounds],
+    tensor: Tensor,
+    index: tuple[Linear, ...],
+    digits: Mapping[LoopKey, Digit],
+) -> Access:
     producer = state.dag.id_of(tensor)
     if producer in bounds and isinstance(state.stages[producer].location, Attached):
         region = bounds[producer].region
         index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
+        index = tuple(without_digits(form, digits) for form in index)
         return Access(tensor, region.extents, index, False, buffer_strides(state.stages[producer], region.extents))
     stage = state.stages[producer]
     shape = stage.shape if stage.is_compute else tensor.shape
+    index = tuple(without_digits(form, digits) for form in index)
     return Access(tensor, shape, index, False, buffer_strides(stage, shape))
 
 
@@ -229,7 +258,8 @@ def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
         values[axis] = values[axis] + low
     if bounds.family is not None:
         forms = {axis.name: form for axis, form in values.items() if isinstance(axis, Axis)}
-        forms.update(_unsplit(bounds.family.relations, bounds.family.sizes, forms.__getitem__))
+        sizes = bounds.family.sizes
+        forms.update(unsplit(bounds.family.relations, sizes, forms.__getitem__, hulls(sizes)))
         for axis in bounds.family.derived:
             hull = Linear(0, {}, bounds.family.sizes[axis.name] - 1, False)
             values[axis] = forms.get(axis.name) or hull
@@ -276,6 +306,7 @@ def _region_read(
     tensor = tensors[0]
     mins: list[Linear | None] = [None] * len(tensor.shape)
     highs: list[Number] = [0] * len(tensor.shape)
+    still = standing(fixed, digits_of(bounds))
     for reader in sorted(bounds):
         op = state.stages[reader].op
         reads = _reads_of(state, reader, tensors)
@@ -288,7 +319,7 @@ def _region_read(
         leaves = axis_values(op, bounds[reader])
         for indices in reads:
             for dim, index in enumerate(indices):
-                low, reach = _split_form(linearize(index, leaves, extents), fixed, extents)
+                low, reach = _split_form(linearize(index, leaves, extents), still, extents)
                 mins[dim], highs[dim] = _hull(mins[dim], highs[dim], low, reach, extents)
     if any(low is None for low in mins):
         raise ScheduleError(f"{tensor.name}: nothing inside the loop it is computed in reads it")
@@ -362,9 +393,9 @@ def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, ou
             own.append(
                 Loop((stage_id, name), sizes.get(name, 1), _component_kind(iterator, name, op), iterator.annotation)
             )
-    local = _local_values(stage_id, stage, op, sizes)
+    local, digits = _local_values(stage_id, stage, op, sizes, own)
     iter_extents = tuple(sizes.get(iterator.name, 1) for iterator in stage.iters)
-    return StageBounds(region, outer, tuple(own), local, iter_extents, sizes, stage.family)
+    return StageBounds(region, outer, tuple(own), local, iter_extents, sizes, stage.family, digits)
 
 
 def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
@@ -374,40 +405,30 @@ def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
     return IterKind.REDUCTION if base in {axis.name for axis in op.reduce_axes} else IterKind.SPATIAL
 
 
-def _local_values(stage_id: int, stage: Stage, op: ComputeOp, sizes: Mapping[str, Number]) -> dict[Expr, Linear]:
-    """Every axis relative to the region's start, from the loops upwards through the splits and fusions."""
+def _local_values(
+    stage_id: int, stage: Stage, op: ComputeOp, sizes: Mapping[str, Number], own: Sequence[Loop]
+) -> tuple[dict[Expr, Linear], dict[LoopKey, Digit]]:
+    """Every axis relative to the region's start, from the loops upwards through the splits and fusions, and the digits
+    in that.
+    """
+    digits: dict[LoopKey, Digit] = {}
+    extents = {loop.key: loop.extent for loop in own}
+    names = frozenset(loop.key[1] for loop in own)
 
     def loop(name: str) -> Linear:
         return Linear(0, {(stage_id, name): 1})
 
-    values = _unsplit(stage.relations, sizes, loop)
-    return {axis: values.get(axis.name) or loop(axis.name) for axis in (*op.axes, *op.reduce_axes)}
+    def digit(relation: FuseRelation, fused: Linear) -> Iterable[Linear]:
+        loops = frozenset((stage_id, name) for name in final_loops(relation.fused, stage.relations, names))
+        stride: Number = 1
+        for part in relation.parts[1:]:
+            stride = stride * sizes[part]
+        for part in relation.parts:
+            first = part == relation.parts[0]
+            extent = first_digit_extent(fused.limits(extents)[1], stride) if first else sizes[part]
+            digits[stage_id, part] = Digit(loops, extent)
+            extents[stage_id, part] = extent
+            yield loop(part)
 
-
-def _unsplit(
-    relations: Sequence[Relation], sizes: Mapping[str, Number], loop: Callable[[str], Linear]
-) -> dict[str, Linear]:
-    """Everything that was split or fused, of the forms of the loops that are left."""
-    values: dict[str, Linear] = {}
-
-    def value_of(name: str) -> Linear:
-        return values.get(name) or loop(name)
-
-    for relation in reversed(relations):
-        if isinstance(relation, SplitRelation):
-            values[relation.parent] = _joined(relation, sizes, value_of)
-        elif relation.fused in values:
-            # The fused loop was split again: its parts are quotients and remainders, for which a hull must do.
-            for part in relation.parts:
-                values[part] = Linear(0, {}, sizes[part] - 1, False)
-    return values
-
-
-def _joined(relation: SplitRelation, sizes: Mapping[str, Number], value_of: Callable[[str], Linear]) -> Linear:
-    total = Linear()
-    stride: Number = 1
-    for level in range(len(relation.parts) - 1, -1, -1):
-        total = total + value_of(relation.parts[level]).scaled(stride)
-        if level:
-            stride = stride * part_stride(relation, level, sizes)
-    return total
+    values = unsplit(stage.relations, sizes, loop, digit)
+    return {axis: values.get(axis.name) or loop(axis.name) for axis in (*op.axes, *op.reduce_axes)}, digits

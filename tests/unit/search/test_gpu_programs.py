@@ -29,3 +29,11 @@ def test_gpu_programs_compute_the_definition(name: str) -> None:
             assert len(rows)
             for row in rows:
                 checked(dag, one_after_the_other(space.steps(row)), values, 2, tolerances)
+
+
+def test_a_thread_gathers_what_it_reads_itself() -> None:
+    """The loops around the gather were fused and split again: each thread still has one tile of one channel."""
+    (space,) = spaces_of(DAGS["winograd"])
+    for _, group in space.groups(space.sample(np.random.default_rng(0), 4)):
+        shape = next(nest.write.shape for nest in group.nests if nest.op.name == "input_tile")
+        assert [np.unique(extent).tolist() for extent in shape] == [[6], [6], [1], [1]]
