@@ -99,24 +99,8 @@ def _renamed(order: str, suffix: str) -> str:
     return " ".join(f"{base}{suffix}{dot}{level}" for base, dot, level in parts)
 
 
-def product(rows: int, columns: int) -> Schedule:
-    """A matrix product: all rows go past a panel of `columns` columns of the packed second matrix before the next."""
-
-    def schedule(state: State) -> State:
-        return tiled_reduction(
-            state,
-            "product",
-            tiles={"i": (rows,), "j": (columns,)},
-            order="j.0 i.0 i.1 j.1",
-            at="i.0",
-            inner="k i j",
-        )
-
-    return schedule
-
-
-def batched_product(rows: int, columns: int) -> Schedule:
-    """Products of two activations: the same tile, one matrix after the other."""
+def product(rows: int, columns: int, *, batched: bool = False) -> Schedule:
+    """A matrix product: all rows go past a panel of `columns` columns of the second matrix before the next."""
 
     def schedule(state: State) -> State:
         return tiled_reduction(
@@ -126,7 +110,7 @@ def batched_product(rows: int, columns: int) -> Schedule:
             order="n j.0 i.0 i.1 j.1",
             at="i.0",
             inner="k i j",
-            threads_over=2,
+            threads_over=2 if batched else 1,
         )
 
     return schedule

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from benchmarks.hand_schedules import (
     Schedule,
-    batched_product,
     convolution,
     depthwise,
     product,
@@ -115,9 +114,9 @@ CASES: Mapping[str, Case] = {
     "matmul_512x512x512": Case(Product(512, 512, 512), product(8, 32)),
     "matmul_1024x1024x1024": Case(Product(1024, 1024, 1024), product(8, 32)),
     "matmul_2048x2048x2048": Case(Product(2048, 2048, 2048), product(8, 32)),
-    "batch_matmul_12x128x64x128": Case(Product(128, 64, 128, 12), batched_product(8, 32)),
-    "batch_matmul_12x128x128x64": Case(Product(128, 128, 64, 12), batched_product(8, 32)),
-    "batch_matmul_12x512x64x512": Case(Product(512, 64, 512, 12), batched_product(8, 32)),
+    "batch_matmul_12x128x64x128": Case(Product(128, 64, 128, 12), product(8, 32, batched=True)),
+    "batch_matmul_12x128x128x64": Case(Product(128, 128, 64, 12), product(8, 32, batched=True)),
+    "batch_matmul_12x512x64x512": Case(Product(512, 64, 512, 12), product(8, 32, batched=True)),
     **_RESNET,
     **_MOBILENET,
     **_OTHERS,

@@ -6,7 +6,6 @@ import pytest
 from benchmarks.bandwidth import stream_kernel
 from benchmarks.hand_schedules import (
     Schedule,
-    batched_product,
     convolution,
     depthwise,
     product,
@@ -31,7 +30,7 @@ from compiler.te.evaluate import evaluate
 
 SMALL: list[tuple[str, Problem, Schedule]] = [
     ("product", Product(16, 24, 64), product(8, 32)),
-    ("batched", Product(8, 5, 32, 3), batched_product(4, 16)),
+    ("batched", Product(8, 5, 32, 3), product(4, 16, batched=True)),
     ("conv", Convolution((4, 14), (5, 64), 3), convolution(7, 32)),
     ("conv 1x1", Convolution((4, 14), (5, 64), 1, stride=2), convolution(14, 32)),
     ("conv stride", Convolution((4, 14), (3, 32), 7, stride=2), convolution(14, 32, inner="rc ry rx x c", unroll=64)),
