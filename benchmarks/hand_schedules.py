@@ -20,6 +20,7 @@ from compiler.schedule.primitives import (
     reorder,
     split,
     stage_number,
+    unroll,
     vectorize,
 )
 from compiler.schedule.state import State
@@ -64,7 +65,7 @@ def tiled_reduction(
     inner: str,
     depth: Lengths | None = None,
     threads_over: int = 1,
-    unroll: int = 0,
+    unroll_limit: int = 0,
     into: StageRef | None = None,
 ) -> State:
     """Compute `stage` tile by tile inside stage `into`, the last one of the graph if not given.
@@ -88,8 +89,8 @@ def tiled_reduction(
     state = tiled(state, number, own, _renamed(inner, suffix))
     for target in (number, last):
         state, _ = vectorize(state, target, len(state.stages[target].iters) - 1)
-    if unroll:
-        state = pragma(state, number, 0, f"auto_unroll_max_step${unroll}")
+    if unroll_limit:
+        state = pragma(state, number, 0, f"auto_unroll_max_step${unroll_limit}")
     return parallel_outer(state, last, threads_over) if threads_over else state
 
 
@@ -125,7 +126,7 @@ def padded_first(state: State, threads_over: int = 2) -> State:
     return state
 
 
-def convolution(width: int, channels: int, *, inner: str = "ry rx rc x c", unroll: int = 0) -> Schedule:
+def convolution(width: int, channels: int, *, inner: str = "ry rx rc x c", unroll_limit: int = 0) -> Schedule:
     """A tile of `width` neighbours and `channels` output channels; all the image goes past one block of weights."""
 
     def schedule(state: State) -> State:
@@ -137,7 +138,7 @@ def convolution(width: int, channels: int, *, inner: str = "ry rx rc x c", unrol
             at="x.0",
             inner=inner,
             threads_over=3,
-            unroll=unroll,
+            unroll_limit=unroll_limit,
         )
 
     return schedule
@@ -163,17 +164,23 @@ def small_image_convolution(width: int, channels: int, depth: int) -> Schedule:
     return schedule
 
 
-def rows(block: int) -> Schedule:
-    """Every stage inside the loop over blocks of rows of the last one, so that a block stays in the nearest cache; the
-    ends of the reductions of a block's rows overlap.
+def rows(block: int, shared: int = 0) -> Schedule:
+    """Every stage inside the loop over blocks of rows of the last one, so that a block stays in the nearest cache.
+
+    With `shared` the last stage takes so many columns of all rows of a block at a time, for which it reads what the
+    rows share only once.
     """
 
     def schedule(state: State) -> State:
         last = len(state.stages) - 1
-        state, _ = split(state, last, 0, (block,))
+        state, (outer, inner) = split(state, last, 0, (block,))
+        if shared:
+            state, (piece, column) = split(state, last, 2, (shared,))
+            state = reorder(state, last, [outer, piece, inner, column])
+            state, _ = unroll(state, last, inner)
         for number in range(last - 1, -1, -1):
             if state.stages[number].is_compute:
-                state = compute_at(state, number, last, 0)
+                state = compute_at(state, number, last, outer)
         for number, stage in enumerate(state.stages):
             wide = len(stage.iters) - (number == last) > 1
             if stage.is_compute and not stage.has_reduce_iter and wide:
@@ -223,7 +230,7 @@ def depthwise(height: int, width: int, *, channels_first: bool = False) -> Sched
             at=at,
             inner="ry rx y x c",
             threads_over=3,
-            unroll=9 * height * width,
+            unroll_limit=9 * height * width,
         )
 
     return schedule

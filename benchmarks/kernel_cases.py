@@ -76,7 +76,7 @@ _MOBILENET = dict(
         _depthwise(112, 32, depthwise(2, 7)),
         _depthwise(56, 96, depthwise(1, 7, channels_first=True), stride=2),
         _depthwise(56, 144, depthwise(2, 7)),
-        _depthwise(28, 144, depthwise(2, 4, channels_first=True), stride=2),
+        _depthwise(28, 144, depthwise(2, 4), stride=2),
         _depthwise(28, 192, depthwise(2, 7)),
         _depthwise(14, 192, depthwise(1, 7, channels_first=True), stride=2),
         _depthwise(14, 384, depthwise(2, 7)),
@@ -88,7 +88,7 @@ _MOBILENET = dict(
 
 _OTHERS = {
     "conv3x3_g32_14x14_512_512": Case(
-        Convolution((14, 14), (512, 512), 3, groups=32), convolution(14, 16, inner="ry rc rx x c", unroll=64)
+        Convolution((14, 14), (512, 512), 3, groups=32), convolution(14, 16, inner="ry rc rx x c", unroll_limit=64)
     ),
     "conv3x3_g32_7x7_1024_1024": Case(Convolution((7, 7), (1024, 1024), 3, groups=32), convolution(7, 32)),
     "conv3x3_d2_28x28_256_256": Case(Convolution((28, 28), (256, 256), 3, dilation=2), convolution(14, 32)),
@@ -105,8 +105,8 @@ _OTHERS = {
     "softmax_1536x128": Case(Softmax((1536, 128)), rows(2), True),
     "softmax_6144x512": Case(Softmax((6144, 512)), rows(1), True),
     "softmax_16384x1024": Case(Softmax((16384, 1024)), rows(1), True),
-    "layer_norm_128x768": Case(LayerNorm((128, 768)), rows(1), True),
-    "layer_norm_1024x768": Case(LayerNorm((1024, 768)), rows(1), True),
+    "layer_norm_128x768": Case(LayerNorm((128, 768)), rows(4, 32), True),
+    "layer_norm_1024x768": Case(LayerNorm((1024, 768)), rows(4, 32), True),
     "layer_norm_16384x1024": Case(LayerNorm((16384, 1024)), rows(1), True),
 }
 

@@ -33,7 +33,11 @@ SMALL: list[tuple[str, Problem, Schedule]] = [
     ("batched", Product(8, 5, 32, 3), product(4, 16, batched=True)),
     ("conv", Convolution((4, 14), (5, 64), 3), convolution(7, 32)),
     ("conv 1x1", Convolution((4, 14), (5, 64), 1, stride=2), convolution(14, 32)),
-    ("conv stride", Convolution((4, 14), (3, 32), 7, stride=2), convolution(14, 32, inner="rc ry rx x c", unroll=64)),
+    (
+        "conv stride",
+        Convolution((4, 14), (3, 32), 7, stride=2),
+        convolution(14, 32, inner="rc ry rx x c", unroll_limit=64),
+    ),
     ("conv dilated", Convolution((6, 14), (5, 32), 3, dilation=2), convolution(14, 32)),
     ("conv grouped", Convolution((6, 14), (12, 64), 3, groups=4), convolution(14, 16)),
     ("conv epilogue", Convolution((4, 14), (5, 32), 3, epilogue=True), convolution(14, 32)),
@@ -45,6 +49,7 @@ SMALL: list[tuple[str, Problem, Schedule]] = [
     ("transposed", TransposedConvolution((8, 16), (5, 32)), transposed_convolution(8, 32)),
     ("softmax", Softmax((6, 100)), rows(1)),
     ("norm", LayerNorm((6, 100)), rows(2)),
+    ("norm, shared", LayerNorm((8, 96)), rows(4, 32)),
 ]
 
 
