@@ -6,7 +6,7 @@ operation on bfloat16 is done in float32 and rounded once.
 """
 
 from compiler.codegen.conversions import cast
-from compiler.codegen.intrinsics import call_instruction
+from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
 from compiler.codegen.values import Emit, Value
 from compiler.dtype import BFLOAT16
@@ -85,14 +85,8 @@ def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:
 def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     """Quotient or remainder rounded towards minus infinity."""
     dtype, lanes = lhs.dtype, lhs.lanes
-    kind = llvm_type(dtype, lanes)
     if is_float(dtype):
-        quotient = emit(f"fdiv {kind} {lhs.text}, {rhs.text}", lanes, dtype)
-        floor = call_instruction(emit, "floor", [quotient], dtype)
-        if op is BinaryOp.FLOORDIV:
-            return floor
-        whole = emit(f"fmul {floor.typed}, {rhs.text}", lanes, dtype)
-        return emit(f"fsub {kind} {lhs.text}, {whole.text}", lanes, dtype)
+        return _float_division(emit, op, lhs, rhs)
     quotient, rest = _divided(emit, lhs, rhs)
     if is_unsigned(dtype):
         return quotient if op is BinaryOp.FLOORDIV else rest
@@ -106,6 +100,26 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
         return emit(f"select {adjust.typed}, {less.typed}, {quotient.typed}", lanes, dtype)
     more = emit(f"add {rest.typed}, {rhs.text}", lanes, dtype)
     return emit(f"select {adjust.typed}, {more.typed}, {rest.typed}", lanes, dtype)
+
+
+def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+    """Quotient or remainder rounded towards minus infinity, of the exact quotient, which the rounded one may exceed:
+    the remainder is exact, and has the divisor's sign.
+    """
+    write = LaneWriter(emit, lhs.lanes, lhs.dtype)
+    zero, one = write.number(0.0), write.number(1.0)
+    rest = write.binary("frem", lhs, rhs)
+    nonzero = write.test("une", rest, zero)
+    opposite = write.binary("xor", write.test("olt", rest, zero), write.test("olt", rhs, zero))
+    turned = write.choose(write.both(nonzero, opposite), write.add(rest, rhs), rest)
+    if op is BinaryOp.FLOORMOD:
+        return write.choose(nonzero, turned, write.with_sign(zero, rhs))
+    quotient = write.div(lhs, rhs)
+    near = write.div(write.sub(lhs, turned), rhs)
+    floor = write.call("floor", near)
+    floor = write.choose(write.test("ogt", write.sub(near, floor), write.number(0.5)), write.add(floor, one), floor)
+    whole = write.choose(write.test("une", near, zero), floor, write.with_sign(zero, quotient))
+    return write.choose(write.test("oeq", rhs, zero), quotient, whole)
 
 
 def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:

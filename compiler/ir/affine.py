@@ -6,7 +6,7 @@ Always: exact; a part that is not affine is kept whole as an atom.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Var, is_float
+from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,16 @@ class Affine:
 
 
 def affine(expr: Expr) -> Affine:
-    """The normal form of an integer expression."""
+    """The normal form of an integer expression. Sums and products of other types than indices wrap around, so they are
+    not affine; nor is a conversion, before which there may be such a one.
+    """
     match expr:
         case Const():
             return Affine(int(expr.value))
         case Var():
             return Affine(0, {expr: 1})
-        case Cast() if not is_float(expr.value.dtype) and expr.dtype in ("int64", "int32"):
-            return affine(expr.value)
+        case Binary() if expr.dtype != INDEX:
+            return Affine(0, {expr: 1})
         case Binary(op=BinaryOp.ADD):
             return affine(expr.lhs).plus(affine(expr.rhs))
         case Binary(op=BinaryOp.SUB):

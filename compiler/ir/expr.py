@@ -31,6 +31,8 @@ from compiler.ir.operators import INDEX as INDEX
 from compiler.ir.operators import LOGICAL as LOGICAL
 from compiler.ir.operators import BinaryOp as BinaryOp
 
+_NOT_OF_BOOLS = frozenset({BinaryOp.SUB, BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.FLOORMOD})
+
 INTRINSICS = frozenset(
     {"exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "round", "abs", "fma", "isnan"}
 )
@@ -72,8 +74,14 @@ class Expr:
     def __floordiv__(self, other: Operand) -> "Expr":
         return binary(BinaryOp.FLOORDIV, self, other)
 
+    def __rfloordiv__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.FLOORDIV, other, self)
+
     def __mod__(self, other: Operand) -> "Expr":
         return binary(BinaryOp.FLOORMOD, self, other)
+
+    def __rmod__(self, other: Operand) -> "Expr":
+        return binary(BinaryOp.FLOORMOD, other, self)
 
     def __neg__(self) -> "Expr":
         return binary(BinaryOp.SUB, 0, self)
@@ -282,8 +290,10 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
     """A literal; without a `dtype` an int is an index, a float is float32, a bool is bool."""
     if dtype is None:
         dtype = BOOL if isinstance(value, bool) else INDEX if isinstance(value, int) else "float32"
-    if dtype == BOOL:
+    if dtype == BOOL and value in (0, 1):
         return Const(bool(value), BOOL)
+    if dtype == BOOL:
+        raise DefinitionError(f"{value} is no bool; cast the condition beside it to a number, or compare the number")
     if is_float(dtype):
         return Const(float(value), dtype)
     limits = np.iinfo(dtype)
@@ -304,13 +314,13 @@ def as_expr(value: Operand, dtype: str | None = None) -> Expr:
     raise DefinitionError(f"{value!r} is neither an expression nor a number")
 
 
-def _promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
+def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
     """Both operands in one type: a Python number adapts to the other side, two expressions follow NumPy's promotion."""
     if isinstance(lhs, Expr) and not isinstance(rhs, Expr):
         wants_float = isinstance(rhs, float) and not is_float(lhs.dtype)
         return (Cast("float32", lhs), as_expr(rhs)) if wants_float else (lhs, as_expr(rhs, lhs.dtype))
     if isinstance(rhs, Expr) and not isinstance(lhs, Expr):
-        right, left = _promote(rhs, lhs)
+        right, left = promote(rhs, lhs)
         return left, right
     left, right = as_expr(lhs), as_expr(rhs)
     if left.dtype == right.dtype:
@@ -324,17 +334,19 @@ def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
 
     Raises: DefinitionError for a division by a literal zero, and for bits of a type that has none.
     """
-    left, right = _promote(lhs, rhs)
+    left, right = promote(lhs, rhs)
     if op in BITWISE and (is_float(left.dtype) or (left.dtype == BOOL and op in SHIFTS)):
         raise DefinitionError(f"{left} {op} {right}: {left.dtype} has no bits to work on; cast to an integer")
     if left.dtype == BOOL:
         op = BOOL_MEANING.get(op, op)
+        if op in _NOT_OF_BOOLS:
+            raise DefinitionError(f"{left} {SYMBOLS[op]} {right}: bools have no such operator; cast to an integer")
     if isinstance(left, Const) and isinstance(right, Const) and not is_float(left.dtype) and op in FOLD:
         if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and right.value == 0:
             raise DefinitionError(f"division by zero in {left} {op} {right}")
-        boolean = op in COMPARISONS or op in LOGICAL
+        boolean = op in COMPARISONS or op in LOGICAL or left.dtype == BOOL
         value = FOLD[op](left.value, right.value)
-        return const(value, BOOL) if boolean else const(wrapped(value, left.dtype), left.dtype)
+        return const(bool(value), BOOL) if boolean else const(wrapped(value, left.dtype), left.dtype)
     if not is_float(left.dtype):
         neutral = _without_neutral(op, left, right)
         if neutral is not None:
@@ -379,12 +391,14 @@ def cast(dtype: str, value: Operand) -> Expr:
     expr = as_expr(value)
     if expr.dtype == dtype:
         return expr
-    return const(expr.value, dtype) if isinstance(expr, Const) else Cast(dtype, expr)
+    if not isinstance(expr, Const):
+        return Cast(dtype, expr)
+    return const(expr.value != 0 if dtype == BOOL else expr.value, dtype)
 
 
 def select(condition: Expr, then: Operand, otherwise: Operand) -> Expr:
     """A lazy choice; a literal condition chooses at once."""
-    left, right = _promote(then, otherwise)
+    left, right = promote(then, otherwise)
     if isinstance(condition, Const):
         return left if condition.value else right
     return Select(condition, left, right)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from compiler.ir.expr import Binary, Expr, binary
+from compiler.ir.expr import Binary, BinaryOp, Const, Expr, binary
 
 _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 
@@ -61,7 +61,15 @@ def _rebuilt(expr: Expr, visit: Callable[[Expr], Expr]) -> Expr:
     if not changes:
         return expr
     rebuilt = replace(expr, **changes)  # type: ignore[type-var]
-    return binary(rebuilt.op, rebuilt.lhs, rebuilt.rhs) if isinstance(rebuilt, Binary) else rebuilt
+    if not isinstance(rebuilt, Binary) or _divides_by_zero(rebuilt):
+        return rebuilt
+    return binary(rebuilt.op, rebuilt.lhs, rebuilt.rhs)
+
+
+def _divides_by_zero(node: Binary) -> bool:
+    """Whether a variable that stands at 0 is divided by; the result is 0 then, or is not wanted."""
+    divides = node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)
+    return divides and isinstance(node.rhs, Const) and node.rhs.value == 0
 
 
 def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import Binary, Buffer, Expr, Load, Var, as_expr, const
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, as_expr, const, is_float
 from compiler.ir.stmt import Allocate, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.bounds import digits_of, infer_stage_bounds, inline_body
@@ -27,7 +27,17 @@ from compiler.schedule.state import (
     Root,
     State,
 )
-from compiler.te.tensor import ComputeOp, ExternOp, Handle, PlaceholderOp, Reduce, Tensor, TensorRead, values_of
+from compiler.te.tensor import (
+    Combiner,
+    ComputeOp,
+    ExternOp,
+    Handle,
+    PlaceholderOp,
+    Reduce,
+    Tensor,
+    TensorRead,
+    values_of,
+)
 
 _KINDS = {
     Annotation.NONE: LoopKind.SERIAL,
@@ -316,11 +326,14 @@ def _stores(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequenc
 
 def _update(body: Reduce, buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
     """Join what is reduced to what the buffers hold. Several results need the old values of each other, and a join
-    may need its operands more than once, so these are read first, but where it is plainly `old op new`.
+    may need its operands more than once, so these are read first, but where it is plainly `old op new`. An extreme of
+    floats that is one's own is not: it keeps NaNs, which the plain ones leave out.
     """
     old = Load(buffers[0], target)
     (result, *others) = body.join([Load(buffer, target) for buffer in buffers], values_of(body.source))
     plain = isinstance(result, Binary) and result.lhs == old and result.rhs == body.source
+    if plain and isinstance(body.combiner, Combiner) and is_float(body.dtype):
+        plain = isinstance(result, Binary) and result.op not in (BinaryOp.MAX, BinaryOp.MIN)
     if plain and not others:
         return Store(buffers[0], target, result)
     held: list[tuple[Buffer, Expr]] = []

@@ -8,6 +8,7 @@ loadable or lacks a symbol raises, where MCJIT would end the process, and loadin
 import ctypes
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,12 @@ def _machine(program: Path) -> bytes:
 
 @lru_cache(maxsize=1)
 def _linker() -> Any:
-    """The process's linker; math functions are made visible to it."""
+    """The process's linker; math functions are made visible to it, and those that convert float16 on processors without
+    instructions for it.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.load_library_permanently("libm.so.6")
+    with suppress(RuntimeError):  # few processors need it
+        llvm.load_library_permanently("libgcc_s.so.1")
     return llvm.create_lljit_compiler()

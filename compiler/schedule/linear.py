@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Select, is_float
+from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Cast, Const, Expr, Select, is_float
 from compiler.schedule.state import Number
 
 LoopKey = tuple[int, str]
@@ -58,6 +58,10 @@ class Linear:
         return Linear(low, {}, high - low, False)
 
 
+_UNKNOWN = Linear(0, {}, np.iinfo(np.int32).max, False)
+"""The form of an index that depends on data: it reaches further than any tensor does."""
+
+
 def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopKey, Number]) -> Linear:
     """`index` as a linear form; `leaves` gives the form of every axis in it, `extents` that of every loop."""
     if index in leaves:
@@ -65,21 +69,29 @@ def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopK
     match index:
         case Const():
             return Linear(int(index.value))
-        case _ if is_float(index.dtype):
+        case _ if is_float(index.dtype) or index.dtype == BOOL:
             pass
         case Cast() if index.dtype in ("int64", "int32"):
-            return linearize(index.value, leaves, extents)
+            return _unwrapped(linearize(index.value, leaves, extents), index.dtype, extents)
         case Select():
             sides = (linearize(side, leaves, extents) for side in (index.then, index.otherwise))
             return _union(sides, extents)
         case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.MUL | BinaryOp.FLOORDIV | BinaryOp.FLOORMOD):
             lhs = linearize(index.lhs, leaves, extents)
             rhs = linearize(index.rhs, leaves, extents)
-            return _combine(index.op, lhs, rhs, extents)
+            return _unwrapped(_combine(index.op, lhs, rhs, extents), index.dtype, extents)
         case Binary(op=BinaryOp.MIN | BinaryOp.MAX):
             sides = (linearize(side, leaves, extents) for side in (index.lhs, index.rhs))
             return _union(sides, extents)
-    return Linear(0, {}, np.iinfo(np.int32).max, False)
+    return _UNKNOWN
+
+
+def _unwrapped(form: Linear, dtype: str, extents: Mapping[LoopKey, Number]) -> Linear:
+    """The form of a value of that type, which may wrap around."""
+    if dtype == INDEX:
+        return form
+    (low, high), held = form.limits(extents), np.iinfo(dtype)
+    return form if np.all(low >= held.min) and np.all(high <= held.max) else _UNKNOWN
 
 
 def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
@@ -94,13 +106,15 @@ def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, N
             return rhs.scaled(lhs.const)
         return _product_hull(lhs, rhs, extents)
     if rhs.terms or not isinstance(rhs.const, int) or rhs.const <= 0:
-        return Linear(0, {}, np.iinfo(np.int32).max, False)
+        return _UNKNOWN
     divisor = rhs.const
     low, high = lhs.limits(extents)
     inside = bool(np.all(low >= 0)) and bool(np.all(high < divisor))
     if op is BinaryOp.FLOORDIV:
         if inside:
             return Linear(0)
+        if np.any(high - low >= _UNKNOWN.spread):
+            return _UNKNOWN
         return Linear(low // divisor, {}, high // divisor - low // divisor, False)
     return lhs if inside else Linear(0, {}, divisor - 1, False)
 

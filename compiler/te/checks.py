@@ -13,8 +13,9 @@ import numpy as np
 
 from compiler.errors import DefinitionError
 from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, as_expr, is_float
-from compiler.ir.visit import children
+from compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float
+from compiler.ir.visit import children, walk
+from compiler.te.evaluate import value_over
 from compiler.te.tensor import Axis, TensorRead
 
 DTYPES = frozenset(
@@ -24,6 +25,8 @@ DTYPES = frozenset(
 """The element types."""
 
 _MOST_BYTES = 1 << 62
+_MOST_POINTS = 1 << 16
+"""Indices are not tried out at more points than these."""
 
 
 def checked_name(what: str, name: str) -> str:
@@ -78,13 +81,13 @@ def real(where: str, value: Operand) -> Expr:
 
 def check_reads(name: str, body: Expr) -> None:
     """Refuse a read outside of its tensor, where that can be told: an index that is a sum of multiples of axes, or one
-    such divided. Below a lazy choice anything may be read.
+    such divided, or any other of axes alone that has few values. Below a lazy choice anything may be read.
     """
     for read in _eager_reads(body):
         if not getattr(read.tensor.op, "index_checked", True):
             continue  # it is read in a layout that it no longer has
         for place, (at, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
-            found = _range(at)
+            found = _range(at) or _counted(at)
             if found is not None and not 0 <= found[0] <= found[1] < extent:
                 raise DefinitionError(
                     f"{name}: index {place} of {read} runs from {found[0]} to {found[1]}, outside of "
@@ -117,6 +120,19 @@ def _range(expr: Expr) -> tuple[int, int] | None:
     if atom.op is BinaryOp.FLOORMOD and inner[0] // divisor == inner[1] // divisor:
         return _ends(form, {atom: (inner[0] % divisor, inner[1] % divisor)})
     return None
+
+
+def _counted(expr: Expr) -> tuple[int, int] | None:
+    """The same by trying all values of its axes; None if they are too many, or are not all that it depends on."""
+    axes = tuple(dict.fromkeys(node for node in walk(expr) if isinstance(node, Axis)))
+    if any(isinstance(node, (TensorRead, Var)) for node in walk(expr)):
+        return None
+    if math.prod(axis.extent for axis in axes) > _MOST_POINTS:
+        return None
+    grid = np.ix_(*(np.arange(axis.extent) for axis in axes))
+    with np.errstate(all="ignore"):
+        values = value_over(expr, dict(zip(axes, grid, strict=True)))
+    return int(values.min()), int(values.max())
 
 
 def _ends(form: Affine, ranges: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:

@@ -154,16 +154,18 @@ round = _unary("round", of_integers=True)
 abs = _unary("abs", of_integers=True)
 
 
-def isnan(value: Expr) -> Expr:
+def isnan(value: Operand) -> Expr:
     """Whether the value is not a number; no integer is one."""
-    return ir.Call("isnan", (value,), ir.BOOL) if ir.is_float(value.dtype) else ir.const(False)
+    expr = ir.as_expr(value)
+    return ir.Call("isnan", (expr,), ir.BOOL) if ir.is_float(expr.dtype) else ir.const(False)
 
 
-def pow(base: Expr, exponent: Operand) -> Expr:
-    """`base` to the power `exponent`; a square is a product."""
-    if not isinstance(exponent, Expr) and exponent == 2:
+def pow(base: Operand, exponent: Operand) -> Expr:
+    """`base` to the power `exponent`, of floats; a square is a product, of integers too."""
+    if isinstance(base, Expr) and not isinstance(exponent, Expr) and exponent == 2:
         return base * base
-    return ir.Call("pow", (base, ir.as_expr(exponent, base.dtype)), base.dtype)
+    left, right = ir.promote(base, exponent)
+    return ir.Call("pow", (real("pow", left), right), left.dtype)
 
 
 def maximum(lhs: Operand, rhs: Operand) -> Expr:

@@ -64,6 +64,11 @@ def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array]) -> list[
     return [values[tensor] for tensor in outputs]
 
 
+def value_over(expr: Expr, axes: Mapping[Axis, Array]) -> Array:
+    """The value of an expression that reads no tensors, at the points of `axes`, whose shapes broadcast."""
+    return _Evaluator("", {}, axes).value(expr)
+
+
 def _checked_input(tensor: Tensor, array: Array) -> Array:
     if tuple(array.shape) != tensor.shape or array.dtype.name != tensor.dtype:
         raise DefinitionError(
@@ -124,9 +129,10 @@ def _grid(axes: Sequence[Axis], rank: int) -> dict[Axis, Array]:
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
     "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
+    "max": np.fmax,
+    "min": np.fmin,
 }
+"""Of a reduction; NaNs are left out of extremes, but where there is only one element."""
 
 
 def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list[Array]:
@@ -143,6 +149,7 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
     rank = spatial + len(inner)
     grid = _grid([*op.axes, *inner], rank)
     wide = ["float64" if is_float(dtype) else dtype for dtype in op.dtypes]
+    single = all(axis.extent == 1 for axis in body.axes)
     totals = [np.full(op.shape, start, dtype) for start, dtype in zip(body.identities, wide, strict=True)]
     full = op.shape + tuple(axis.extent for axis in inner)
     for point in itertools.product(*(range(axis.extent) for axis in outer)):
@@ -158,7 +165,7 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
             continue
         ufunc = _UFUNCS[body.combiner]
         part = ufunc.reduce(parts[0], axis=tuple(range(spatial, rank)), dtype=wide[0]) if inner else parts[0]
-        totals = [ufunc(totals[0], part)]
+        totals = [part.astype(wide[0]) if single else ufunc(totals[0], part)]
     return totals
 
 

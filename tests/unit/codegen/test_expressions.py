@@ -79,6 +79,16 @@ def test_division_rounds_towards_minus_infinity(dtype: str) -> None:
         check([a, b], te.compute((LENGTH,), function, "c"), [sample(dtype, 0), divisor], rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_the_remainder_of_floats_is_exact(dtype: str) -> None:
+    """Where the quotient has more digits than the type, or rounds up to a whole number."""
+    a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
+    values = [(sample(dtype, 0) * 1000).astype(dtype), (sample(dtype, 1) / 7).astype(dtype)]
+    values[0][:6], values[1][:6] = [1, -1, 0, -0.0, 1, np.inf], [0.1, 0.1, -3, 3, 0, 2]
+    for function in (lambda i: a[i] // b[i], lambda i: a[i] % b[i]):
+        check([a, b], te.compute((LENGTH,), function, "c"), values)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
 def test_comparisons_make_bools(dtype: str) -> None:
     a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
@@ -121,6 +131,21 @@ def test_math_functions(name: str, dtype: str) -> None:
 def test_power() -> None:
     a = te.placeholder((LENGTH,), name="a")
     check([a], te.compute((LENGTH,), lambda i: te.pow(a[i], 2.5), "c"), [np.abs(sample("float32", 0))], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32"])
+def test_a_power_of_two_types(dtype: str) -> None:
+    a, b = te.placeholder((LENGTH,), name="a"), te.placeholder((LENGTH,), dtype, "b")
+    values = [np.abs(sample("float32", 0)) + 0.5, np.arange(LENGTH).astype(dtype) % 4]
+    for function in (lambda i: te.pow(a[i], b[i]), lambda i: te.pow(2.0, b[i]), lambda i: te.pow(a[i], 3)):
+        check([a, b], te.compute((LENGTH,), function, "c"), values, rtol=1e-5)
+
+
+def test_a_number_before_a_quotient() -> None:
+    a = te.placeholder((LENGTH,), "int32", "a")
+    output = te.compute((LENGTH,), lambda i: 1000 // a[i] + 1000 % a[i], "c")
+    check([a], output, [sample("int32", 0)])
+    check([a], te.compute((1,), lambda i: 10 // i + te.cast("int64", a[i]), "c"), [sample("int32", 0)])
 
 
 def test_a_side_not_taken_is_not_read() -> None:
@@ -216,6 +241,34 @@ def test_an_index_of_a_narrow_type(dtype: str) -> None:
     a, places = te.placeholder((LENGTH,), "float32", "a"), te.placeholder((LENGTH,), dtype, "places")
     values = [sample("float32", 0), np.random.default_rng(1).integers(0, LENGTH, LENGTH).astype(dtype)]
     check([a, places], te.compute((LENGTH,), lambda i: a[places[i]] * 2.0, "c"), values)
+
+
+def test_an_index_that_wraps_around_in_its_narrow_type() -> None:
+    a = te.placeholder((256,), "float32", "a")
+    one, other = te.placeholder((LENGTH,), "uint8", "one"), te.placeholder((LENGTH,), "uint8", "other")
+    rng = np.random.default_rng(1)
+    values = [rng.random(256, "float32"), *(rng.integers(0, 256, LENGTH).astype("uint8") for _ in range(2))]
+    functions: list[Callable[[Expr], Expr]] = [
+        lambda i: a[one[i] + other[i]],
+        lambda i: a[(te.cast("int64", one[i] * 3) * 300 + i) // 300],
+        lambda i: a[te.cast("int64", te.cast("int8", i) * te.const(3, "int8")) + 128],
+        lambda i: te.if_then_else(te.cast("int64", te.cast("int32", i) * te.const(1 << 30, "int32")) < 5, a[i], 0.0),
+    ]
+    for function in functions:
+        check([a, one, other], te.compute((LENGTH,), function, "c"), values)
+
+
+@pytest.mark.parametrize("shift", [0, 5])
+def test_the_region_of_a_divided_index_from_data(shift: int) -> None:
+    """Negative numbers as well as others choose what is computed inside the loop that reads it."""
+    x, places = te.placeholder((256,), "float32", "x"), te.placeholder((16,), "int32", "places")
+    twice = te.compute((256,), lambda i: x[i] * 2.0, "twice")
+    output = te.compute((16,), lambda i: twice[places[i] // (1 << (24 + shift)) + 128], "c")
+    values = [np.arange(256, dtype="float32"), np.arange(-(1 << 31), 1 << 31, 1 << 28, dtype="int64").astype("int32")]
+    expected = evaluate([output], dict(zip([x, places], values, strict=True)))[0]
+    stages = ComputeDAG([x, places, output])
+    inside = ComputeAt(stages.id_of(twice), stages.id_of(output), 0)
+    np.testing.assert_array_equal(run([x, places], output, values, (inside,)), expected)
 
 
 def test_a_computed_index_is_read_again_after_it_was_written() -> None:
@@ -319,6 +372,20 @@ def test_reductions_leave_nans_out(steps: tuple[Step, ...]) -> None:
     for combiner, join, start in ((te.max, np.fmax, -np.inf), (te.min, np.fmin, np.inf)):
         found = run([a], te.compute((5,), lambda i, c=combiner: c(a[i, k], k), "c"), [values], steps)
         np.testing.assert_array_equal(found, join.reduce(values, axis=1, initial=start))
+        output = te.compute((5,), lambda i, c=combiner: c(a[i, k], k), "c")
+        np.testing.assert_array_equal(found, evaluate([output], {a: values})[0])
+
+
+@pytest.mark.parametrize("steps", [(), (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE))], ids=str)
+def test_extremes_of_ones_own_keep_nans(steps: tuple[Step, ...]) -> None:
+    a, k = te.placeholder((5, LENGTH), name="a"), te.reduce_axis(LENGTH, "k")
+    values = np.stack([sample("float32", seed) for seed in range(5)])
+    values[0, ::3], values[1, 0], values[2, -1], values[3] = np.nan, np.nan, np.nan, np.nan
+    for join, start in ((te.maximum, te.smallest), (lambda x, y: te.minimum(y, x), te.largest)):
+        own = te.comm_reducer(join, start, "own")
+        output = te.compute((5,), lambda i, own=own: own(a[i, k], k), "c")
+        np.testing.assert_array_equal(run([a], output, [values], steps), evaluate([output], {a: values})[0])
+        assert np.isnan(evaluate([output], {a: values})[0]).tolist() == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize(("target", "width"), [("llvm -mcpu=x86-64", 16), ("llvm -mcpu=x86-64-v3", 32)])

@@ -1,5 +1,6 @@
 """A computation as a function of NumPy arrays: what it takes, and what it refuses."""
 
+import platform
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,16 @@ def test_a_result_larger_than_memory() -> None:
     inner = build([x, te.compute((4,), lambda i: y[i], "few")], ())
     with pytest.raises(ArtifactError, match="no memory for an array"):
         inner(*inner.prepared(np.zeros(4, np.float32)), *inner.outputs())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the processor is an x86 one")
+def test_float16_on_a_processor_without_instructions_for_it() -> None:
+    x = te.placeholder((37,), "float16", name="x")
+    kernel = build([x, te.compute((37,), lambda i: x[i] * 2.0 + 0.5, "y")], target=Target("llvm -mcpu=x86-64"))
+    value = np.linspace(-3, 3, 37).astype("float16")
+    (result,) = kernel.outputs()
+    kernel(*kernel.prepared(value), result)
+    np.testing.assert_array_equal(result, value * np.float16(2.0) + np.float16(0.5))
 
 
 def test_steps_for_another_graph_are_refused() -> None:

@@ -89,6 +89,9 @@ Body = Callable[..., Any]
         (lambda i: te.logical_or(i, i < 3), "no condition"),
         (lambda i: te.logical_not(X[i]), "no condition"),
         (lambda i: X[i] << 2, "no bits to work on"),
+        (lambda i: te.pow(i, 3), "pow of i, which is int64; cast it to a float first"),
+        (lambda i: (X[i] > 0) * 2, "2 is no bool; cast"),
+        (lambda i: (X[i] > 0) - (X[i] > 1), "bools have no such operator; cast to an integer"),
         (lambda i: te.sum(X[i], i), "i is not a reduce axis"),
         (lambda i: te.sum(X[K], 3), "3 is not a reduce axis"),
         (lambda i: te.sum(X[K], [3]), "3 is not a reduce axis"),
@@ -112,6 +115,9 @@ def test_a_body_that_makes_no_sense(body: Body, words: str) -> None:
         (lambda i: TABLE[0, (i + 6) % 20 - 6], "index 1 .* from 0 to 9"),
         (lambda i: te.sum(X[i + K], K), "from 0 to 18"),
         (lambda i: te.if_then_else(X[i + 1] > 0.0, 1.0, 0.0), "from 1 to 10"),
+        (lambda i: X[i * i], "from 0 to 81"),
+        (lambda i: X[(i % 3) * 4 + i // 3], "from 0 to 10"),
+        (lambda i: X[te.cast("int64", te.cast("int8", i * 100))], "from -124 to 100"),
     ],
 )
 def test_a_read_that_certainly_lies_outside(body: Body, words: str) -> None:

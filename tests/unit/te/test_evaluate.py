@@ -43,10 +43,10 @@ def test_the_side_not_taken_may_lie_outside() -> None:
 
 
 def test_a_read_out_of_bounds_is_reported() -> None:
-    a = te.placeholder((4,), name="a")
-    shifted = te.compute((4,), lambda i: a[i % 3 * 2], name="shifted")
+    a, places = te.placeholder((4,), name="a"), te.placeholder((4,), "int64", name="places")
+    shifted = te.compute((4,), lambda i: a[places[i] * 2], name="shifted")
     with pytest.raises(DefinitionError, match=r"shifted.*from 0 to 4"):
-        evaluate([shifted], {a: np.zeros(4, np.float32)})
+        evaluate([shifted], {a: np.zeros(4, np.float32), places: np.array([0, 1, 2, 0])})
 
 
 def test_integer_division_truncates_and_floors() -> None:
