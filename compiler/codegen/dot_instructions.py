@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from compiler.codegen.cpu import assembly, describe
 from compiler.dtype import BFLOAT16
-from compiler.ir.dot import Pair
+from compiler.ir.dot import BYTES, Pair
+from compiler.schedule.task import SearchTask
 from compiler.target import Target
 
 
@@ -56,6 +57,15 @@ define <4 x bfloat> @halves(<4 x float> %a) {
 }
 """
 """`bytes` becomes udot, `halves` becomes bfcvtn."""
+
+
+def dots_of(task: SearchTask) -> Mapping[Pair, DotInstruction]:
+    """The instructions of a task's target, if there are narrow numbers to multiply.
+
+    Raises: TargetError as `dot_instructions`.
+    """
+    narrow = any(tensor.dtype in (*BYTES, BFLOAT16) for tensor in task.dag.inputs)
+    return dot_instructions(task.target) if narrow else {}
 
 
 @lru_cache(maxsize=16)

@@ -4,15 +4,13 @@ Always: pure and deterministic; the same steps make the same object code.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
-from compiler.codegen.dot_instructions import DotInstruction, dot_instructions
+from compiler.codegen.dot_instructions import dots_of
 from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.driver.hardware import hardware_of
-from compiler.dtype import BFLOAT16
 from compiler.errors import LoweringError
-from compiler.ir.dot import BYTES, Pair
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
@@ -79,12 +77,6 @@ def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
         return str(function)
     text = _text(task, function).llvm
     return text if form == "llvm" else assembly(text, task.target)
-
-
-def dots_of(task: SearchTask) -> Mapping[Pair, DotInstruction]:
-    """The target's instructions for dot products, if there are narrow numbers to multiply."""
-    narrow = any(tensor.dtype in (*BYTES, BFLOAT16) for tensor in task.dag.inputs)
-    return dot_instructions(task.target) if narrow else {}
 
 
 def _text(task: SearchTask, function: LoopFunction) -> KernelText:

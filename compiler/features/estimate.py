@@ -10,6 +10,7 @@ import numpy as np
 
 from compiler.features.buffers import Columns
 from compiler.features.nest import Floats
+from compiler.schedule.counts import OpCounts
 from compiler.target import HardwareParams
 
 _LATENCY = 4.0
@@ -36,15 +37,56 @@ _OVERLAP = 0.25
 _BYTES_PER_CYCLE = {"traffic_64k": 48.0, "traffic_1m": 28.0, "traffic_8m": 20.0}
 """Sustained bandwidth towards a core from beyond a cache of this capacity."""
 
+_COST = {
+    "float_mad": 1.0,
+    "float_addsub": 1.0,
+    "float_mul": 1.0,
+    "float_divmod": 16.0,
+    "float_cmp": 1.0,
+    "float_math": 20.0,
+    "int_mad": 3.0,
+    "int_addsub": 1.0,
+    "int_mul": 2.0,
+    "int_divmod": 64.0,
+    "int_cmp": 1.0,
+    "int_math": 20.0,
+}
+"""Vector operations that one operation on a vector takes: a function is a polynomial, a product of wide integers is
+two, a quotient blocks its unit.
+"""
 
-def estimate_columns(values: Mapping[str, Floats | float], hardware: HardwareParams) -> Columns:
-    """Columns of the group "estimate" that need no other statement; `values` are the unscaled columns of this one."""
+
+def operation_cost(ops: OpCounts, is_float: bool) -> float:
+    """Vector operations for one vector of results; of a float result those on floats, of an integer those on integers.
+
+    Conversions are counted where something is loaded, and tests of indices are made outside the innermost loops.
+    """
+    prefix = "float" if is_float else "int"
+    costs = (cost * int(getattr(ops, name)) for name, cost in _COST.items() if name.startswith(prefix))
+    return max(1.0, sum(costs))
+
+
+def estimate_columns(
+    values: Mapping[str, Floats | float], cost: float, is_reduction: bool, hardware: HardwareParams
+) -> Columns:
+    """Columns of the group "estimate" that need no other statement.
+
+    `values` are the unscaled columns of this one, `cost` the vector operations of one vector of results. The steps of a
+    reduction wait for each other; those of any other statement are started one after the other.
+    """
     accumulators = np.maximum(values["tile_accumulators"], 1.0)
     steps = values["tile_vector_operations"] / accumulators
     loads = values["tile_vector_loads"] + values["tile_broadcasts"] + values["tile_gathers"]
-    step = np.maximum(np.maximum(accumulators, loads) / PER_CYCLE, _LATENCY) + _STEP + _SPILL * values["tile_spilled"]
-    blocks = steps / np.maximum(values["tile_reduction"], 1.0)
-    arithmetic = steps * step + 2.0 * values["tile_accumulator_moves"] + _BLOCK * blocks
+    each = np.where(np.asarray(values["tile_dot_width"]) > 1, 1.0, cost)
+    operations = accumulators * each + values["tile_conversions"]
+    busy = np.maximum(operations, loads) / PER_CYCLE
+    spilled = _SPILL * values["tile_spilled"]
+    if is_reduction:
+        blocks = steps / np.maximum(values["tile_reduction"], 1.0)
+        around = 2.0 * values["tile_accumulator_moves"] + _BLOCK * blocks
+        arithmetic = steps * (np.maximum(busy, _LATENCY) + _STEP + spilled) + around
+    else:
+        arithmetic = steps * (busy + _STEP + spilled)
     memory = np.zeros(1)
     for name, rate in _BYTES_PER_CYCLE.items():
         memory = np.maximum(memory, values[name] / rate)

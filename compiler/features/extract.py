@@ -1,35 +1,44 @@
 """In: statements of B programs of one structure. Out: features (B, S, F). Always: row i depends on program i alone."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.dtype import is_float
 from compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
-from compiler.features.estimate import estimate_columns
+from compiler.features.estimate import estimate_columns, operation_cost
+from compiler.features.gpu import gpu_columns
+from compiler.features.lowering import innermost
 from compiler.features.memory import allocation_columns, intensity_columns, memory_columns
 from compiler.features.nest import Floats, Nest, column, nest_arrays
-from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES, SCALED
+from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
 from compiler.features.tile import parallel_columns, tile_columns
 from compiler.features.touch import Touch, touches
+from compiler.ir.dot import Pair
 from compiler.schedule.bounds import StageNest
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.linear import Linear
 from compiler.schedule.state import Number
 from compiler.target import HardwareParams
 
-_FLOPS = {name: 2.0 if name == "float_mad" else 1.0 for name in OPERATION_NAMES if name.startswith("float_")}
+_FLOPS = {name: 2 if name == "float_mad" else 1 for name in OPERATION_NAMES if name.startswith("float_")}
 
 
 def extract(
-    nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, *, count: int | None = None
+    nests: Sequence[StageNest],
+    choices: LoopChoices,
+    hardware: HardwareParams,
+    *,
+    count: int | None = None,
+    dots: Collection[Pair] = (),
 ) -> NDArray[np.float32]:
     """Features of all programs of a family at once.
 
     Extents, coefficients and choices are whole numbers or int64 arrays (B,). Returns (B, S, F) with a row per
     statement, in the order of `nests`, and a column per entry of `FEATURE_NAMES`. B is 1 when nothing is an array,
-    unless `count` says how many equal programs there are.
+    unless `count` says how many equal programs there are. `dots` are the types of factors that the target has
+    instructions for dot products of.
     """
     programs = count or _program_count(nests, choices)
     local = frozenset(write.tensor for nest in nests if nest.attached for write in nest.writes)
@@ -40,8 +49,10 @@ def extract(
     statements: list[dict[str, Floats | float]] = []
     for row, nest in enumerate(arrays):
         producers = [_producer(row, touch, arrays, touched, volumes) for touch in touched[row]]
-        values = dict(_statement(nest, touched[row], producers, volumes[row], hardware))
-        values.update(estimate_columns(values, hardware))
+        values = dict(_statement(nest, touched[row], producers, volumes[row], hardware, dots))
+        cost = operation_cost(nest.source.ops, is_float(nest.source.write.tensor.dtype))
+        values.update(estimate_columns(values, cost, any(nest.reduce), hardware))
+        values.update(gpu_columns(row, arrays))
         statements.append(values)
     total = np.zeros(programs)
     for values in statements:
@@ -55,13 +66,11 @@ def extract(
 
 def _scaled(values: Mapping[str, Floats | float], programs: int) -> NDArray[np.float32]:
     """(F, B): the columns in order, those that are missing 0."""
-    table = np.zeros((len(FEATURE_NAMES), programs), dtype=np.float32)
+    table = np.ones((len(FEATURE_NAMES), programs), dtype=np.float32)
     for name, value in values.items():
-        table[INDEX[name]] = value
-    scaled = table[SCALED]
-    np.log2(scaled + np.float32(1), out=scaled)
-    table[SCALED] = scaled
-    return table
+        np.add(value, 1.0, out=table[INDEX[name]], casting="unsafe")
+    # A flag of 0 or 1 stays what it is.
+    return np.log2(table, out=table)
 
 
 def _statement(
@@ -70,26 +79,23 @@ def _statement(
     producers: Sequence[Producer | None],
     volume: Floats,
     hardware: HardwareParams,
+    dots: Collection[Pair],
 ) -> Columns:
     line_bytes = hardware.cache_line_bytes
-    per_iteration = {
-        field.name: column(getattr(nest.source.ops, field.name), nest.count) for field in fields(nest.source.ops)
-    }
+    ops = nest.source.ops
     for name in OPERATION_NAMES:
-        yield name, per_iteration[name] * nest.inner[0]
-    flops = np.zeros(nest.count)
-    for name, weight in _FLOPS.items():
-        flops = flops + weight * per_iteration[name]
+        yield name, getattr(ops, name) * nest.inner[0]
+    flops = column(sum(weight * getattr(ops, name) for name, weight in _FLOPS.items()), nest.count)
     yield "outer_prod", nest.inner[0]
     yield "num_loops", nest.real.sum(axis=0).astype(np.float64)
     yield "auto_unroll_max_step", nest.unroll_limit
     yield "inexact", float(not all(touch.exact for touch in touched))
-    yield from tile_columns(nest, touched, hardware)
+    yield from tile_columns(nest, touched, innermost(nest, touched, hardware, dots), hardware)
     yield from parallel_columns(nest, flops, hardware)
     yield from buffer_columns(nest, touched, producers, volume, line_bytes)
     yield from intensity_columns(nest, volume, flops)
     yield from memory_columns(nest, touched, flops, line_bytes)
-    yield from allocation_columns(nest, touched[0])
+    yield from allocation_columns(nest, touched)
 
 
 def _producer(

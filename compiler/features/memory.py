@@ -49,8 +49,10 @@ def intensity_columns(nest: Nest, all_bytes: Floats, operations: Floats) -> Colu
         yield f"arith_intensity_curve_{point}", value
 
 
-def allocation_columns(nest: Nest, written: Touch) -> Columns:
-    """Columns of the group "allocation", 0 for a statement that is not attached to another one's loops."""
+def allocation_columns(nest: Nest, touched: Sequence[Touch]) -> Columns:
+    """Columns of the group "allocation", 0 for a statement that is not attached to another one's loops. A statement of
+    several results has a buffer for each, all of one shape; `touched` begins with them.
+    """
     if not nest.source.attached:
         return
     write = nest.source.write
@@ -61,8 +63,9 @@ def allocation_columns(nest: Nest, written: Touch) -> Columns:
     whole = np.ones(nest.count)
     for extent in nest.source.op.shape if nest.source.whole is None else nest.source.whole:
         whole = whole * column(extent, nest.count)
-    yield "alloc_size", elements * written.element_bytes
+    results = touched[: len(nest.source.writes)]
+    yield "alloc_size", elements * sum(written.element_bytes for written in results)
     yield "alloc_prod", elements * times
     yield "alloc_outer_prod", times
     yield "alloc_inner_prod", nest.inner[0] / times
-    yield "alloc_recompute", written.elements[nest.depth - nest.source.own] * times / whole
+    yield "alloc_recompute", results[0].elements[nest.depth - nest.source.own] * times / whole

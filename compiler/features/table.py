@@ -8,10 +8,12 @@ A program has one row per statement. Every value but the flags in `FLAG_NAMES` i
 * intensity: operations per touched byte at ten points on the way from the innermost loop to the whole statement
 * allocation: size and number of the buffers inside other statements' loops, and how much is computed twice
 * nest: trip count, number of loops, unroll limit
-* tile: the register tile: rows, vectors, accumulators, idle lanes, loads per multiply-add, innermost reduction
+* tile: the register tile: rows, vectors, accumulators, idle lanes, loads and conversions a step, innermost reduction,
+  whether that runs in lanes, how many products a dot product sums
 * parallel: chunks, balance and grain of the parallel loop
 * memory: bytes touched inside each group of loops, and bytes moved with a cache of 16 KiB ... 8 MiB
 * estimate: cycles from first principles: arithmetic, memory, the statement, the whole program, its share of it
+* gpu: blocks, threads, virtual threads, and bytes of shared memory and registers of the kernel; 0 on a processor
 
 Where the well-known Ansor table has columns that are dead or wrong, these differ on purpose:
 
@@ -25,14 +27,14 @@ Where the well-known Ansor table has columns that are dead or wrong, these diffe
 * Strides come from the whole linear form, with true coefficients. A buffer read at one fixed address has stride 0.
 * Buffers keep their place, the written one first, so a column means the same buffer in all programs of a task.
 * Packed weights have the addresses that the packed array has.
-* No columns for devices that this code generator has no program for.
+* A scalar that is read has stride 0, as what is read at one address; a result of one element is written at stride 0.
 """
 
 from collections.abc import Iterator
 
-import numpy as np
+from compiler.schedule.counts import COUNTED
 
-FEATURE_VERSION = 2
+FEATURE_VERSION = 3
 """Version of the table; a cost model that was trained on another one cannot be used."""
 
 BUFFERS = 5
@@ -47,15 +49,9 @@ GROUPS = 5
 CACHES = {"16k": 2**14, "64k": 2**16, "256k": 2**18, "1m": 2**20, "8m": 2**23}
 """Capacities in bytes at which memory traffic is estimated: sample points of a curve, not the machine's caches."""
 
-OPERATION_KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
 POSITIONS = ("inner_spatial", "middle_spatial", "outer_spatial", "inner_reduce", "middle_reduce", "outer_reduce")
 
-OPERATION_NAMES = (
-    *(f"float_{kind}" for kind in OPERATION_KINDS),
-    *(f"int_{kind}" for kind in OPERATION_KINDS),
-    "bool_op",
-    "select_op",
-)
+OPERATION_NAMES = COUNTED
 ANNOTATION_NAMES = tuple(
     f"{annotation}_{what}"
     for annotation in ("vec", "unroll", "parallel")
@@ -101,8 +97,11 @@ TILE_NAMES = (
     "tile_vector_loads",
     "tile_broadcasts",
     "tile_gathers",
+    "tile_conversions",
     "tile_loads_per_fma",
     "tile_vector_operations",
+    "tile_in_lanes",
+    "tile_dot_width",
 )
 PARALLEL_NAMES = ("parallel_chunks", "parallel_imbalance", "parallel_threads", "parallel_grain", "parallel_time")
 MEMORY_NAMES = (
@@ -117,6 +116,14 @@ ESTIMATE_NAMES = (
     "estimate_program",
     "estimate_share",
 )
+GPU_NAMES = (
+    "is_gpu",
+    *(f"gpu_blocks_{axis}" for axis in "xyz"),
+    *(f"gpu_threads_{axis}" for axis in "xyz"),
+    "gpu_vthreads",
+    "gpu_shared_bytes",
+    "gpu_local_bytes",
+)
 
 FEATURE_NAMES = (
     *OPERATION_NAMES,
@@ -129,6 +136,7 @@ FEATURE_NAMES = (
     *PARALLEL_NAMES,
     *MEMORY_NAMES,
     *ESTIMATE_NAMES,
+    *GPU_NAMES,
 )
 """Names of the columns, in order."""
 
@@ -140,15 +148,12 @@ def _flags() -> Iterator[str]:
         head, _, tail = name.partition("_")
         is_position = head in ("vec", "unroll", "parallel") and tail in POSITIONS
         is_buffer_flag = name[:1] == "B" and name.partition(".")[2] in _FLAG_ENDINGS
-        if is_position or is_buffer_flag or name in ("inexact", "tile_fits"):
+        if is_position or is_buffer_flag or name in ("inexact", "tile_fits", "tile_in_lanes", "is_gpu"):
             yield name
 
 
 FLAG_NAMES = frozenset(_flags())
-"""Columns that hold 0 or 1 and are not scaled."""
+"""Columns that hold 0 or 1, which scaling leaves as they are."""
 
 INDEX = {name: column for column, name in enumerate(FEATURE_NAMES)}
 """Column of each name."""
-
-SCALED = np.array([name not in FLAG_NAMES for name in FEATURE_NAMES])
-"""Per column: whether log2(x + 1) is applied."""

@@ -1,47 +1,46 @@
-"""In: a statement's loops and what its buffers touch. Out: columns of the register tile and the parallel loop.
+"""In: a statement's innermost loops as they are lowered. Out: columns of the register tile and the parallel loop.
+
 Always: as the code generator does it. It unrolls the tile, splits its vector loop into registers and keeps one
-accumulator per vector over the innermost reduction loops.
+accumulator per vector over the innermost reduction loops. Beside the accumulators a step needs registers for a row of
+the factor that is the same in all rows, and one for the factor that is the same in all lanes.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from compiler.dtype import accumulated
 from compiler.features.buffers import Columns, pick
-from compiler.features.nest import Flags, Floats, Nest, product_where, size_of, unrolled_flags
+from compiler.features.lowering import Innermost
+from compiler.features.nest import Flags, Floats, Nest, product_where, unrolled_flags
 from compiler.features.touch import Touch
 from compiler.target import HardwareParams
 
-_SPARE_REGISTERS = 4
-"""Vector registers that the inner loop needs for operands."""
 
-
-def tile_columns(nest: Nest, touched: Sequence[Touch], hardware: HardwareParams) -> Columns:
+def tile_columns(nest: Nest, touched: Sequence[Touch], inside: Innermost, hardware: HardwareParams) -> Columns:
     """Columns of the groups "tile" and "annotations"."""
-    widest = max(size_of(write.tensor.dtype) for write in nest.source.writes)
-    lanes = max(1, hardware.vector_unit_bytes // widest)
-    length = product_where(nest.vector, nest.extents)
-    vectorised: Flags = np.any(nest.vector, axis=0)
-    vectors = np.where(vectorised, np.ceil(length / lanes), 1.0)
-    rows = product_where(nest.tile & ~nest.vector, nest.extents)
-    accumulators = rows * vectors * len(nest.source.writes)
-    registers = hardware.vector_registers - _SPARE_REGISTERS
+    vectorised, vectors = inside.vectorised | inside.in_lanes, inside.vectors
+    accumulators = inside.accumulators
+    needed = accumulators + np.where((inside.rows > 1) & vectorised, vectors, 1.0) + 1.0
     unrolled, straight_line = unrolled_flags(nest, accumulators)
-    reduction = _innermost_reduction(nest)
-    yield "tile_rows", rows
+    yield "tile_rows", inside.rows
     yield "tile_vectors", vectors
     yield "tile_accumulators", accumulators
-    yield "tile_remainder_lanes", np.where(vectorised, length % lanes, 0.0)
-    yield "tile_idle_lanes", np.where(vectorised, vectors * lanes - length, lanes - 1.0) / lanes
-    yield "tile_fits", (accumulators <= registers).astype(np.float64)
-    yield "tile_spilled", np.maximum(0.0, accumulators - registers)
-    yield "tile_reduction", reduction
-    yield "tile_accumulator_moves", nest.inner[0] / (reduction * rows * length) * accumulators
+    yield "tile_remainder_lanes", np.where(vectorised, inside.length % inside.lanes, 0.0)
+    whole = np.ceil(inside.length / inside.lanes) * inside.lanes
+    yield "tile_idle_lanes", np.where(vectorised, whole - inside.length, inside.lanes - 1.0) / inside.lanes
+    yield "tile_fits", (needed <= hardware.vector_registers).astype(np.float64)
+    yield "tile_spilled", np.maximum(0.0, needed - hardware.vector_registers)
+    yield "tile_reduction", inside.turns
+    yield "tile_accumulator_moves", inside.steps / inside.turns * _moves(inside)
     yield "tile_straight_line", straight_line
-    loads = _loads(nest, touched, vectors, vectorised)
+    loads = _loads(nest, touched, inside)
     yield from loads.items()
-    yield "tile_loads_per_fma", sum(loads.values()) / accumulators
-    yield "tile_vector_operations", nest.inner[0] / (rows * length) * accumulators
+    fetched = loads["tile_vector_loads"] + loads["tile_broadcasts"] + loads["tile_gathers"]
+    yield "tile_loads_per_fma", fetched / accumulators
+    yield "tile_vector_operations", inside.steps * accumulators
+    yield "tile_in_lanes", inside.in_lanes.astype(np.float64)
+    yield "tile_dot_width", inside.dot
     yield from _annotation_columns("vec", nest.vector, nest)
     yield from _annotation_columns("unroll", unrolled, nest)
 
@@ -59,34 +58,45 @@ def parallel_columns(nest: Nest, operations: Floats, hardware: HardwareParams) -
     yield from _annotation_columns("parallel", nest.parallel, nest)
 
 
-def _innermost_reduction(nest: Nest) -> Floats:
-    """(B,): iterations of the reduction loops between the tile and the next spatial loop outside it."""
-    product = np.ones(nest.count)
-    seen = np.zeros(nest.count, dtype=bool)
-    closed = np.zeros(nest.count, dtype=bool)
-    for index in reversed(range(nest.depth)):
-        if nest.reduce[index]:
-            product = np.where(closed, product, product * nest.extents[index])
-            seen = seen | nest.real[index]
-        else:
-            closed = closed | (seen & nest.real[index] & ~nest.tile[index])
-    return product
+def _moves(inside: Innermost) -> Floats:
+    """Vectors moved around the steps of a tile; partial results in lanes are joined by halves instead."""
+    return np.where(inside.in_lanes, np.log2(inside.length) / 2.0 + 1.0, inside.accumulators)
 
 
-def _loads(nest: Nest, touched: Sequence[Touch], vectors: Floats, vectorised: Flags) -> dict[str, Floats]:
-    """What one step of the innermost reduction loads into registers, by kind."""
-    found = {name: np.zeros(nest.count) for name in ("tile_vector_loads", "tile_broadcasts", "tile_gathers")}
+def _loads(nest: Nest, touched: Sequence[Touch], inside: Innermost) -> dict[str, Floats]:
+    """What one step of the innermost reduction loads into registers, by kind, and how many of these vectors have to be
+    converted or interleaved.
+    """
+    names = ("tile_vector_loads", "tile_broadcasts", "tile_gathers", "tile_conversions")
+    found = {name: np.zeros(nest.count) for name in names}
+    held = accumulated(nest.source.write.tensor.dtype)
+    lane_loop = _lane_loop(nest, inside)
+    has_lanes = inside.vectorised | inside.in_lanes
     for touch in touched:
         if not touch.is_read or touch.is_write:
             continue
         rows = product_where(nest.tile & ~nest.vector & touch.moving, nest.extents)
-        stride = touch.strides[nest.vector_loop] if nest.vector_loop >= 0 else np.zeros(nest.count)
-        straight = vectorised & (stride == 1)
-        scattered = vectorised & (stride > 1)
-        found["tile_vector_loads"] += np.where(straight, rows * vectors, 0.0)
-        found["tile_broadcasts"] += np.where(straight | scattered, 0.0, rows)
-        found["tile_gathers"] += np.where(scattered, rows * product_where(nest.vector, nest.extents), 0.0)
+        stride = pick(np.vstack([np.zeros((1, nest.count)), touch.strides]), lane_loop)
+        straight = has_lanes & (stride == 1)
+        scattered = has_lanes & (stride > 1)
+        # Factors of a dot product that do not lie side by side are read step by step.
+        apart = np.where((inside.dot > 1) & straight & (not touch.packed), inside.dot, 1.0)
+        vectors = np.where(straight, rows * inside.vectors, 0.0) * apart
+        gathers = np.where(scattered, rows * inside.length, 0.0)
+        broadcasts = np.where(straight | scattered, 0.0, rows)
+        found["tile_vector_loads"] += vectors
+        found["tile_broadcasts"] += broadcasts
+        found["tile_gathers"] += gathers
+        if touch.tensor.dtype != held:
+            plain = vectors + np.where(has_lanes, broadcasts, 0.0)
+            found["tile_conversions"] += np.where(inside.dot > 1, np.where(apart > 1, 2.0 * vectors, 0.0), plain)
     return found
+
+
+def _lane_loop(nest: Nest, inside: Innermost) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """(B,): the loop, counted from 1, whose iterations are lanes; 0 where there is none."""
+    innermost = nest.depth - np.argmax(np.vstack([np.ones((1, nest.count), dtype=bool), nest.real])[::-1], axis=0)
+    return np.where(inside.in_lanes, innermost, nest.vector_loop + 1)
 
 
 def _annotation_columns(prefix: str, flags: Flags, nest: Nest) -> Columns:

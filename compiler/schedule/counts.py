@@ -3,7 +3,7 @@
 Always: index arithmetic is left out, it is hoisted out of the loops.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from compiler.ir.expr import COMPARISONS, LOGICAL, Binary, BinaryOp, Call, Cast, Expr, Not, Select, is_float
 from compiler.ir.visit import children
@@ -13,7 +13,7 @@ from compiler.te.tensor import Combiner, TensorRead
 @dataclass(frozen=True, slots=True)
 class OpCounts:
     """Operations per innermost iteration, by type class of their operands. A product that is summed counts as one
-    `mad`.
+    `mad`. `factors` are the types of two numbers whose product is summed in a wider type, which a dot product may do.
     """
 
     float_mad: int = 0
@@ -32,6 +32,13 @@ class OpCounts:
     int_other: int = 0
     bool_op: int = 0
     select_op: int = 0
+    factors: tuple[str, str] | None = None
+
+
+KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
+"""What is counted for floats and for whole numbers."""
+COUNTED = (*(f"{prefix}_{kind}" for prefix in ("float", "int") for kind in KINDS), "bool_op", "select_op")
+"""The counts by name."""
 
 
 _CLASS = {
@@ -54,7 +61,7 @@ _COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp"}
 
 def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
     """Counts of `source`, and of combining it into a result when a `combiner` is given."""
-    counts = {field.name: 0 for field in fields(OpCounts)}
+    counts = dict.fromkeys(COUNTED, 0)
     if isinstance(combiner, Combiner):
         for result in combiner.results:
             _count(result, counts)
@@ -66,7 +73,15 @@ def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
         counts[f"{kind}_mad"] = fused
         counts[f"{kind}_mul"] -= fused
         counts[f"{kind}_addsub"] -= fused
-    return OpCounts(**counts)
+    return OpCounts(**counts, factors=_widened_factors(source) if combiner == "sum" else None)
+
+
+def _widened_factors(source: Expr) -> tuple[str, str] | None:
+    """The types that the factors of a product had before they were cast to its own."""
+    match source:
+        case Binary(op=BinaryOp.MUL, lhs=Cast(value=lhs), rhs=Cast(value=rhs)):
+            return lhs.dtype, rhs.dtype
+    return None
 
 
 def _prefix(expr: Expr) -> str:

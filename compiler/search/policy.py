@@ -15,9 +15,11 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from compiler.codegen.dot_instructions import dots_of
 from compiler.cost_model import CostModel, TrainingBatch
-from compiler.errors import ScheduleError
+from compiler.errors import ScheduleError, TargetError
 from compiler.features import extract
+from compiler.ir.dot import Pair
 from compiler.schedule.bounds import infer_bounds, statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.state import State, replay
@@ -105,6 +107,7 @@ class SketchPolicy:
         )
         # A GPU has no number of cores; how it shares its work is not among the features.
         self._hardware = replace(task.hardware, num_cores=max(1, task.hardware.num_cores))
+        self._dots = _dots(task)
         self._told: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._seen: set[int] = set()
@@ -242,7 +245,7 @@ class SketchPolicy:
             good = space.legal(group)
             if not good.any():
                 continue
-            features = self._padded_features(extract(group.nests, group.choices, self._hardware, count=len(which)))
+            features = self._padded_features(self._extract(group))
             guess = self._guess(features)
             predicted = self._predicted(space, group, good, features, guess)
             prior[which] = guess
@@ -263,6 +266,9 @@ class SketchPolicy:
         if self.task.target.is_gpu:
             return np.ones(len(features))
         return prior_scores(features, self.task.flop_count, self._hardware)
+
+    def _extract(self, group: Group) -> Features:
+        return extract(group.nests, group.choices, self._hardware, count=len(group.rows), dots=self._dots)
 
     def _padded_features(self, features: Features) -> Features:
         """Features with as many rows a program as the largest sketch has statements, so that all are alike."""
@@ -332,7 +338,7 @@ class SketchPolicy:
             space = self.spaces[number]
             stacked = np.stack([rows[place] for place in places])
             for which, group in space.groups(stacked):
-                features = extract(group.nests, group.choices, self._hardware, count=len(which))
+                features = self._extract(group)
                 self._seen.update(int(key) for key in keys_of(number, group.rows))
                 for entry, row, block in zip(which, group.rows, self._padded_features(features), strict=True):
                     place = places[int(entry)]
@@ -347,8 +353,16 @@ class SketchPolicy:
             nests, choices = statement_nests(state), choices_of(state)
         except ScheduleError:
             return None
-        features: Features = self._padded_features(extract(nests, choices, self._hardware, count=1))[0]
+        features: Features = self._padded_features(extract(nests, choices, self._hardware, count=1, dots=self._dots))[0]
         return features
+
+
+def _dots(task: SearchTask) -> frozenset[Pair]:
+    """The factor types that the target has dot products of; none where no code is generated for it."""
+    try:
+        return frozenset() if task.target.is_gpu else frozenset(dots_of(task))
+    except TargetError:
+        return frozenset()
 
 
 def _padded(features: Features, statements: int) -> Features:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from compiler.dtype import item_bytes
+from compiler.dtype import accumulated, item_bytes
 from compiler.schedule.bounds import Loop, StageNest
 from compiler.schedule.state import Annotation, IterKind, Number
 from compiler.search.genome import Mask, Rows
@@ -24,7 +24,8 @@ def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, cou
     `vector` says whether the last spatial loop is a vector loop. One a result where no spatial loop is inside a
     reduction.
     """
-    lanes = max(1, hardware.vector_unit_bytes // itemsize(nest))
+    held = max(item_bytes(accumulated(dtype)) for dtype in nest.op.dtypes)
+    lanes = max(1, hardware.vector_unit_bytes // held)
     tile = np.full(count, len(nest.writes), dtype=np.int64)
     reduced = np.zeros(count, dtype=np.bool_)
     last = True

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.driver.build import build_kernel, dots_of, kernel_source
+from compiler.codegen.dot_instructions import dots_of
+from compiler.driver.build import build_kernel, kernel_source
 from compiler.errors import LoweringError
 from compiler.ir.expr import Dot, is_float
 from compiler.ir.stmt import Allocate, For, If, LoopFunction, LoopKind, exprs_of, walk_stmt

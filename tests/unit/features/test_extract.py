@@ -158,7 +158,20 @@ def test_tile_that_spills() -> None:
     found = values([tiled_matmul((32, 1, 1, 16), (8, 1, 1, 64), (64, 8))], choices(0, 1))
     assert found["tile_accumulators"] == approx(64)
     assert found["tile_fits"] == 0
-    assert found["tile_spilled"] == approx(36)
+    # 64 accumulators, a row of four vectors of B and the element of A, in 32 registers.
+    assert found["tile_spilled"] == approx(37)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "spilled"),
+    [(7, 64, 1), (14, 32, 0), (8, 32, 0), (4, 64, 0), (6, 64, 0), (15, 32, 1), (1, 64, 0)],
+)
+def test_a_tile_needs_registers_for_its_operands(rows: int, length: int, spilled: int) -> None:
+    nest = tiled_matmul((4, 1, 1, rows), (8, 1, 1, length), (64, 8))
+    found = values([nest], choices(0, 1))
+    assert found["tile_accumulators"] == approx(rows * length / 16)
+    assert found["tile_spilled"] == approx(spilled)
+    assert found["tile_fits"] == (spilled == 0)
 
 
 def test_without_an_inner_reduction_the_tile_grows_outwards() -> None:

@@ -1,0 +1,73 @@
+"""In: the statements of programs whose loops are bound to GPU threads. Out: columns of the group "gpu".
+
+Always: nothing for a statement that is not bound, so that its columns are 0.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from compiler.features.buffers import Columns
+from compiler.features.nest import Floats, Nest, size_of
+from compiler.schedule.bounds import StageNest
+from compiler.schedule.state import Annotation
+
+SHARED = ".shared"
+"""How the name of a stage ends whose buffer all threads of a block share."""
+
+_EXTENTS = {
+    "gpu_blocks_x": Annotation.BLOCK_X,
+    "gpu_blocks_y": Annotation.BLOCK_Y,
+    "gpu_blocks_z": Annotation.BLOCK_Z,
+    "gpu_threads_x": Annotation.THREAD_X,
+    "gpu_threads_y": Annotation.THREAD_Y,
+    "gpu_threads_z": Annotation.THREAD_Z,
+    "gpu_vthreads": Annotation.VTHREAD,
+}
+_BOUND = frozenset(_EXTENTS.values())
+
+
+def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
+    """Columns of statement `row` of a program: how its kernel, a root stage and what is computed inside its loops, is
+    launched, and what the buffers inside take of shared memory and of each thread's registers.
+    """
+    nest = nests[row]
+    if not any(loop.annotation in _BOUND for loop in nest.source.loops):
+        return
+    yield "is_gpu", 1.0
+    for name, annotation in _EXTENTS.items():
+        yield name, _extent(nest, annotation)
+    root = nest.source.loops[0].key[0]
+    shared, local = np.zeros(nest.count), np.zeros(nest.count)
+    for other in nests:
+        if not other.source.attached or other.source.loops[0].key[0] != root:
+            continue
+        if other.source.op.name.endswith(SHARED):
+            shared = shared + _buffer_bytes(other)
+        else:
+            local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)
+    yield "gpu_shared_bytes", shared
+    yield "gpu_local_bytes", local
+
+
+def _extent(nest: Nest, annotation: Annotation) -> Floats:
+    """(B,): how many blocks or threads loops with this annotation make: 1 without, those of the innermost stage that
+    has them. Virtual threads of several stages multiply.
+    """
+    bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation is annotation]
+    if bound and annotation is not Annotation.VTHREAD:
+        stage = nest.source.loops[bound[-1]].key[0]
+        bound = [index for index in bound if nest.source.loops[index].key[0] == stage]
+    return np.asarray(nest.extents[bound].prod(axis=0))
+
+
+def _buffer_bytes(nest: Nest) -> Floats:
+    size = np.full(nest.count, float(sum(_result_bytes(nest.source))))
+    for extent in nest.source.write.shape:
+        size = size * extent
+    return size
+
+
+def _result_bytes(nest: StageNest) -> Iterator[int]:
+    for write in nest.writes:
+        yield size_of(write.tensor.dtype)

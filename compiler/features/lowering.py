@@ -1,0 +1,129 @@
+"""In: a statement's loops and what its buffers touch, for B programs. Out: what lowering makes of the innermost loops.
+
+Always: the rules of the passes dot-products, vector-reductions and register-tiles, said in arrays.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.dtype import BFLOAT16, accumulated, item_bytes
+from compiler.features.buffers import pick
+from compiler.features.nest import Flags, Floats, Nest, product_where
+from compiler.features.touch import Touch
+from compiler.ir.dot import BYTES, Pair, is_possible
+from compiler.target import HardwareParams
+from compiler.te.tensor import Reduce
+
+CHAINS = 4
+"""Vectors of partial results of a reduction that runs in lanes."""
+
+_LEAST_IN_LANES = 8
+"""A shorter reduction does not run in lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Innermost:
+    """How the innermost loops of B programs run; arrays are (B,).
+
+    `lanes` is how many accumulators a register holds. Lanes are iterations of a spatial loop where it is `vectorised`,
+    those of the innermost reduction where it is `in_lanes`: then `length` partial results are joined in the end.
+    Else `length` is the extent of the vector loop, 1 without one. `vectors` registers hold a row of `length`, and there
+    are `rows` of them for each of the `results`. `turns` steps of the reduction lie between loading and storing
+    accumulators, in each of which `dot` products of an element are summed; `steps` is how many there are in all.
+    """
+
+    lanes: int
+    vectorised: Flags
+    in_lanes: Flags
+    length: Floats
+    vectors: Floats
+    rows: Floats
+    results: int
+    dot: Floats
+    turns: Floats
+    steps: Floats
+
+    @property
+    def accumulators(self) -> Floats:
+        """Vectors that hold what is being computed."""
+        return self.rows * self.vectors * self.results
+
+
+def innermost(nest: Nest, touched: Sequence[Touch], hardware: HardwareParams, dots: Collection[Pair]) -> Innermost:
+    """What lowering makes of a statement; `dots` are the factor types that there are dot products of."""
+    held = max(item_bytes(accumulated(write.tensor.dtype)) for write in nest.source.writes)
+    lanes = max(1, hardware.vector_unit_bytes // held)
+    vectorised: Flags = np.any(nest.vector, axis=0)
+    reduction, window, extent = _reduction(nest)
+    in_lanes = ~vectorised & (extent >= _LEAST_IN_LANES) & _neighbours(nest, touched, window)
+    width = np.minimum(lanes * CHAINS, np.exp2(np.floor(np.log2(np.maximum(extent, 1.0)))))
+    length = np.where(in_lanes, width, product_where(nest.vector, nest.extents))
+    vectors = np.where(vectorised | in_lanes, vector_count(length, lanes, hardware), 1.0)
+    rows = product_where(nest.tile & ~nest.vector, nest.extents)
+    dot = _dot_width(nest, dots, vectorised, reduction)
+    per_turn = np.where(in_lanes, extent / np.ceil(extent / width), 1.0) * dot
+    turns = product_where(reduction, nest.extents) / per_turn
+    steps = nest.inner[0] / (rows * np.where(in_lanes, 1.0, length) * per_turn)
+    return Innermost(
+        lanes, vectorised, in_lanes, length, vectors, rows, len(nest.source.writes), dot, turns, steps
+    )
+
+
+def vector_count(length: Floats, lanes: int, hardware: HardwareParams) -> Floats:
+    """Vector operations for `length` elements: the last is masked, or without masks a few of shorter vectors."""
+    whole, rest = np.divmod(length, lanes)
+    if hardware.lane_masks:
+        return np.asarray(whole + (rest > 0))
+    return np.asarray(whole + np.bitwise_count(rest.astype(np.int64)))
+
+
+def _reduction(nest: Nest) -> tuple[Flags, Flags, Floats]:
+    """The reduction loops between the tile and the next spatial loop outside it (L, B), the innermost loop of more than
+    one iteration where that is a reduction (L, B), and its extent (B,), 1 where it is none.
+    """
+    flags, window = np.zeros_like(nest.real), np.zeros_like(nest.real)
+    seen = np.zeros(nest.count, dtype=bool)
+    closed = np.zeros(nest.count, dtype=bool)
+    first = np.ones(nest.count, dtype=bool)
+    for index in reversed(range(nest.depth)):
+        if nest.reduce[index]:
+            flags[index] = ~closed
+            window[index] = first & nest.real[index]
+            seen = seen | nest.real[index]
+        else:
+            closed = closed | (seen & nest.real[index] & ~nest.tile[index])
+        first = first & ~nest.real[index]
+    return flags, window, product_where(window, nest.extents)
+
+
+def _neighbours(nest: Nest, touched: Sequence[Touch], window: Flags) -> Flags:
+    """(B,): whether every read moves to the next element, or not at all, as the loop of `window` runs."""
+    body = nest.source.op.body
+    one_value = isinstance(body, Reduce) and isinstance(body.combiner, str)
+    if not nest.depth or not one_value or nest.source.ops.select_op:
+        return np.zeros(nest.count, dtype=bool)
+    loop = np.argmax(window, axis=0)
+    straight = np.ones(nest.count, dtype=bool)
+    some = np.zeros(nest.count, dtype=bool)
+    for touch in touched:
+        if touch.is_write:
+            continue
+        stride = pick(touch.strides, loop)
+        straight = straight & (stride <= 1) & touch.exact
+        some = some | (stride == 1)
+    return straight & some & window.any(axis=0)
+
+
+def _dot_width(nest: Nest, dots: Collection[Pair], vectorised: Flags, reduction: Flags) -> Floats:
+    """(B,): how many products one instruction sums, 1 where there is none for them."""
+    width = np.ones(nest.count)
+    factors, result = nest.source.ops.factors, nest.source.write.tensor.dtype
+    if factors is None or not is_possible(dots, *factors):
+        return width
+    most = 4 if result in ("int32", "uint32") and set(factors) <= set(BYTES) else 1
+    if result == "float32" and set(factors) == {BFLOAT16}:
+        most = 2
+    possible = vectorised & np.any(reduction & (nest.extents % most == 0), axis=0)
+    return np.where(possible, float(most), width)
