@@ -1,5 +1,5 @@
-"""In: `retune records …`. Out: tables, records, and tuning logs in TVM's form. Always: reads a store; only `import`
-adds to it.
+"""In: `retune records …`. Out: tables, records, and tuning logs in TVM's form. Always: only `import` adds to a store,
+and only `compact` changes its files.
 """
 
 import json
@@ -17,7 +17,9 @@ from compiler import config
 from compiler.errors import OptionError
 from compiler.measure.log import append_log, from_record, read_log, to_record
 from flows.outcome import PIPE_WIDTH
+from storage.compaction import compact
 from storage.parquet import ParquetRecordStore
+from storage.query import run_query
 
 records_app = typer.Typer(help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True)
 
@@ -97,6 +99,44 @@ def records_export(
         known = f"called {task}" if task is not None else "to export"
         raise OptionError(f"there is no record {known} in {home_of(store)}; `retune records list` shows what there is")
     typer.echo(f"{append_log(log, map(from_record, chosen))} trials written to {log}")
+
+
+@records_app.command("query")
+def records_query(
+    sql: Annotated[str, typer.Argument(help="A DuckDB query over the views `records` and `best`.")],
+    store: Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row instead of a table.")] = False,
+) -> None:
+    """Ask the records anything in SQL. Needs `pip install 'retune[report]'`."""
+    columns, rows = run_query(home_of(store), sql)
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(dict(zip(columns, row, strict=True)), default=str))
+        return
+    table = _table(*columns)
+    for row in rows:
+        table.add_row(*("-" if value is None else str(value) for value in row))
+    _show(table)
+
+
+@records_app.command("compact")
+def records_compact(
+    least: Annotated[int, typer.Option(min=2, help="Join the files of a task when it has at least so many.")] = 8,
+    store: Store = None,
+) -> None:
+    """Join the many small files of each task. Runs may go on meanwhile."""
+    _records(store)
+    done = compact(home_of(store), least)
+    typer.echo(f"{done.files_before} files with {done.rows} records became {done.files_after}")
+
+
+@records_app.command("check")
+def records_check(store: Store = None) -> None:
+    """Read every record file from beginning to end, and say whether all is well."""
+    found = _records(store).check()
+    typer.echo(f"{found.files} files with {found.rows} records are sound")
+    for path in found.temporaries:
+        typer.echo(f"{path}: left over by a process that was killed; it may be deleted when no run is active")
 
 
 def home_of(store: str | None) -> Path:

@@ -77,14 +77,21 @@ class ParquetRecordStore(RecordStore):
 
     def scan(self, selection: Selection) -> Iterable[MeasureRecord]:
         """See `RecordStore.scan`: opens only the folders that the target and task allow."""
-        paths = part_paths(self.root, selection.target, selection.task_key)
-        return self._selected(paths, selection)
+        read: set[Path] = set()
+        while paths := [path for path in self._paths(selection) if path not in read]:
+            read.update(paths)
+            for path in paths:
+                for records in self._readable(path, self._cache.records):
+                    yield from filter(selection.accepts, records)
+            if not self._moved(paths):
+                return
 
     def scan_best(self, selection: Selection) -> Iterable[MeasureRecord]:
         """See `RecordStore.scan_best`: footers tell where the fastest rows are; only those are read."""
         fastest: dict[Key, float] = {}
         outlines: dict[Path, Outline | None] = {}
-        for path in part_paths(self.root, selection.target, selection.task_key):
+        listed = self._paths(selection)
+        for path in listed:
             for outline in self._readable(path, self._cache.outline):
                 if outline is None:
                     outlines[path] = None
@@ -92,8 +99,14 @@ class ParquetRecordStore(RecordStore):
                     outlines[path] = outline
                     fastest[outline.key] = min(outline.seconds, fastest.get(outline.key, math.inf))
         paths = [p for p, o in outlines.items() if o is None or o.seconds == fastest[o.key] < math.inf]
-        found = list(self._selected(paths, selection))
-        if any(path in self._unreadable for path in paths):
+        found = [
+            record
+            for path in paths
+            for records in self._readable(path, self._cache.fastest)
+            for record in records
+            if selection.accepts(record)
+        ]
+        if any(path in self._unreadable for path in paths) or self._moved(listed):
             return self.scan_best(selection)  # a winner is gone: look for the next
         return found
 
@@ -115,10 +128,12 @@ class ParquetRecordStore(RecordStore):
         temporaries = sorted((self.root / RECORDS).rglob(f".*{TEMPORARY_SUFFIX}"))
         return StoreCheck(files, rows, tuple(temporaries))
 
-    def _selected(self, paths: Iterable[Path], selection: Selection) -> Iterator[MeasureRecord]:
-        for path in paths:
-            for records in self._readable(path, self._cache.records):
-                yield from filter(selection.accepts, records)
+    def _paths(self, selection: Selection) -> list[Path]:
+        return part_paths(self.root, selection.target, selection.task_key)
+
+    def _moved(self, paths: Iterable[Path]) -> bool:
+        """Whether a file is gone that can have been replaced by another one since it was listed."""
+        return any(path not in self._unreadable and not path.exists() for path in paths)
 
     def _readable(self, path: Path, load: Callable[[Path], Loaded]) -> Iterator[Loaded]:
         """What `load` makes of a file, or nothing if the file is unreadable, which is seen to here."""

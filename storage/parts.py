@@ -1,4 +1,8 @@
-"""In: records or the path of a file. Out: the other. Always: what is cached stays true for ever."""
+"""In: records or the path of a file. Out: the other. Always: what is cached stays true for ever.
+
+A file of one append has one group of rows. One made by compaction has many, the fastest rows first, and a checksum on
+every page, so that its best rows are read without the others.
+"""
 
 import math
 import os
@@ -28,6 +32,9 @@ BEST_KEY = ("task_key", "target", "device", "threads")
 Key = tuple[str, str, str, int]
 """The values of `BEST_KEY`."""
 
+GROUP_ROWS = 8192
+"""Rows in a group of a compacted file."""
+
 _TAIL = 8
 _NAME = re.compile(rf"\w+-(?P<footer>[0-9a-f]{{8}})-(?P<body>[0-9a-f]{{8}}){re.escape(SUFFIX)}")
 _VERSION = re.compile(re.escape(VERSION_KEY) + rb"\x18.(\d+)\x00", re.DOTALL)
@@ -45,6 +52,13 @@ def encode(records: Sequence[MeasureRecord]) -> bytes:
     return bytes(sink.getvalue())
 
 
+def encode_compacted(table: Any) -> bytes:
+    """The Parquet file of a table with `SCHEMA`, its rows in groups that can be read alone."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=GROUP_ROWS, write_page_checksum=True)
+    return bytes(sink.getvalue())
+
+
 def part_name(data: bytes) -> str:
     """A fresh name for a file of these bytes: ULID, checksum of the footer, checksum of the rest.
 
@@ -56,10 +70,15 @@ def part_name(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a file's footer says: the task and place of all its rows, and the fewest seconds among them."""
+    """What a file's footer says: the task and place of all its rows, the fewest seconds among them, how many they are,
+    and which groups of them hold the fastest.
+    """
 
     key: Key
     seconds: float
+    rows: int
+    groups: int
+    fastest: tuple[int, ...]
 
 
 def read_part(path: Path) -> Any:
@@ -87,16 +106,33 @@ def read_outline(path: Path) -> Outline | None:
     with _blame(path):
         metadata = pq.read_metadata(pa.BufferReader(footer))
         version_of(metadata.metadata, str(path))
-        if metadata.num_row_groups != 1 or metadata.schema.to_arrow_schema().names != SCHEMA.names:
+        if metadata.num_row_groups == 0 or metadata.schema.to_arrow_schema().names != SCHEMA.names:
             return None
-        group = metadata.row_group(0)
-        *key, seconds = [group.column(index).statistics for index in _OUTLINE_COLUMNS]
-    if any(column is None or not column.has_min_max or column.min != column.max for column in key):
+        groups = [_group_outline(metadata.row_group(index)) for index in range(metadata.num_row_groups)]
+    keys = {key for key, _ in groups}
+    (key, *others) = keys
+    if key is None or others:
         return None
+    least = min(seconds for _, seconds in groups)
+    fastest = tuple(index for index, (_, seconds) in enumerate(groups) if seconds == least)
+    return Outline(key, least, metadata.num_rows, len(groups), fastest)
+
+
+def _group_outline(group: Any) -> tuple[Key | None, float]:
+    """The key that all rows of a group share, or None if it cannot be told, and the fewest seconds among them."""
+    *columns, seconds = [group.column(index).statistics for index in _OUTLINE_COLUMNS]
+    if any(column is None or not column.has_min_max or column.min != column.max for column in columns):
+        return None, math.inf
     if seconds is None or not (seconds.has_min_max or seconds.null_count == group.num_rows):
-        return None
-    task_key, target, device, threads = [column.min for column in key]
-    return Outline((task_key, target, device, threads), seconds.min if seconds.has_min_max else math.inf)
+        return None, math.inf
+    task_key, target, device, threads = [column.min for column in columns]
+    return (task_key, target, device, threads), seconds.min if seconds.has_min_max else math.inf
+
+
+def read_fastest(path: Path, outline: Outline) -> Any:
+    """The groups of rows that hold the fastest, as an Arrow table of the current schema. Raises as `read_part`."""
+    with path.open("rb") as raw, _blame(path), pq.ParquetFile(raw, page_checksum_verification=True) as file:
+        return file.read_row_groups(list(outline.fastest), use_threads=False)
 
 
 def _checked(path: Path, only_footer: bool = False) -> tuple[bytes, bytes]:
@@ -166,6 +202,13 @@ class PartCache:
         records = tuple(from_table(read_part(path), str(path)))
         self.keep(path, records)
         return records
+
+    def fastest(self, path: Path) -> tuple[MeasureRecord, ...]:
+        """At least the fastest records of a file. Raises as `read_part`."""
+        outline = self.outline(path)
+        if outline is None or len(outline.fastest) == outline.groups or path in self._rows:
+            return self.records(path)
+        return tuple(from_table(read_fastest(path, outline), str(path)))
 
     def outline(self, path: Path) -> Outline | None:
         """What a file's footer says. Raises as `read_part`."""

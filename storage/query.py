@@ -8,6 +8,7 @@ Without Retune, the DuckDB command line reads the same files:
 
 import re
 from pathlib import Path
+from typing import Any
 
 from compiler.errors import StoreError
 from storage.layout import RECORDS, part_paths
@@ -59,11 +60,30 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
     return connection
 
 
+def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The column names and rows of one SQL query over the views; it can read nothing but the store.
+
+    Raises:
+        StoreError: DuckDB is not installed, or refuses the query; the message says what it found.
+    """
+    with connect(root) as connection:
+        try:
+            connection.execute(f"SET allowed_directories = [{_quoted(str(Path(root).absolute()) + '/')}]")
+            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+            result = connection.execute(sql)
+            return [column[0] for column in result.description or []], result.fetchall()
+        except duckdb.Error as error:
+            raise StoreError(f"the query failed: {error}") from error
+
+
 def _source(root: Path) -> str:
     """The table function over the files; a view takes no parameters, so the path is quoted here."""
     glob = re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{RECORDS}/*/*/*.parquet"
-    literal = glob.replace("'", "''")
     return (
-        f"read_parquet('{literal}', union_by_name = true, hive_partitioning = true, "
+        f"read_parquet({_quoted(glob)}, union_by_name = true, hive_partitioning = true, "
         "hive_types = {'target_slug': VARCHAR, 'workload': VARCHAR})"
     )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

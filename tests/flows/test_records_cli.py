@@ -77,3 +77,41 @@ def test_a_mistake_is_one_sentence(
     assert said.count("\n") == 1
     assert all(word in said for word in words)
     assert not (folder / "new.json").exists()
+
+
+def test_sql_over_the_records(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "tune.json", [line(0.1), line(0.2), line(0.3, '["other"]')])
+    run(monkeypatch, "records", "import", "tune.json")
+    capsys.readouterr()
+    sql = "SELECT task_name, count(*) AS trials FROM records GROUP BY ALL ORDER BY ALL"
+    assert run(monkeypatch, "records", "query", sql, "--json") == 0
+    rows = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert rows == [{"task_name": "other", "trials": 1}, {"task_name": "product", "trials": 2}]
+    assert run(monkeypatch, "records", "query", sql) == 0
+    assert "product" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT nonsense", "SELECT * FROM read_text('/etc/hostname')", "COPY records TO 'stolen.csv'"]
+)
+def test_a_query_reads_records_and_nothing_else(
+    sql: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "tune.json", [line(0.1)])
+    run(monkeypatch, "records", "import", "tune.json")
+    capsys.readouterr()
+    assert run(monkeypatch, "records", "query", sql) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (folder / "stolen.csv").exists()
+
+
+def test_compact_and_check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        write(folder / "tune.json", [line(0.1 + number)])
+        run(monkeypatch, "records", "import", "tune.json")
+    capsys.readouterr()
+    assert run(monkeypatch, "records", "compact", "--least", "2") == 0
+    assert run(monkeypatch, "records", "check") == 0
+    assert capsys.readouterr().out == "3 files with 3 records became 1\n1 files with 3 records are sound\n"

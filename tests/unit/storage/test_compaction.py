@@ -1,0 +1,164 @@
+"""Many small files become few large ones, and no reader ever misses or doubles a record."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import StoreError
+from storage import compaction, parts
+from storage.compaction import Compaction, compact
+from storage.files import quarantine
+from storage.layout import part_paths
+from storage.parquet import ParquetRecordStore
+from storage.query import connect
+from tests.unit.storage.samples import failed, timed
+from tests.unit.storage.test_parquet import start_writer
+
+
+def fill(root: Path, rounds: int = 10, tasks: tuple[str, ...] = ("w0", "w1")) -> ParquetRecordStore:
+    store = ParquetRecordStore(root)
+    for number in range(rounds):
+        for task in tasks:
+            rows = [timed(task, 1e-3 * (1 + (7 * number + 3 * row) % 11), round=number) for row in range(4)]
+            store.append([*rows, failed(task, round=number)])
+    return store
+
+
+def test_the_same_records_in_fewer_files(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    before, best = store.records(), store.best_per_task()
+    assert compact(tmp_path) == Compaction(20, 2, 100)
+    assert len(part_paths(tmp_path)) == 2
+    for reader in (store, ParquetRecordStore(tmp_path)):
+        assert reader.records() == before
+        assert reader.best_per_task() == best
+        assert reader.check().rows == 100
+    assert compact(tmp_path) == Compaction(0, 0, 0)
+
+
+def test_each_device_has_a_file_of_its_own_and_others_are_left_alone(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    for number in range(3):
+        store.append([timed("w0", 1.0 + number, device="here")])
+        store.append([timed("w0", 2.0 + number, device="there")])
+        store.append([timed("w0", 3.0, device="here"), timed("w0", 4.0, device="there")])
+    before = store.records()
+    assert compact(tmp_path, least_parts=2) == Compaction(6, 2, 6)
+    assert len(part_paths(tmp_path)) == 5
+    assert ParquetRecordStore(tmp_path).records() == before
+    best = ParquetRecordStore(tmp_path).best("w0", device="there")
+    assert best is not None
+    assert best.seconds == 2.0
+
+
+def test_only_the_fastest_rows_are_read_for_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "GROUP_ROWS", 16)
+    store = fill(tmp_path, rounds=20, tasks=("w0",))
+    best = store.best("w0")
+    compact(tmp_path)
+    cold = ParquetRecordStore(tmp_path)
+    (path,) = part_paths(tmp_path)
+    outline = parts.read_outline(path)
+    assert outline is not None
+    assert (outline.rows, outline.groups, outline.fastest) == (100, 7, (0,))
+    monkeypatch.setattr(parts, "read_part", lambda _: pytest.fail("every row was read"))
+    assert cold.best("w0") == best
+
+
+def test_no_file_grows_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "FULL_ROWS", 30)
+    store = fill(tmp_path, rounds=20, tasks=("w0",))
+    before = store.records()
+    assert compact(tmp_path) == Compaction(20, 4, 100)
+    assert ParquetRecordStore(tmp_path).records() == before
+
+
+def test_a_crash_before_the_small_files_are_removed_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fill(tmp_path, tasks=("w0",))
+    before = store.records()
+
+    def refuse(_: Path, **_kind: bool) -> None:
+        raise OSError(30, "Read-only file system", "x.parquet")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "unlink", refuse)
+        with pytest.raises(StoreError, match="cannot remove"):
+            compact(tmp_path)
+    assert len(part_paths(tmp_path)) == 11
+    assert ParquetRecordStore(tmp_path).records() == before
+    with connect(tmp_path) as sql:
+        assert sql.sql("SELECT count(*) FROM records").fetchall() == [(50,)]
+    assert compact(tmp_path) == Compaction(11, 1, 50)
+    assert ParquetRecordStore(tmp_path).records() == before
+
+
+def test_a_reader_that_listed_before_finds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fill(tmp_path).records()
+    best = ParquetRecordStore(tmp_path).best_per_task()
+    for ask, wanted in ((lambda store: store.records(), before), (lambda store: store.best_per_task(), best)):
+        fill_again = timed("w2", 1.0)
+        ParquetRecordStore(tmp_path).append([fill_again])
+        reader = ParquetRecordStore(tmp_path)
+        list_paths = reader._paths
+        done: list[bool] = []
+
+        def listed_then_compacted(selection: object, list_paths=list_paths, done=done) -> list[Path]:  # type: ignore[no-untyped-def]
+            paths = list_paths(selection)
+            if not done:
+                done.append(True)
+                compact(tmp_path, least_parts=1)
+            return paths
+
+        monkeypatch.setattr(reader, "_paths", listed_then_compacted)
+        found = ask(reader)
+        kept = (
+            {key: record for key, record in found.items() if key != "w2"}
+            if isinstance(found, dict)
+            else [record for record in found if record.task_key != "w2"]
+        )
+        assert kept == wanted
+
+
+def test_writers_readers_and_compaction_at_once(tmp_path: Path) -> None:
+    writers: list[subprocess.Popen[str]] = [start_writer(tmp_path, f"writer{number}", 15) for number in range(2)]
+    seen = 0
+    while any(writer.poll() is None for writer in writers):
+        compact(tmp_path, least_parts=3)
+        reader = ParquetRecordStore(tmp_path)
+        count = len(reader.records())
+        assert count >= seen
+        assert count % 8 == 0
+        seen = count
+    printed = [line for writer in writers for line in writer.communicate()[0].splitlines()]
+    acknowledged = {record_id for line in printed for record_id in line.split()}
+    assert len(acknowledged) == 2 * 15 * 8
+    compact(tmp_path, least_parts=2)
+    assert {record.record_id for record in ParquetRecordStore(tmp_path).records()} == acknowledged
+    assert len(part_paths(tmp_path)) == 1
+
+
+def test_a_damaged_page_is_noticed_and_the_rest_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "GROUP_ROWS", 16)
+    fill(tmp_path, rounds=20, tasks=("w0",))
+    compact(tmp_path)
+    (path,) = part_paths(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 20] ^= 0xFF
+    path.write_bytes(bytes(data))
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 5.0)])
+    best = store.best("w0")
+    assert best is not None
+    assert best.seconds == 5.0
+    assert not path.exists()
+
+
+def test_what_was_set_aside_stays_there(tmp_path: Path) -> None:
+    fill(tmp_path, tasks=("w0",))
+    bad = part_paths(tmp_path)[0]
+    quarantine(bad, tmp_path, ValueError("bad"))
+    assert compact(tmp_path) == Compaction(9, 1, 45)
+    assert len(ParquetRecordStore(tmp_path).records()) == 45
