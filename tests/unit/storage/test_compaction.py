@@ -53,6 +53,7 @@ def test_each_device_has_a_file_of_its_own_and_others_are_left_alone(tmp_path: P
 
 
 def test_only_the_fastest_rows_are_read_for_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "FIRST_ROWS", 4)
     monkeypatch.setattr(parts, "GROUP_ROWS", 16)
     store = fill(tmp_path, rounds=20, tasks=("w0",))
     best = store.best("w0")
@@ -61,7 +62,7 @@ def test_only_the_fastest_rows_are_read_for_the_best(tmp_path: Path, monkeypatch
     (path,) = part_paths(tmp_path)
     outline = parts.read_outline(path)
     assert outline is not None
-    assert (outline.rows, outline.groups, outline.fastest) == (100, 7, (0,))
+    assert (outline.rows, outline.groups, outline.fastest) == (100, 7, (0, 1))
     monkeypatch.setattr(parts, "read_part", lambda _: pytest.fail("every row was read"))
     assert cold.best("w0") == best
 
@@ -141,6 +142,7 @@ def test_writers_readers_and_compaction_at_once(tmp_path: Path) -> None:
 
 
 def test_a_damaged_page_is_noticed_and_the_rest_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "FIRST_ROWS", 4)
     monkeypatch.setattr(parts, "GROUP_ROWS", 16)
     fill(tmp_path, rounds=20, tasks=("w0",))
     compact(tmp_path)
