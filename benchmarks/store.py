@@ -177,7 +177,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if run.options["compacted"]:
         with tempfile.TemporaryDirectory(prefix="retune-store-") as folder:
             for figure in measure_compacted(Path(folder), run.options["compacted"]):
-                run.write(figure)
+                if run.wants(figure.case):
+                    run.write(figure)
 
 
 if __name__ == "__main__":

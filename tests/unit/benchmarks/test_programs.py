@@ -124,9 +124,12 @@ def test_dot_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = _lines(store.main, ["--rows", "128", "--only", "best"], tmp_path / "out.jsonl", capsys)
-    assert {line["case"] for line in lines} == {"best_per_task", "best_of_one_task", "sql_best_view"}
-    assert all(line["rows"] == 128 for line in lines)
+    argv = ["--rows", "128", "--compacted", "6000", "--only", "best"]
+    lines = _lines(store.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {line["case"] for line in lines} == {
+        "best_per_task", "best_of_one_task", "sql_best_view", "best_per_task_compacted",
+    }  # fmt: skip
+    assert {line["rows"] for line in lines} == {128, 6000}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from compiler.errors import StoreError
@@ -12,6 +13,7 @@ from storage.files import quarantine
 from storage.layout import part_paths
 from storage.parquet import ParquetRecordStore
 from storage.query import connect
+from storage.schema import SCHEMA
 from tests.unit.storage.samples import failed, timed
 from tests.unit.storage.test_parquet import start_writer
 
@@ -147,8 +149,9 @@ def test_a_damaged_page_is_noticed_and_the_rest_serves(tmp_path: Path, monkeypat
     fill(tmp_path, rounds=20, tasks=("w0",))
     compact(tmp_path)
     (path,) = part_paths(tmp_path)
+    column = pq.read_metadata(path).row_group(0).column(SCHEMA.names.index("steps"))
     data = bytearray(path.read_bytes())
-    data[len(data) // 20] ^= 0xFF
+    data[column.data_page_offset + column.total_compressed_size - 3] ^= 0xFF
     path.write_bytes(bytes(data))
     store = ParquetRecordStore(tmp_path)
     store.append([timed("w0", 5.0)])
