@@ -5,6 +5,7 @@ Always: pure and deterministic; the same steps make the same object code.
 
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
 from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
 from compiler.codegen.dot_instructions import dots_of
@@ -25,6 +26,15 @@ from compiler.target import Target
 from compiler.te.tensor import Tensor
 
 _C_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Program(Protocol):
+    """A state of any kind: what was done to a graph."""
+
+    @property
+    def steps(self) -> Sequence[object]:
+        """The steps, in order."""
+        ...
 
 
 def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
@@ -51,11 +61,12 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
 
 def build(
     what: SearchTask | ComputeDAG | Sequence[Tensor],
-    steps: Sequence[Step] | None = None,
+    steps: Sequence[Step] | Program | None = None,
     name: str = "kernel",
     target: Target | None = None,
 ) -> KernelFunction:
-    """A function of NumPy arrays: the computation compiled for this machine, as `steps` say, or untuned.
+    """A function of NumPy arrays: the computation compiled for this machine, as `steps` (or those of a state) say, or
+    untuned.
 
     `what` is a task, a graph, or the tensors that are its arguments: inputs and outputs. `target` is for graphs and
     tensors; the default is this machine.
@@ -66,7 +77,11 @@ def build(
         dag = what if isinstance(what, ComputeDAG) else ComputeDAG(what)
         chosen = target or Target.host()
         what = SearchTask(name, dag, chosen, hardware_of(chosen, 1))
-    artifact = build_kernel(what, default_steps(what.dag) if steps is None else steps, name)
+    if steps is None:
+        steps = default_steps(what.dag)
+    elif not isinstance(steps, Sequence):
+        steps = [step for step in steps.steps if isinstance(step, Step)]
+    artifact = build_kernel(what, steps, name)
     return KernelFunction(load_kernels([artifact])[name])
 
 

@@ -42,6 +42,10 @@ class KernelFunction:
         """
         name = self.kernel.artifact.name
         check_count(name, self.args, len(arrays))
+        for spec, array in zip(self.args, arrays, strict=True):
+            if not isinstance(array, np.ndarray):
+                kind = type(array).__name__
+                raise ArtifactError(f"kernel {name}, argument {spec.name}: expected a NumPy array, got {kind}")
         bound = self.kernel.bind(arrays, threads)
         for spec, array in zip(self.args, arrays, strict=True):
             check_shape(name, spec, array)

@@ -7,7 +7,11 @@ outermost, its name, or the `Iterator` that an earlier call returned. Handles st
 Raises: every function raises ScheduleError naming the stage, the loop and the way out when the step does not fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import TypeVar
+
+import numpy as np
 
 from compiler.errors import ScheduleError
 from compiler.schedule.state import ANNOTATION_TEXT, Annotation, Iterator, Number, State
@@ -32,14 +36,36 @@ from compiler.te.tensor import Operation, Tensor
 StageRef = int | str | Tensor | Operation
 LoopRef = int | str | Iterator
 
+_Item = TypeVar("_Item")
+_MOST = 1 << 62
 _THREADS = {ANNOTATION_TEXT[kind]: kind for kind in Annotation if Annotation.VTHREAD <= kind <= Annotation.THREAD_Z}
+
+
+def _whole(what: str, value: object) -> int:
+    """A whole number of any type, small enough to count elements with."""
+    if not isinstance(value, (int, np.integer)) or abs(index(value)) > _MOST:
+        raise ScheduleError(f"{what} must be a whole number, of 62 bits at most; got {value!r}")
+    return index(value)
+
+
+def _listed(what: str, values: Iterable[_Item]) -> tuple[_Item, ...]:
+    if not isinstance(values, Iterable) or isinstance(values, Tensor):
+        raise ScheduleError(f"{what} must be a list; got {values!r}")
+    return tuple(values)
+
+
+def _length(value: Number | None) -> Number | None:
+    """A tile size: a number, one a program, or none yet."""
+    family = value is None or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return value if family else _whole("a length", value)
 
 
 def stage_number(state: State, stage: StageRef) -> int:
     """The number of a stage. A name that several stages have is refused."""
-    if isinstance(stage, int):
-        state.stage(stage)
-        return stage
+    if not isinstance(stage, (str, Tensor, Operation)):
+        number = _whole("a stage that is no name, tensor or operation", stage)
+        state.stage(number)
+        return number
     nodes = state.dag.nodes
     if isinstance(stage, str):
         found = [number for number, node in enumerate(nodes) if node.op.name == stage]
@@ -61,8 +87,8 @@ def stage_number(state: State, stage: StageRef) -> int:
 def loop_number(state: State, stage: StageRef, loop: LoopRef) -> int:
     """The number of a loop within its stage."""
     found = state.stage(stage_number(state, stage))
-    if isinstance(loop, int):
-        return loop
+    if not isinstance(loop, (str, Iterator)):
+        return _whole("a loop that is no name or iterator", loop)
     name = loop if isinstance(loop, str) else loop.name
     for number, iterator in enumerate(found.iters):
         if iterator.name == name:
@@ -89,8 +115,9 @@ def split(
     number, at = stage_number(state, stage), loop_number(state, stage, loop)
     known = state.stages[number].iters[at : at + 1]
     extent = known[0].extent if known else None
-    after = state.apply(Split(number, at, extent if isinstance(extent, int) else 0, tuple(lengths), inner_to_outer))
-    return after, _loops(after, number, at, len(lengths) + 1)
+    parts = tuple(map(_length, _listed("the lengths", lengths)))
+    after = state.apply(Split(number, at, extent if isinstance(extent, int) else 0, parts, inner_to_outer))
+    return after, _loops(after, number, at, len(parts) + 1)
 
 
 def follow_split(
@@ -102,7 +129,8 @@ def follow_split(
     after (n_split 2): for i.0: for i.1 in 2: for i.2 in 32: body(i)
     """
     number, at = stage_number(state, stage), loop_number(state, stage, loop)
-    after = state.apply(FollowSplit(number, at, source_step, n_split))
+    source, count = _whole("the number of a step", source_step), _whole("the number of parts", n_split)
+    after = state.apply(FollowSplit(number, at, source, count))
     return after, _loops(after, number, at, n_split + 1)
 
 
@@ -115,7 +143,8 @@ def follow_fused_split(
     after (level 0): for i.0 in 32: for i.1 in 16: body(i)      with `by_factor` False: i.0 runs over 16, i.1 over 32
     """
     number, at = stage_number(state, stage), loop_number(state, stage, loop)
-    after = state.apply(FollowFusedSplit(number, at, tuple(source_steps), level, by_factor))
+    sources = tuple(_whole("the number of a step", step) for step in _listed("the steps", source_steps))
+    after = state.apply(FollowFusedSplit(number, at, sources, _whole("the level", level), by_factor))
     return after, _loops(after, number, at, 2)
 
 
@@ -126,7 +155,7 @@ def fuse(state: State, stage: StageRef, loops: Sequence[LoopRef]) -> tuple[State
     after:  for i@j@ in 128: body(i@j@ // 16, i@j@ % 16)
     """
     number = stage_number(state, stage)
-    at = tuple(loop_number(state, number, loop) for loop in loops)
+    at = tuple(loop_number(state, number, loop) for loop in _listed("the loops", loops))
     after = state.apply(Fuse(number, at))
     return after, after.stages[number].iters[at[0] if at else 0]
 
@@ -137,7 +166,8 @@ def reorder(state: State, stage: StageRef, order: Sequence[LoopRef]) -> State:
     before: for i: for j: for k: body      after (i, k, j): for i: for k: for j: body
     """
     number = stage_number(state, stage)
-    return state.apply(Reorder(number, tuple(loop_number(state, number, loop) for loop in order)))
+    loops = _listed("the order", order)
+    return state.apply(Reorder(number, tuple(loop_number(state, number, loop) for loop in loops)))
 
 
 def _annotated(state: State, stage: StageRef, loop: LoopRef, annotation: Annotation) -> tuple[State, Iterator]:
@@ -168,8 +198,8 @@ def unroll(state: State, stage: StageRef, loop: LoopRef, max_unroll: int = -1) -
     before: for j in 4: body(j)      after: body(0); body(1); body(2); body(3)
     """
     number, at = stage_number(state, stage), loop_number(state, stage, loop)
-    extent = state.stages[number].iters[at].extent if at < len(state.stages[number].iters) else None
-    if max_unroll != -1 and isinstance(extent, int) and extent > max_unroll:
+    extent = state.stages[number].iters[at].extent if 0 <= at < len(state.stages[number].iters) else None
+    if _whole("the longest loop", max_unroll) != -1 and isinstance(extent, int) and extent > max_unroll:
         return state, state.stages[number].iters[at]
     return _annotated(state, number, at, Annotation.UNROLL)
 
@@ -180,7 +210,7 @@ def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[Sta
     Code generation for a CPU refuses such a loop.
     before: for i: body(i)      after: threadIdx.x i: body(i)
     """
-    if thread not in _THREADS:
+    if not isinstance(thread, str) or thread not in _THREADS:
         raise ScheduleError(f"there is no thread {thread!r} to bind a loop to; known: {', '.join(_THREADS)}")
     return _annotated(state, stage, loop, _THREADS[thread])
 
@@ -190,7 +220,7 @@ def pragma(state: State, stage: StageRef, loop: LoopRef, text: str) -> State:
 
     before: for k in 4: body(k)      after (N 64): body(0); body(1); body(2); body(3)
     """
-    return state.apply(Pragma(stage_number(state, stage), loop_number(state, stage, loop), text))
+    return state.apply(Pragma(stage_number(state, stage), loop_number(state, stage, loop), str(text)))
 
 
 def storage_align(state: State, stage: StageRef, loop: LoopRef, factor: int, offset: int) -> State:
@@ -199,7 +229,8 @@ def storage_align(state: State, stage: StageRef, loop: LoopRef, factor: int, off
     before: C is 32 x 64, C[i, j] at i * 64 + j      after (i, 16, 4): C[i, j] at i * 68 + j
     """
     number = stage_number(state, stage)
-    return state.apply(StorageAlign(number, loop_number(state, number, loop), factor, offset))
+    at = loop_number(state, number, loop)
+    return state.apply(StorageAlign(number, at, _whole("the factor", factor), _whole("the offset", offset)))
 
 
 def compute_at(state: State, stage: StageRef, target: StageRef, loop: LoopRef) -> State:
@@ -230,6 +261,12 @@ def compute_root(state: State, stage: StageRef) -> State:
     return state.apply(ComputeRoot(stage_number(state, stage)))
 
 
+def _scope(scope: str) -> str:
+    if not isinstance(scope, str) or not scope.isidentifier():
+        raise ScheduleError(f"a buffer's scope must be a word, such as local or shared; got {scope!r}")
+    return scope
+
+
 def cache_read(state: State, stage: StageRef, scope: str, readers: Sequence[StageRef]) -> tuple[State, Tensor]:
     """Copy a tensor into a buffer that `readers` read instead; returns the buffer's tensor (of several the first).
 
@@ -238,7 +275,8 @@ def cache_read(state: State, stage: StageRef, scope: str, readers: Sequence[Stag
                                        for i: C[i] = f(A.local[i])
     """
     number = stage_number(state, stage)
-    after = state.apply(CacheRead(number, scope, tuple(stage_number(state, reader) for reader in readers)))
+    numbers = tuple(stage_number(state, reader) for reader in _listed("the readers", readers))
+    after = state.apply(CacheRead(number, _scope(scope), numbers))
     return after, after.dag.nodes[number + 1].tensor
 
 
@@ -250,7 +288,7 @@ def cache_write(state: State, stage: StageRef, scope: str = "local") -> tuple[St
                                            for i: C[i] = C.local[i]
     """
     number = stage_number(state, stage)
-    after = state.apply(CacheWrite(number, scope))
+    after = state.apply(CacheWrite(number, _scope(scope)))
     return after, after.dag.nodes[number].tensor
 
 
@@ -262,5 +300,5 @@ def rfactor(state: State, stage: StageRef, loop: LoopRef, factor_iter: int) -> t
             for ax0: for k_0_v: C.repl[ax0] += C.rf[ax0, k_0_v]
     """
     number = stage_number(state, stage)
-    after = state.apply(Rfactor(number, loop_number(state, number, loop), factor_iter))
+    after = state.apply(Rfactor(number, loop_number(state, number, loop), _whole("the axis number", factor_iter)))
     return after, after.dag.nodes[number].tensor

@@ -77,7 +77,7 @@ class Pragma(Step):
         if self.text == "debug_skip_region":
             return ComputeRoot(self.stage).apply(state) if isinstance(stage.location, Attached) else state
         name, sign, value = self.text.partition("$")
-        if name != "auto_unroll_max_step" or not sign or not value.isdigit():
+        if name != "auto_unroll_max_step" or not sign or not value.isdecimal():
             raise ScheduleError(
                 f"{stage.op.name}: the pragma {self.text!r} is unknown; "
                 "known: auto_unroll_max_step$N, debug_skip_region"

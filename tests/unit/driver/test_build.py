@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
+from compiler import auto_scheduler, te
 from compiler.driver.build import build, build_kernel
 from compiler.errors import ArtifactError, LoweringError, RetuneError, ScheduleError
 from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.function import KernelFunction
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
+from compiler.schedule.primitives import split
+from compiler.schedule.state import Annotation, State
 from compiler.schedule.steps import Annotate, Fuse, Pragma, Reorder, Split, Step
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
@@ -46,6 +47,18 @@ def test_tensors_a_graph_and_a_task_are_built(arrays: list[np.ndarray]) -> None:
         c.fill(0)
         function(a, b, c, threads=2)
         np.testing.assert_allclose(c, a @ b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_stands_for_its_steps(arrays: list[np.ndarray]) -> None:
+    dag = ComputeDAG(product())
+    state, _ = split(State.initial(dag), "C", "j", [8])
+    program = auto_scheduler.ComputeDAG(product()).get_init_state()
+    program.split("C", "j", [8])
+    a, b, c = arrays
+    for function in (build(dag, state), build(program.value.dag, program)):
+        c.fill(0)
+        function(a, b, c)
+        np.testing.assert_allclose(c, a @ b, rtol=1e-5)
 
 
 def test_packed_weights_are_prepared() -> None:
@@ -96,7 +109,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
         (0, lambda a: a.tolist(), "argument A: expected a NumPy array, got list"),
         (1, lambda _: None, "argument B: expected a NumPy array, got NoneType"),
         (1, lambda _: 1.5, "argument B: expected a NumPy array, got float"),
-        (2, lambda _: -64, "argument C: address -0x40"),
+        (2, lambda _: -64, "argument C: expected a NumPy array, got int"),
     ],
 )
 def test_an_array_that_does_not_fit_is_named(
@@ -105,6 +118,13 @@ def test_an_array_that_does_not_fit_is_named(
     arrays[place] = change(arrays[place])
     with pytest.raises(ArtifactError, match=words):
         multiply(*arrays)
+
+
+@pytest.mark.parametrize("value", [64, True, "abc", None, [1.0], 2.5])
+def test_what_is_no_array_is_refused(value: Any, multiply: KernelFunction, arrays: list[np.ndarray]) -> None:
+    """An address too: nobody would know what lies there."""
+    with pytest.raises(ArtifactError, match="argument A: expected a NumPy array, got"):
+        multiply(value, *arrays[1:])
 
 
 def test_inputs_may_be_read_only(multiply: KernelFunction, arrays: list[np.ndarray]) -> None:

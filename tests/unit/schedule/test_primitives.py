@@ -1,5 +1,9 @@
 """Schedule functions: what they accept, what they return, and that they never change the state they are given."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 
 from compiler import te
@@ -111,6 +115,45 @@ def test_what_is_not_there_is_named() -> None:
         s.bind(state, "C", "i", "warp")
     with pytest.raises(ScheduleError, match="there is no stage 9"):
         s.split(state, 9, 0, [2])
+
+
+@pytest.mark.parametrize("value", [2.5, "x", "", None, [1], -7, 1 << 80, float("nan"), object()], ids=repr)
+def test_a_wrong_argument_is_an_error_of_the_schedule(value: Any) -> None:
+    dag, c = matmul()
+    state, _ = s.split(State.initial(dag), "D", "i", [4])
+    calls: list[Callable[[], object]] = [
+        lambda: s.split(state, value, "i", [2]),
+        lambda: s.split(state, c, value, [2]),
+        lambda: s.split(state, c, "i", [value if value is not None else 0]),
+        lambda: s.split(state, c, "i", value if not isinstance(value, list) else [value]),
+        lambda: s.follow_split(state, c, "i", value, 1),
+        lambda: s.follow_split(state, c, "i", 0, value),
+        lambda: s.follow_fused_split(state, c, "i", [value], 0),
+        lambda: s.follow_fused_split(state, c, "i", value if value != [1] else [7], 0),
+        lambda: s.follow_fused_split(state, c, "i", [0], value),
+        lambda: s.fuse(state, c, [value, "j"]),
+        lambda: s.reorder(state, c, [value]),
+        lambda: s.unroll(state, c, "i", value) if value not in (-7, "x") else s.unroll(state, c, value),
+        lambda: s.bind(state, c, "i", value),
+        lambda: s.pragma(state, c, "i", value),
+        lambda: s.storage_align(state, c, "i", value, 0),
+        lambda: s.storage_align(state, c, "i", 4, value),
+        lambda: s.compute_at(state, value, "D", "i.0"),
+        lambda: s.compute_at(state, c, "D", value),
+        lambda: s.cache_read(state, "A", "local", [value]),
+        lambda: s.cache_read(state, "A", value if value != "x" else "", [c]),
+        lambda: s.rfactor(state, c, "k", value),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(ScheduleError):
+            print(number, call())
+
+
+def test_numbers_may_be_numpys() -> None:
+    dag, _ = matmul()
+    state, parts = s.split(State.initial(dag), np.int64(2), np.int32(0), np.array([4, 2]))  # type: ignore[arg-type]
+    assert state.steps == (Split(2, 0, 8, (4, 2)),)
+    assert len(parts) == 3
 
 
 def test_a_name_of_two_stages_is_refused() -> None:
