@@ -12,6 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler.measure.record import MeasureRecord
+from storage.compaction import Compaction, compact
 from storage.parquet import ParquetRecordStore
 from storage.runs import Run, RunInfo, RunLedger
 
@@ -79,3 +80,9 @@ def best_records(
 def complete_run(run_id: str, home: Path, summary: dict[str, Any]) -> RunInfo:
     """Mark a run as finished: the next command like it begins a new one."""
     return RunLedger(home).complete(run_id, summary)
+
+
+@task(name="compact", cache_policy=NO_CACHE)
+def compact_store(home: str) -> Compaction:
+    """Join the small files of every task."""
+    return compact(Path(home))

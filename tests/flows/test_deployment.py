@@ -1,18 +1,20 @@
 """The deployment file names a flow that exists and parameters that it has."""
 
+import importlib
 import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import yaml
+from prefect import Flow
 from prefect.settings import PREFECT_API_URL
 
 from compiler import config
-from flows.tune_network import tune_network
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 from tests.flows.networks import write_mlp
@@ -26,18 +28,18 @@ def deployments() -> list[dict[str, Any]]:
     return found
 
 
-def test_the_cpu_deployment_points_at_the_flow() -> None:
-    (cpu,) = [each for each in deployments() if each["name"] == "cpu"]
-    path, _, name = cpu["entrypoint"].partition(":")
-    assert (ROOT / path).is_file()
-    assert name == "tune_network"
-    assert tune_network.name == "tune-network"
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda each: str(each["name"]))
+def test_a_deployment_names_a_flow_and_parameters_that_it_has(deployment: dict[str, Any]) -> None:
+    path, _, name = deployment["entrypoint"].partition(":")
+    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    assert isinstance(flow, Flow)
+    assert set(deployment.get("parameters", {})) <= set(inspect.signature(flow.fn).parameters)
 
 
-def test_its_parameters_are_those_of_the_flow() -> None:
-    known = set(inspect.signature(tune_network.fn).parameters)
-    for each in deployments():
-        assert set(each.get("parameters", {})) <= known
+def test_every_schedule_names_its_time_zone() -> None:
+    schedules = [each for deployment in deployments() for each in deployment.get("schedules", [])]
+    assert schedules
+    assert all(ZoneInfo(each["timezone"]) and len(each["cron"].split()) == 5 for each in schedules)
 
 
 @pytest.mark.slow

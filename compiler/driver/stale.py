@@ -1,0 +1,79 @@
+"""In: what the records say of networks' tasks. Out: which network gains most from more tuning. Always: pure.
+
+The gain that a minute of tuning is expected to bring is that of the task scheduler's gradient: the seconds that the
+next round of the most promising task takes off the network's latency, over what a round costs.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.measure.record import MeasureRecord
+from compiler.schedule.structure import structure_of
+from compiler.schedule.task import SearchTask
+from compiler.search.task_scheduler import SchedulerOptions, TaskState, gradients, network_latency
+
+ROUND = 64
+"""Trials that count as one round, whatever the rounds were that they were measured in."""
+USUAL_TRIAL_SECONDS = 0.1
+"""What a trial costs where no record tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What is expected of tuning a network: `gain` is the share of its latency that a minute takes off, infinite while
+    a task has no valid record of the present engine. `latency` is in seconds, the weighted sum of the tasks' best
+    times.
+    """
+
+    network: str
+    gain: float
+    latency: float
+    tasks: int
+    untuned: int
+
+    def __str__(self) -> str:
+        if self.untuned:
+            return f"{self.network}: {self.untuned} of {self.tasks} tasks have no record of this version"
+        return f"{self.network}: {self.latency * 1e3:.3f} ms, a minute may take {self.gain:.2%} off"
+
+
+def prospect(
+    network: str,
+    tasks: Sequence[SearchTask],
+    weights: Sequence[int],
+    records: Mapping[str, Sequence[MeasureRecord]],
+    engine: str,
+) -> Prospect:
+    """Judge a network by the records of its tasks on one machine, by workload key.
+
+    Records of another version than `engine` do not count: what the generator makes of their steps has changed.
+    """
+    present = {key: [record for record in found if record.engine_version == engine] for key, found in records.items()}
+    states = [
+        task_state(present.get(task.workload_key, ()), task, weight)
+        for task, weight in zip(tasks, weights, strict=True)
+    ]
+    untuned = sum(math.isinf(state.best_seconds) for state in states)
+    latency = network_latency(states)
+    if untuned or not states:
+        return Prospect(network, math.inf if untuned else 0.0, latency, len(states), untuned)
+    costs = [record.build_seconds + record.run_seconds for found in present.values() for record in found]
+    round_seconds = ROUND * (math.fsum(costs) / len(costs) if costs else USUAL_TRIAL_SECONDS)
+    steepest = -min(gradients(states, SchedulerOptions()))
+    return Prospect(network, steepest * 60.0 / max(round_seconds, 1e-9) / latency, latency, len(states), 0)
+
+
+def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) -> TaskState:
+    """How far the records, of any number of runs, have brought a task; they may be in any order."""
+    seconds = [record.seconds for record in sorted(records, key=lambda record: (record.timestamp, record.record_id))]
+    state = TaskState(flops=task.flop_count, weight=float(weight), group=structure_of(task.dag))
+    for start in range(0, len(seconds), ROUND):
+        state = state.after_round(min(seconds[start : start + ROUND]))
+    return state
+
+
+def most_promising(prospects: Iterable[Prospect], least_gain: float) -> Prospect | None:
+    """The network with the highest gain, the first of equals; None when none reaches `least_gain` a minute."""
+    worthy = [found for found in prospects if found.gain >= least_gain and found.gain > 0.0]
+    return max(worthy, key=lambda found: found.gain, default=None)

@@ -1,0 +1,79 @@
+"""In: networks and a span of time. Out: the span, spent on the networks that gain most. Always: ends in time.
+
+    until the window is over: judge every network by its records → tune the most promising one for a slice
+A network that cannot be tuned is named, left out, and makes the run fail at its end, after the others had their time.
+"""
+
+import math
+import time
+from pathlib import Path
+
+from prefect import flow, get_run_logger
+
+from compiler.driver.report import Report
+from compiler.driver.stale import most_promising
+from compiler.errors import OptionError, RetuneError
+from flows.parameters import TuneJob
+from flows.tune_network import tune_network
+from tasks.stale import judge
+
+SHORTEST_SLICE = 1.0
+"""Minutes: less does not repay the start of a run."""
+
+
+@flow(name="retune-stale", flow_run_name="retune-stale")
+def retune_stale(
+    networks: list[str],
+    window_minutes: float = 240.0,
+    slice_minutes: float = 15.0,
+    least_gain: float = 0.0005,
+    threads: int | None = None,
+    target: str | None = None,
+    home: str | None = None,
+) -> list[Report]:
+    """Tune those of `networks` again, names or paths, that are expected to gain most, for `window_minutes` in all.
+
+    Each turn lasts at most `slice_minutes`. The run ends early when no network is expected to lose the share
+    `least_gain` of its latency in a minute of tuning. The other parameters are those of `tune_network`.
+    Raises: OptionError for parameters that make no sense; RetuneError at the end when a network could not be tuned.
+    """
+    jobs = {
+        name: TuneJob.checked(name, minutes=slice_minutes, threads=threads, target=target, home=home)
+        for name in networks
+    }
+    if not jobs:
+        raise OptionError("no networks given: name some of the zoo or the paths of ONNX files")
+    if not (math.isfinite(window_minutes) and window_minutes >= SHORTEST_SLICE):
+        raise OptionError(f"the window must be at least {SHORTEST_SLICE:g} minute, not {window_minutes}")
+    logger = get_run_logger()
+    end = time.monotonic() + window_minutes * 60
+    reports: list[Report] = []
+    failures: dict[str, str] = {}
+    while (left := (end - time.monotonic()) / 60) >= SHORTEST_SLICE:
+        prospects = []
+        for name, job in jobs.items():
+            if name not in failures:
+                try:
+                    prospects.append(judge(name, Path(job.home), job.target, job.device, job.threads))
+                    logger.info("%s", prospects[-1])
+                except RetuneError as error:
+                    failures[name] = str(error)
+        chosen = most_promising(prospects, least_gain)
+        if chosen is None:
+            break
+        job = jobs[chosen.network]
+        try:
+            reports.append(
+                tune_network(
+                    job.network,
+                    minutes=min(slice_minutes, left),
+                    threads=job.threads,
+                    target=job.target,
+                    home=job.home,
+                )
+            )
+        except RetuneError as error:
+            failures[chosen.network] = str(error)
+    if failures:
+        raise RetuneError("; ".join(f"{name} could not be tuned: {reason}" for name, reason in failures.items()))
+    return reports

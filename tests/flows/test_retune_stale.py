@@ -1,0 +1,67 @@
+"""The nightly flow: the window goes to the networks that gain most, and ends in time."""
+
+from pathlib import Path
+
+import pytest
+
+from compiler import config
+from compiler.driver.extract import extract_network
+from compiler.errors import OptionError, RetuneError
+from flows import retune_stale as module
+from flows.compact_records import compact_records
+from flows.parameters import TuneJob
+from flows.retune_stale import retune_stale
+from storage.parquet import ParquetRecordStore
+from tests.flows.networks import write_mlp, write_unsupported
+from tests.unit.storage.samples import timed
+
+pytestmark = pytest.mark.usefixtures("prefect_api")
+
+
+def write_records(network: str, home: Path) -> None:
+    """What a short tuning leaves behind."""
+    job = TuneJob.checked(network, trials=1, threads=1, home=str(home))
+    extracted = extract_network(job.network, job.target, job.threads)
+    ParquetRecordStore(home).append(
+        [
+            timed(
+                key, 1e-3, network=network, target=job.target, device=job.device, threads=1,
+                engine_version=config.engine_version(),
+            )
+            for key in extracted.task_keys
+        ]
+    )  # fmt: skip
+
+
+def test_the_untuned_network_is_tuned_and_the_broken_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned, new = str(write_mlp(tmp_path / "tuned.onnx")), str(write_mlp(tmp_path / "new.onnx", widths=(8, 24)))
+    broken, home = str(write_unsupported(tmp_path / "broken.onnx")), tmp_path / "state"
+    write_records(tuned, home)
+    asked: list[str] = []
+
+    def quick(network: str, *, minutes: float, home: str, **_options: object) -> str:
+        assert 0 < minutes <= 2
+        asked.append(network)
+        write_records(network, Path(home))
+        return network
+
+    monkeypatch.setattr(module, "tune_network", quick)
+    with pytest.raises(RetuneError, match=r"broken\.onnx could not be tuned: .*DFT"):
+        retune_stale(
+            [tuned, broken, new], window_minutes=2.0, slice_minutes=2.0, least_gain=1e9, threads=1, home=str(home)
+        )
+    assert asked == [new]
+    before = ParquetRecordStore(home).records()
+    assert compact_records(str(home)).rows == 0
+    assert ParquetRecordStore(home).records() == before
+
+
+@pytest.mark.parametrize(
+    ("networks", "window", "said"),
+    [([], 10.0, "no networks"), (["mlp"], 0.0, "window"), (["mlp"], float("nan"), "window")],
+)
+def test_nonsense_is_refused(networks: list[str], window: float, said: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=said):
+        retune_stale(networks, window_minutes=window, home=str(tmp_path))

@@ -1,0 +1,79 @@
+"""Which network gains most from being tuned again, as its records tell."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from compiler import te
+from compiler.driver.stale import ROUND, Prospect, most_promising, prospect, task_state
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+
+def task(size: int) -> SearchTask:
+    a, b = te.placeholder((size, size), name="A"), te.placeholder((size, size), name="B")
+    k = te.reduce_axis(size, "k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "C")
+    return SearchTask(f"matmul{size}", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
+
+
+SMALL, LARGE = task(8), task(64)
+_BASE = MeasureRecord(
+    record_id="", run_id="run", network="n", task_key="", task_name="", target="llvm", device="here", threads=1,
+    steps="[]", parent_id="", mutation="", predicted=None, costs=(1.0,), status=MeasureStatus.OK, error="",
+    build_seconds=0.05, run_seconds=0.05, options="{}", seed=0, round=0, elapsed=0.0, engine_version="2",
+    llvm_version="", timestamp=0.0,
+)  # fmt: skip
+
+
+def records(*seconds: float | None, engine: str = "2") -> list[MeasureRecord]:
+    made = []
+    for number, cost in enumerate(seconds):
+        status = MeasureStatus.OK if cost else MeasureStatus.RUN_TIMEOUT
+        costs = (cost,) if cost else ()
+        made.append(replace(_BASE, costs=costs, status=status, timestamp=float(number), engine_version=engine))
+    return made
+
+
+def judged(small: list[MeasureRecord], large: list[MeasureRecord]) -> Prospect:
+    known = {SMALL.workload_key: small, LARGE.workload_key: large}
+    return prospect("net", [SMALL, LARGE], [1, 2], known, "2")
+
+
+def test_a_task_is_as_far_as_its_records_in_any_order() -> None:
+    found = records(*[3.0] * ROUND, *[None] * ROUND, 1.0)
+    state = task_state(reversed(found), SMALL, 2)
+    assert (state.rounds, state.history, state.best_seconds, state.weight) == (3, (3.0, 3.0, 1.0), 1.0, 2.0)
+
+
+def test_a_network_with_an_untuned_task_comes_first() -> None:
+    for large in ([], records(None), records(1.0, engine="1")):
+        found = judged(records(1.0), large)
+        assert (found.gain, found.untuned, found.tasks) == (math.inf, 1, 2)
+        assert "1 of 2 tasks" in str(found)
+
+
+def test_the_gain_is_that_of_the_best_next_round_per_minute() -> None:
+    found = judged(records(*[1.0] * ROUND), records(*[3.0] * ROUND))
+    assert found.latency == 7.0
+    round_minutes = ROUND * 0.1 / 60
+    assert found.gain == pytest.approx(0.8 * 2 * 3.0 / 7.0 / round_minutes)
+    assert "7000.000 ms" in str(found)
+
+
+def test_more_rounds_promise_less() -> None:
+    gains = [judged(records(*[1.0] * ROUND * n), records(*[3.0] * ROUND * n)).gain for n in (1, 2, 8)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > gains[2]
+
+
+def test_the_most_promising_network_that_is_worth_it() -> None:
+    a, b = Prospect("a", 0.1, 1.0, 1, 0), Prospect("b", 0.3, 1.0, 1, 0)
+    new = Prospect("c", math.inf, math.inf, 1, 1)
+    assert most_promising([a, b], 0.05) == b
+    assert most_promising([a, new, b], 0.05) == new
+    assert most_promising([a, b], 0.5) is None
+    assert most_promising([Prospect("d", 0.0, 1.0, 0, 0)], 0.0) is None
