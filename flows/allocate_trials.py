@@ -18,8 +18,8 @@ from storage.files import new_id
 from tasks.extract import extract_tasks
 from tasks.measure import measure
 from tasks.sample import sample
-from tasks.store import recall, store
-from tasks.train import begin_tuning, replay, train
+from tasks.store import note_round, recall, store
+from tasks.train import begin_tuning, keep_lessons, recall_lessons, replay, train
 from tasks.workers import Workers, open_workers
 
 
@@ -31,9 +31,12 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
     tuning = begin_tuning(extracted, job.origin(run_id, measuring))
-    if known.own or known.programs:
-        announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs"))
-    replay(run_id, tuning, known.history, known.own)
+    lessons = recall_lessons(run_id, Path(job.home), tuning.origin)
+    if known.own or known.programs or lessons:
+        others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
+        of_others = f" and {others} of other networks" if others else ""
+        announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
+    replay(run_id, tuning, known.history, known.own, lessons)
     announce(RunOpened.of(tuning, job.home, known.programs))
     budget = job.budget
     began = time.monotonic() - tuning.elapsed
@@ -47,6 +50,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
                 break
             count = budget.round_size(job.batch, len(tuning.tasks), tuning.trials)
             tune_round(job, tuning, index, count, workers, began)
+    keep_lessons(run_id, Path(job.home), tuning)
     return tuning.summary()
 
 
@@ -61,7 +65,9 @@ def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Wo
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
         store(name, Path(job.home), records)
         train(name, tuning, index, records)
-        announce(RoundDone.of(tuning, index, records, job.budget))
+        done = RoundDone.of(tuning, index, records, job.budget)
+        note_round(name, Path(job.home), tuning.origin.run_id, done.row_fields())
+        announce(done)
     else:
         tuning.exhaust(index, "it has no program left that was not measured")
     if tuning.tasks[index].stop_reason:

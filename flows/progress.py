@@ -10,11 +10,12 @@ import logging
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Self
 
 from prefect import get_run_logger
 
+from compiler.cost_model import ModelMetrics
 from compiler.driver.budget import Budget
 from compiler.driver.tuning import TaskRow, Tuning
 from compiler.measure.record import MeasureRecord, MeasureStatus
@@ -73,7 +74,7 @@ class RoundStarted:
 class RoundDone:
     """A round is stored and learned. `latency` is the estimated network latency, of the tasks with a time, all of
     them if `is_complete`, and `seconds_left` the time left, both in seconds. `contention` is the share of its timings
-    that other processes took, typical for the round.
+    that other processes took, typical for the round, `model` says how well the cost model foretold it.
     """
 
     index: int
@@ -87,6 +88,7 @@ class RoundDone:
     is_complete: bool
     seconds_left: float | None
     contention: float = 0.0
+    model: ModelMetrics | None = None
 
     @classmethod
     def of(cls, tuning: Tuning, index: int, records: Sequence[MeasureRecord], budget: Budget) -> Self:
@@ -103,15 +105,34 @@ class RoundDone:
             math.isfinite(tuning.latency),
             budget.seconds_left(tuning.trials, tuning.elapsed),
             statistics.median([record.contention or 0.0 for record in records if record.costs] or [0.0]),
+            tuning.metrics,
         )
+
+    def row_fields(self) -> dict[str, str | int | float | None]:
+        """The round as plain values, for the ledger; times in seconds, None for what is not known."""
+        model = asdict(self.model) if self.model else dict.fromkeys(field.name for field in fields(ModelMetrics))
+        return {
+            "round": self.round - 1,
+            "task_key": self.row.task_key,
+            "task_name": self.row.name,
+            "failed": self.failed,
+            "trials": self.trials,
+            "elapsed": self.elapsed,
+            "best_seconds": self.row.best_seconds if math.isfinite(self.row.best_seconds) else None,
+            "latency": self.latency if self.is_complete else None,
+            "contention": self.contention,
+            **{f"model_{name}": value for name, value in model.items()},
+        }
 
     def __str__(self) -> str:
         limit = "" if self.trials_limit is None else f"/{self.trials_limit}"
         failed = f" ({self.failed} failed)" if self.failed else ""
         busy = f"; other processes took {self.contention:.0%} of its timings" if self.contention > BUSY else ""
+        foretold = f", {self.model.pair_accuracy:.0%} of pairs foretold" if self.model else ""
         return (
             f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, "
-            f"best {self.row.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}{busy}"
+            f"best {self.row.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"
+            f"{foretold}{busy}"
         )
 
     @property

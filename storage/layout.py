@@ -5,6 +5,8 @@
                                            one file per append and task
     root/quarantine/records/...            files that could not be read back
     root/runs/<ulid>.json                  the run ledger
+    root/runs/<ulid>/rounds.jsonl          how every round of a run went
+    root/lessons/<place>/<ulid>.npz        what cost models learned, for later runs
 
 The folder key is `target_slug`, not `target`: the full text is a column, and a key of the same name
 would replace it in DuckDB and clash with it in pandas and Polars.

@@ -12,6 +12,7 @@ from typing import Any
 
 from compiler.errors import StoreError
 from storage.layout import RECORDS, part_paths
+from storage.rounds import ROUNDS
 from storage.schema import SCHEMA
 
 try:
@@ -37,11 +38,32 @@ ORDER BY task_key, target, device, threads, timestamp, record_id
 """
 """The fastest successful trial per task, target, device and threads."""
 
+ROUND_COLUMNS = {
+    "run_id": "VARCHAR",
+    "round": "BIGINT",
+    "task_key": "VARCHAR",
+    "task_name": "VARCHAR",
+    "failed": "BIGINT",
+    "trials": "BIGINT",
+    "elapsed": "DOUBLE",
+    "best_seconds": "DOUBLE",
+    "latency": "DOUBLE",
+    "contention": "DOUBLE",
+    "model_programs": "BIGINT",
+    "model_trained_on": "BIGINT",
+    "model_pair_accuracy": "DOUBLE",
+    "model_top": "BIGINT",
+    "model_top_recall": "DOUBLE",
+    "model_peak": "DOUBLE",
+}
+"""What is noted of a round; the `model_` columns are NULL while the cost model knew too little to be judged."""
+
 
 def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
-    """An in-memory connection with the views `records` and `best`; close it after use.
+    """An in-memory connection with the views `records`, `best` and `rounds`; close it after use.
 
-    Both have the columns of `storage.schema.COLUMNS`, then `target_slug` and `workload`.
+    The first two have the columns of `storage.schema.COLUMNS`, then `target_slug` and `workload`; `rounds` has those of
+    `ROUND_COLUMNS`.
 
     Raises:
         StoreError: DuckDB is not installed.
@@ -57,6 +79,7 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
         connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM no_files")
     connection.execute(RECORDS_VIEW)
     connection.execute(BEST_VIEW)
+    connection.execute(_rounds_view(folder))
     return connection
 
 
@@ -76,11 +99,29 @@ def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ..
             raise StoreError(f"the query failed: {error}") from error
 
 
+def _rounds_view(root: Path) -> str:
+    """The view of all rounds that were noted; of one noted twice, after a run was resumed, the later."""
+    names = ", ".join(f"'{name}': '{kind}'" for name, kind in ROUND_COLUMNS.items())
+    if not any(root.glob(f"runs/*/{ROUNDS}")):
+        empty = ", ".join(f"NULL::{kind} AS {name}" for name, kind in ROUND_COLUMNS.items())
+        return f"CREATE VIEW rounds AS SELECT {empty} WHERE false"
+    source = (
+        f"read_json({_glob(root, f'runs/*/{ROUNDS}')}, format = 'newline_delimited', ignore_errors = true, "
+        f"columns = {{{names}}})"
+    )
+    latest = "row_number() OVER (PARTITION BY run_id, round ORDER BY elapsed DESC) = 1"
+    return f"CREATE VIEW rounds AS SELECT * FROM {source} QUALIFY {latest}"
+
+
+def _glob(root: Path, pattern: str) -> str:
+    """A pattern below the root as a literal."""
+    return _quoted(re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{pattern}")
+
+
 def _source(root: Path) -> str:
     """The table function over the files; a view takes no parameters, so the path is quoted here."""
-    glob = re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{RECORDS}/*/*/*.parquet"
     return (
-        f"read_parquet({_quoted(glob)}, union_by_name = true, hive_partitioning = true, "
+        f"read_parquet({_glob(root, f'{RECORDS}/*/*/*.parquet')}, union_by_name = true, hive_partitioning = true, "
         "hive_types = {'target_slug': VARCHAR, 'workload': VARCHAR})"
     )
 

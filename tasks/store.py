@@ -3,7 +3,7 @@
 Always: `store` returns when the round is durable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from compiler.measure.record import MeasureRecord
 from storage.compaction import Compaction, compact
 from storage.parquet import ParquetRecordStore
+from storage.rounds import Field, append_round
 from storage.runs import Run, RunInfo, RunLedger
 
 
@@ -56,6 +57,12 @@ def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: st
 def store(name: str, home: Path, records: Sequence[MeasureRecord]) -> None:
     """Append one round; when this returns, the round survives anything."""
     ParquetRecordStore(home).append(records)
+
+
+@task(name="note-round", task_run_name="note-{name}", cache_policy=NO_CACHE)
+def note_round(name: str, home: Path, run_id: str, row: Mapping[str, Field]) -> None:
+    """Write down how a round went; its records do not need it."""
+    append_round(home, run_id, row)
 
 
 @task(name="best-records", cache_policy=NO_CACHE)

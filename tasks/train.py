@@ -1,13 +1,19 @@
 """In: a run and what was stored. Out: the run, wiser. Always: only records that are durable are learned."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from compiler.cost_model import TrainingBatch
+from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
 from compiler.driver.extract import ExtractedNetwork
 from compiler.driver.tuning import Origin, Tuning, begin
+from compiler.errors import StoreError
 from compiler.measure.record import MeasureRecord
+from storage.lessons import LessonStore
+from storage.runs import RunLedger
 
 
 @task(name="begin-tuning", cache_policy=NO_CACHE)
@@ -24,7 +30,32 @@ def train(name: str, tuning: Tuning, index: int, records: Sequence[MeasureRecord
 
 @task(name="replay", task_run_name="replay-{run_id}", cache_policy=NO_CACHE)
 def replay(
-    run_id: str, tuning: Tuning, history: Mapping[str, Sequence[MeasureRecord]], own: Sequence[MeasureRecord]
+    run_id: str,
+    tuning: Tuning,
+    history: Mapping[str, Sequence[MeasureRecord]],
+    own: Sequence[MeasureRecord],
+    lessons: Sequence[TrainingBatch],
 ) -> None:
-    """Bring a run to where its stored records end."""
-    tuning.replay(history, own)
+    """Bring a run to where its stored records end, with what the models of earlier runs knew of other networks."""
+    tuning.replay(history, own, lessons)
+
+
+@task(name="keep-lessons", task_run_name="keep-lessons-{run_id}", cache_policy=NO_CACHE)
+def keep_lessons(run_id: str, home: Path, tuning: Tuning) -> None:
+    """Keep what the model knows now for later runs on this device."""
+    if tuning.model is not None and tuning.trials:
+        origin = tuning.origin
+        data = lessons_to_bytes(tuning.model.lessons())
+        LessonStore(home, origin.target, origin.device, origin.threads).save(data)
+
+
+@task(name="recall-lessons", task_run_name="recall-lessons-{run_id}", cache_policy=NO_CACHE)
+def recall_lessons(run_id: str, home: Path, origin: Origin) -> list[TrainingBatch]:
+    """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
+    began = RunLedger(home).get(run_id).started
+    try:
+        data = LessonStore(home, origin.target, origin.device, origin.threads).newest(before=began)
+        return [] if data is None else lessons_from_bytes(data)
+    except StoreError as error:
+        get_run_logger().info("a cost model without lessons: %s", error)
+        return []

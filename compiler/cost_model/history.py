@@ -36,6 +36,34 @@ class History:
         self.best[batch.task_key] = min(fastest, self.best.get(batch.task_key, np.inf))
         self.programs += len(batch.seconds)
 
+    def until(self, batches: int) -> "History":
+        """As it was when it had so many batches."""
+        earlier = History()
+        for batch in self.batches[:batches]:
+            earlier.append(batch)
+        return earlier
+
+    def condensed(self, most: int, rng: np.random.Generator) -> list[TrainingBatch]:
+        """One batch for each task and number of statements, with at most `most` programs in all: a fair share of every
+        task, drawn at random, but always the task's fastest.
+        """
+        groups: dict[tuple[str, int], list[TrainingBatch]] = {}
+        for batch in self.batches:
+            groups.setdefault((batch.task_key, batch.features.shape[1]), []).append(batch)
+        found = []
+        left = most
+        for done, ((key, _), batches) in enumerate(sorted(groups.items(), key=lambda item: _programs(item[1]))):
+            features = np.concatenate([batch.features for batch in batches])
+            seconds = np.concatenate([batch.seconds for batch in batches])
+            share = max(1, left // (len(groups) - done))
+            if len(seconds) > share:
+                order = rng.permutation(len(seconds))
+                chosen = np.sort([int(np.argmin(seconds)), *order[order != np.argmin(seconds)][: share - 1]])
+                features, seconds = features[chosen], seconds[chosen]
+            left -= len(seconds)
+            found.append(TrainingBatch(key, features, seconds))
+        return found
+
     def rows(self, worst_weight: float, chosen: NDArray[np.bool_] | None = None) -> TrainingRows:
         """Training rows of all programs, or of those that `chosen` (programs,) flags."""
         features: list[NDArray[np.float32]] = []
@@ -60,6 +88,10 @@ class History:
             labels=label,
             weights=np.maximum(label, worst_weight),
         )
+
+
+def _programs(batches: Sequence[TrainingBatch]) -> int:
+    return sum(len(batch.seconds) for batch in batches)
 
 
 def is_statement(features: NDArray[np.float32]) -> NDArray[np.bool_]:

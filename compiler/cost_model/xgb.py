@@ -6,7 +6,8 @@ larger but still bounded sample, when the data have doubled or the trees have be
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +36,8 @@ class XGBOptions:
     trees on the batch and at most `scratch_programs` older programs, an update grows `update_rounds` on the batch and
     at most `replay_programs` older ones; when that would make more than `most_trees`, training starts from scratch.
     `worst_weight` is the weight of a failed program, where the best one has 1; `column_share` the share of features a
-    tree may look at.
+    tree may look at. Programs that failed are learned as those of no throughput, unless `failures` is off. An
+    `adaptive` model trains only when what is new has come to a fifth of what it was trained on.
     """
 
     warmup: int = 32
@@ -49,6 +51,18 @@ class XGBOptions:
     eta: float = 0.2
     max_bin: int = 128
     column_share: float = 0.4
+    failures: bool = True
+    adaptive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """One training: after how many batches and updates, of how many fresh programs, and whether from scratch."""
+
+    batches: int
+    update: int
+    fresh: int
+    scratch: bool
 
 
 class XGBModel:
@@ -67,6 +81,9 @@ class XGBModel:
         self._booster: xgboost.Booster | None = None
         self._updates = 0
         self._scratch_size = 0
+        self._trees = 0
+        self._trained_on = 0
+        self._waiting: list[_Training] | None = None
         self._last_metrics: ModelMetrics | None = None
 
     @property
@@ -84,15 +101,44 @@ class XGBModel:
 
         Raises: OptionError when the batch has other features than the present ones.
         """
-        if batch.features.shape[2] != len(FEATURE_NAMES):
-            raise OptionError(f"the batch has {batch.features.shape[2]} features, the model needs {len(FEATURE_NAMES)}")
+        self._check(batch)
         if not len(batch.seconds):
             return
-        self._last_metrics = self._judge(batch)
-        self._history.append(batch)
-        self._updates += 1
-        if self._history.programs >= self._options.warmup:
-            self._train(len(batch.seconds))
+        if self._waiting is None:
+            self._last_metrics = self._judge(batch)
+        self._take(batch)
+        self._plan()
+
+    def learn(self, batches: Sequence[TrainingBatch]) -> None:
+        """Take in what is known beforehand, with a single training and without judging.
+
+        Raises: OptionError as `update`.
+        """
+        for batch in batches:
+            self._check(batch)
+        for batch in batches:
+            self._take(batch)
+        self._plan()
+
+    @contextmanager
+    def retracing(self) -> Iterator[None]:
+        """Inside, updates are taken in as ever but cost next to nothing: trees that a later update would drop are never
+        grown, and none of the batches is judged. On leaving, the model is the one that it would have become.
+        """
+        if self._waiting is not None:
+            yield
+            return
+        self._waiting = []
+        try:
+            yield
+        finally:
+            waiting, self._waiting = self._waiting, None
+            for training in waiting:
+                self._train(training)
+
+    def lessons(self, most: int = 8192) -> list[TrainingBatch]:
+        """What another model should know beforehand of what this one knows: `most` programs at most, a batch a task."""
+        return self._history.condensed(most, np.random.default_rng([self._seed, self._updates]))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Scores (B,) of programs (B, S, F), about throughput over the task's best; before any training a hash."""
@@ -114,28 +160,63 @@ class XGBModel:
         truth = throughputs(batch.seconds, best)
         return judge(self.predict(batch.features), truth, trained_on=self._history.programs)
 
-    def _train(self, fresh: int) -> None:
-        options = self._options
-        programs = self._history.programs
-        grown = 0 if self._booster is None else self._booster.num_boosted_rounds()
-        if programs >= 2 * self._scratch_size or grown + options.update_rounds > options.most_trees:
+    @staticmethod
+    def _check(batch: TrainingBatch) -> None:
+        if batch.features.shape[2] != len(FEATURE_NAMES):
+            raise OptionError(f"the batch has {batch.features.shape[2]} features, the model needs {len(FEATURE_NAMES)}")
+
+    def _take(self, batch: TrainingBatch) -> None:
+        if not self._options.failures:
+            valid = np.isfinite(batch.seconds)
+            batch = TrainingBatch(batch.task_key, batch.features[valid], batch.seconds[valid])
+        self._history.append(batch)
+        self._updates += 1
+
+    def _plan(self) -> None:
+        """Where a training is due, decide whether it is one from scratch or adds a few trees, and do it unless updates
+        are being retraced.
+        """
+        options, programs = self._options, self._history.programs
+        fresh = programs - self._trained_on
+        enough = self._trained_on / 5 if options.adaptive else 1
+        if programs < options.warmup or fresh < enough:
+            return
+        self._trained_on = programs
+        scratch = programs >= 2 * self._scratch_size or self._trees + options.update_rounds > options.most_trees
+        self._trees = options.scratch_rounds if scratch else self._trees + options.update_rounds
+        if scratch:
             self._scratch_size = programs
-            self._boost(self._sample(options.scratch_programs, fresh), options.scratch_rounds, None)
+        training = _Training(len(self._history.batches), self._updates, fresh, scratch)
+        if self._waiting is None:
+            self._train(training)
+            return
+        if scratch:
+            self._waiting.clear()
+        self._waiting.append(training)
+
+    def _train(self, training: "_Training") -> None:
+        options, history = self._options, self._history
+        if training.batches < len(history.batches):
+            history = history.until(training.batches)
+        older = options.scratch_programs if training.scratch else options.replay_programs
+        data = self._sample(history, older, training)
+        if training.scratch:
+            self._boost(data, options.scratch_rounds, None, training.update)
         else:
-            self._boost(self._sample(options.replay_programs, fresh), options.update_rounds, self._booster)
+            self._boost(data, options.update_rounds, self._booster, training.update)
 
-    def _sample(self, older: int, fresh: int) -> TrainingRows:
-        """The latest `fresh` programs and at most `older` of those before, drawn with a seed."""
-        before = self._history.programs - fresh
+    def _sample(self, history: History, older: int, training: "_Training") -> TrainingRows:
+        """The latest programs and at most `older` of those before, drawn with a seed."""
+        before = history.programs - training.fresh
         if before <= older:
-            return self._history.rows(self._options.worst_weight)
-        chosen = np.ones(self._history.programs, dtype=bool)
+            return history.rows(self._options.worst_weight)
+        chosen = np.ones(history.programs, dtype=bool)
         chosen[:before] = False
-        rng = np.random.default_rng([self._seed, self._updates])
+        rng = np.random.default_rng([self._seed, training.update])
         chosen[rng.choice(before, older, replace=False)] = True
-        return self._history.rows(self._options.worst_weight, chosen)
+        return history.rows(self._options.worst_weight, chosen)
 
-    def _boost(self, data: TrainingRows, rounds: int, start: xgboost.Booster | None) -> None:
+    def _boost(self, data: TrainingRows, rounds: int, start: xgboost.Booster | None, update: int) -> None:
         options = self._options
         if not len(data.rows):
             return
@@ -150,7 +231,7 @@ class XGBModel:
             "colsample_bytree": options.column_share,
             "base_score": 0.0,
             "nthread": self._threads,
-            "seed": (self._seed + self._updates) % 2**31,
+            "seed": (self._seed + update) % 2**31,
             "disable_default_eval_metric": True,
             "verbosity": 0,
         }
@@ -166,6 +247,8 @@ class XGBModel:
             "options": asdict(self._options),
             "updates": self._updates,
             "scratch_size": self._scratch_size,
+            "trees": self._trees,
+            "trained_on": self._trained_on,
             "tasks": [batch.task_key for batch in self._history.batches],
         }
         arrays: dict[str, NDArray[Any]] = {"header": _bytes_array(json.dumps(header).encode())}
@@ -196,6 +279,8 @@ class XGBModel:
                 model = cls(header["seed"], threads, XGBOptions(**header["options"]))
                 model._updates = header["updates"]
                 model._scratch_size = header["scratch_size"]
+                model._trees = header["trees"]
+                model._trained_on = header["trained_on"]
                 for index, task_key in enumerate(header["tasks"]):
                     features, seconds = arrays[f"features{index}"], arrays[f"seconds{index}"]
                     model._history.append(TrainingBatch(task_key, features, seconds))

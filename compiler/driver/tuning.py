@@ -11,10 +11,13 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from compiler import config
+from compiler.cost_model.base import TrainingBatch
+from compiler.cost_model.metrics import ModelMetrics
 from compiler.cost_model.xgb import XGBModel
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
@@ -108,8 +111,11 @@ class Tuning:
         tasks: Sequence[SearchTask],
         weights: Sequence[int],
         make_policy: Callable[[SearchTask], Policy],
+        model: XGBModel | None = None,
     ) -> None:
+        """A run before its first round; `model` is the one that the policies share, if there is one."""
         self.origin = origin
+        self.model = model
         self.tasks = tuple(
             TaskProgress(task, weight, make_policy(task), _untuned(task, weight), known=set())
             for task, weight in zip(tasks, weights, strict=True)
@@ -156,12 +162,25 @@ class Tuning:
         rows = tuple(self.row(index) for index in range(len(self.tasks)))
         return TuningSummary(self.trials, self.elapsed, self.rounds, rows)
 
-    def replay(self, history: Mapping[str, Sequence[MeasureRecord]], own: Iterable[MeasureRecord]) -> None:
+    def replay(
+        self,
+        history: Mapping[str, Sequence[MeasureRecord]],
+        own: Iterable[MeasureRecord],
+        lessons: Sequence[TrainingBatch] = (),
+    ) -> None:
         """Bring the state to where the records end.
 
         `history` holds, by task key, what earlier runs measured: it is learned but is no part of this run's budget.
-        `own` holds the records of this run; they are told round by round, in the order of their rounds.
+        `own` holds the records of this run; they are told round by round, in the order of their rounds. `lessons` are
+        what the models of earlier runs knew; of those the tasks of other networks are learned.
         """
+        with nullcontext() if self.model is None else self.model.retracing():
+            if self.model is not None:
+                keys = {task.task.workload_key for task in self.tasks}
+                self.model.learn([lesson for lesson in lessons if lesson.task_key not in keys])
+            self._replay(history, own)
+
+    def _replay(self, history: Mapping[str, Sequence[MeasureRecord]], own: Iterable[MeasureRecord]) -> None:
         for task in self.tasks:
             records = history.get(task.task.workload_key, ())
             if records:
@@ -254,6 +273,11 @@ class Tuning:
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
         self._progress.append((self.trials, self.latency))
 
+    @property
+    def metrics(self) -> ModelMetrics | None:
+        """How well the model foretold the latest round; None while it knew too little."""
+        return None if self.model is None else self.model.last_metrics
+
     def is_stalled(self, patience: int) -> bool:
         """Whether the last `patience` trials did not shorten the estimated latency; never for 0."""
         return is_stalled(self._progress, patience)
@@ -279,7 +303,7 @@ def begin(tasks: Sequence[SearchTask], weights: Sequence[int], origin: Origin) -
     """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model."""
     model = XGBModel(seed=origin.seed, threads=1)  # one thread: no idle ones that spin beside the programs being timed
     options = SearchOptions()
-    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, options, origin.seed))
+    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, options, origin.seed), model)
 
 
 def common_failure(records: Sequence[MeasureRecord]) -> str:

@@ -179,9 +179,9 @@ def test_work_per_update_is_bounded(monkeypatch: pytest.MonkeyPatch, most_trees:
     trained_rows: list[tuple[int, int]] = []
     boost = model._boost
 
-    def spy(data: TrainingRows, rounds: int, start: object) -> None:
+    def spy(data: TrainingRows, rounds: int, start: object, update: int) -> None:
         trained_rows.append((len(data.labels), rounds))
-        boost(data, rounds, start)  # type: ignore[arg-type]
+        boost(data, rounds, start, update)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "_boost", spy)
     for index in range(12):
@@ -204,6 +204,77 @@ def test_a_saved_model_goes_on_alike(tmp_path: Path) -> None:
         one.update(batch("task", 32, 9))
     np.testing.assert_array_equal(copy.predict(features), model.predict(features))
     assert copy.programs == model.programs
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 9])
+def test_a_retraced_model_is_the_one_that_learned_step_by_step(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, again = trained(rounds=rounds), XGBModel(1, 1, QUICK)
+    grown: list[int] = []
+    boost = again._boost
+
+    def spy(data: TrainingRows, rounds: int, start: object, update: int) -> None:
+        grown.append(rounds)
+        boost(data, rounds, start, update)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(again, "_boost", spy)
+    with again.retracing():
+        for index in range(rounds):
+            again.update(batch("task", 32, index))
+            assert not grown
+    features, _ = programs(64, 50)
+    np.testing.assert_array_equal(again.predict(features), usual.predict(features))
+    assert grown.count(QUICK.scratch_rounds) == 1  # what came before the last training from scratch is left out
+    for model in (usual, again):
+        model.update(batch("task", 32, 77))
+    np.testing.assert_array_equal(again.predict(features), usual.predict(features))
+
+
+def test_what_is_known_beforehand_is_learned_in_one_training() -> None:
+    teacher = trained(rounds=6)
+    model = XGBModel(7, 1, QUICK)
+    model.learn(teacher.lessons())
+    assert model.programs == teacher.programs
+    assert model.last_metrics is None
+    features, seconds = programs(500, 99)
+    assert rank_correlation(model.predict(features), -seconds) > 0.7
+    model.update(batch("other", 32, 50))
+    assert model.last_metrics is not None
+    assert model.last_metrics.pair_accuracy > 0.7
+    XGBModel().learn([])
+
+
+def test_lessons_share_what_there_is_room_for_and_keep_the_fastest() -> None:
+    model = XGBModel(1, 1, QUICK)
+    model.update(batch("small", 10, 0))
+    for index in range(3):
+        model.update(batch("large", 100, 1 + index))
+    lessons = {lesson.task_key: lesson for lesson in model.lessons(most=60)}
+    assert {key: len(lesson.seconds) for key, lesson in lessons.items()} == {"small": 10, "large": 50}
+    assert lessons["large"].seconds.min() == min(batch("large", 100, 1 + index).seconds.min() for index in range(3))
+
+
+def test_failures_can_be_left_out() -> None:
+    features, seconds = programs(64, 0)
+    failed = np.where(np.arange(64) % 2 > 0, np.inf, seconds)
+    model = XGBModel(1, 1, replace(QUICK, failures=False))
+    model.update(TrainingBatch("task", features, failed))
+    assert model.programs == 32
+    alone = XGBModel(1, 1, QUICK)
+    alone.update(TrainingBatch("task", features[::2], seconds[::2]))
+    np.testing.assert_array_equal(model.predict(features), alone.predict(features))
+
+
+def test_an_adaptive_model_waits_for_a_fifth_more() -> None:
+    model = XGBModel(1, 1, replace(QUICK, adaptive=True))
+    model.update(batch("task", 100, 0))
+    features, _ = programs(16, 50)
+    first = model.predict(features)
+    model.update(batch("task", 19, 1))
+    np.testing.assert_array_equal(model.predict(features), first)
+    model.update(batch("task", 1, 2))
+    assert not np.array_equal(model.predict(features), first)
 
 
 def test_a_model_of_other_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

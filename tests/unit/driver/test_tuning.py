@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from zlib import crc32
@@ -9,6 +10,7 @@ from zlib import crc32
 import pytest
 
 from compiler import te
+from compiler.cost_model import TrainingBatch
 from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
@@ -17,6 +19,7 @@ from compiler.schedule.task import SearchTask
 from compiler.search.policy import Candidate, Told
 from compiler.search.task_scheduler import SchedulerOptions
 from compiler.target import HardwareParams, Target
+from tests.unit.cost_model.synthetic import programs
 
 ORIGIN = Origin("run", "net", "llvm", "device", 1, 0, "{}")
 
@@ -210,3 +213,35 @@ def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> Non
         assert len(expected) == 24
         assert [candidate.steps_text for candidate in again.ask(index, 24)] == expected
         assert not set(expected) & {record.steps for record in stored}
+
+
+def test_lessons_of_other_networks_are_learned_before_anything_is_measured() -> None:
+    def started(lessons: Sequence[TrainingBatch]) -> Tuning:
+        run = begin([matmul(64)], [1], ORIGIN)
+        run.replay({}, (), lessons)
+        return run
+
+    features, seconds = programs(64, 0)
+    mine = matmul(64).workload_key
+    other, same = TrainingBatch("another network's", features, seconds), TrainingBatch(mine, features, seconds)
+    models = [started(lessons).model for lessons in ([other], [same], [other, same], [])]
+    assert [model.programs for model in models if model is not None] == [64, 0, 64, 0]
+    taught = started([other])
+    assert taught.model is not None
+    assert taught.metrics is None
+    assert taught.model.predict(features).argmax() == seconds.argmin()
+
+
+def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
+    run, stored = begin([matmul(64)], [1], ORIGIN), []
+    for number in range(5):
+        candidates = run.ask(0, 16)
+        times = [(1 + zlib.crc32(one.steps_text.encode()) % 97) * 1e-4 for one in candidates]
+        results = [Measurement((seconds,), MeasureStatus.OK, "", 0.1, 0.1) for seconds in times]
+        ids = (f"{number:03d}-{one:03d}" for one in itertools.count())
+        records = run.records_of(0, candidates, results, run.elapsed + 1.0, ids.__next__)
+        stored += records
+        run.tell(0, records)
+    again = begin([matmul(64)], [1], ORIGIN)
+    again.replay({}, stored)
+    assert [one.steps_text for one in again.ask(0, 16)] == [one.steps_text for one in run.ask(0, 16)]

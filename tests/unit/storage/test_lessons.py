@@ -1,0 +1,73 @@
+"""What cost models learned and how rounds went, kept for later runs."""
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import StoreError
+from storage import lessons as lessons_module
+from storage.lessons import LessonStore
+from storage.query import ROUND_COLUMNS, connect, run_query
+from storage.rounds import ROUNDS, Field, append_round, rounds_of
+
+
+def test_a_run_finds_the_latest_of_its_place_before_it_began(tmp_path: Path) -> None:
+    store = LessonStore(tmp_path, "llvm", "machine", 2)
+    assert store.newest(before=math.inf) is None
+    began = time.time() - 1
+    store.save(b"one")
+    store.save(b"two")
+    assert store.newest(before=time.time() + 1) == b"two"
+    assert store.newest(before=began) is None  # a run that is resumed does not see what came later
+    for other in (("llvm", "machine", 1), ("llvm", "other", 2), ("llvm -mcpu=znver4", "machine", 2)):
+        assert LessonStore(tmp_path, *other).newest(before=math.inf) is None
+
+
+def test_old_lessons_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons_module, "KEPT", 3)
+    store = LessonStore(tmp_path, "llvm", "machine", 2)
+    paths = [store.save(str(number).encode()) for number in range(5)]
+    assert [path.exists() for path in paths] == [False, False, True, True, True]
+
+
+def row(number: int, elapsed: float, accuracy: float | None) -> dict[str, Field]:
+    values: dict[str, Field] = dict.fromkeys(ROUND_COLUMNS, None)
+    del values["run_id"]
+    return {**values, "round": number, "elapsed": elapsed, "task_name": "conv", "model_pair_accuracy": accuracy}
+
+
+def test_rounds_come_back_in_order_each_once(tmp_path: Path) -> None:
+    assert rounds_of(tmp_path, "RUN") == []
+    append_round(tmp_path, "RUN", row(0, 1.0, None))
+    append_round(tmp_path, "RUN", row(1, 2.0, 0.7))
+    append_round(tmp_path, "RUN", row(1, 3.0, 0.8))
+    with (tmp_path / "runs" / "RUN" / ROUNDS).open("a") as file:
+        file.write('{"round": 2, "elap')  # the power went
+    found = rounds_of(tmp_path, "RUN")
+    assert [(one["round"], one["model_pair_accuracy"], one["run_id"]) for one in found] == [
+        (0, None, "RUN"),
+        (1, 0.8, "RUN"),
+    ]
+
+
+def test_rounds_are_a_view(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    with connect(tmp_path) as empty:
+        assert empty.execute("SELECT * FROM rounds").fetchall() == []
+    for run, accuracy in (("A", 0.6), ("B", 0.9)):
+        append_round(tmp_path, run, row(0, 1.0, None))
+        append_round(tmp_path, run, row(1, 2.0, accuracy))
+        append_round(tmp_path, run, row(1, 3.0, accuracy))
+    with connect(tmp_path) as connection:
+        assert [name for name, *_ in connection.execute("DESCRIBE rounds").fetchall()] == list(ROUND_COLUMNS)
+        query = "SELECT run_id, count(*), avg(model_pair_accuracy) FROM rounds GROUP BY run_id ORDER BY run_id"
+        assert connection.execute(query).fetchall() == [("A", 2, 0.6), ("B", 2, 0.9)]
+    assert run_query(tmp_path, query)[1] == [("A", 2, 0.6), ("B", 2, 0.9)]
+
+
+def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot write"):
+        append_round(tmp_path, "RUN", row(0, 1.0, None))
