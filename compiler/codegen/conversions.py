@@ -29,7 +29,11 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
         return cast(emit, cast(emit, value, "int32"), dtype)
     if item_bytes(dtype) == item_bytes(source) and not is_float(source) and not is_float(dtype) and source != "bool":
         return Value(value.text, value.lanes, dtype)
-    return emit(f"{_instruction(source, dtype)} {value.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype)
+    found = emit(f"{_instruction(source, dtype)} {value.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype)
+    if is_float(source) and not is_float(dtype):
+        # What does not fit, as a NaN, is some number; without this LLVM may take all that it is part of for anything.
+        return emit(f"freeze {found.typed}", value.lanes, dtype)
+    return found
 
 
 def _instruction(source: str, dtype: str) -> str:

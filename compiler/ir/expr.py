@@ -387,13 +387,18 @@ def _without_neutral(op: BinaryOp, left: Expr, right: Expr) -> Expr | None:
 
 
 def cast(dtype: str, value: Operand) -> Expr:
-    """`value` converted to `dtype`; no node when it has that type already."""
+    """`value` converted to `dtype`; no node when it has that type already. A literal of another integer type wraps
+    around, a Python number must fit.
+    """
     expr = as_expr(value)
     if expr.dtype == dtype:
         return expr
     if not isinstance(expr, Const):
         return Cast(dtype, expr)
-    return const(expr.value != 0 if dtype == BOOL else expr.value, dtype)
+    if dtype == BOOL:
+        return const(expr.value != 0)
+    whole = expr is value and not is_float(dtype) and not is_float(expr.dtype)
+    return const(wrapped(int(expr.value), dtype) if whole else expr.value, dtype)
 
 
 def select(condition: Expr, then: Operand, otherwise: Operand) -> Expr:

@@ -84,7 +84,7 @@ def test_the_remainder_of_floats_is_exact(dtype: str) -> None:
     """Where the quotient has more digits than the type, or rounds up to a whole number."""
     a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
     values = [(sample(dtype, 0) * 1000).astype(dtype), (sample(dtype, 1) / 7).astype(dtype)]
-    values[0][:6], values[1][:6] = [1, -1, 0, -0.0, 1, np.inf], [0.1, 0.1, -3, 3, 0, 2]
+    values[0][:8], values[1][:8] = [1, -1, 0, -0.0, 1, np.inf, -1, 1], [0.1, 0.1, -3, 3, 0, 2, np.inf, np.inf]
     for function in (lambda i: a[i] // b[i], lambda i: a[i] % b[i]):
         check([a, b], te.compute((LENGTH,), function, "c"), values)
 
@@ -139,6 +139,18 @@ def test_a_power_of_two_types(dtype: str) -> None:
     values = [np.abs(sample("float32", 0)) + 0.5, np.arange(LENGTH).astype(dtype) % 4]
     for function in (lambda i: te.pow(a[i], b[i]), lambda i: te.pow(2.0, b[i]), lambda i: te.pow(a[i], 3)):
         check([a, b], te.compute((LENGTH,), function, "c"), values, rtol=1e-5)
+
+
+def test_a_cast_without_a_result_spoils_nothing_else() -> None:
+    """A NaN as an integer is some number, and so its product with 0 is 0."""
+    a = te.placeholder((LENGTH,), name="a")
+
+    def body(i: Expr) -> Expr:
+        zero = te.cast("float32", i - i)
+        return te.cast("int32", zero / zero) * te.cast("int32", a[i]) + 5
+
+    for steps in ((), (Annotate(1, 0, Annotation.VECTORIZE),)):
+        assert run([a], te.compute((LENGTH,), body, "c"), [np.zeros(LENGTH, "float32")], steps).tolist() == [5] * LENGTH
 
 
 def test_a_number_before_a_quotient() -> None:

@@ -63,6 +63,11 @@ def test_what_is_not_a_number_is_refused() -> None:
 def test_casts_of_literals_fold() -> None:
     assert cast("float32", const(3)) == Const(3.0, "float32")
     assert cast("int64", ROW) is ROW
+    assert cast("int8", const(300, "int32")) == Const(44, "int8")
+    assert cast("uint64", const(-1, "int8")) == Const((1 << 64) - 1, "uint64")
+    assert cast("bool", const(3)) == Const(True, "bool")
+    with pytest.raises(DefinitionError, match="300 is no int8"):
+        cast("int8", 300)
     assert isinstance(cast("int32", ROW), Cast)
 
 
