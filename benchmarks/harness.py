@@ -62,9 +62,15 @@ class Figure:
         return json.dumps(_finite({**fields, **self.details, "machine": machine(self.threads)}), allow_nan=False)
 
 
+Draw = Callable[[str, Sequence[Figure]], str]
+"""A title and figures as the text of an SVG file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What was asked for on the command line. `options` holds the values of the program's own options."""
+    """What was asked for on the command line. `options` and `texts` hold the program's own options, `draw` makes the
+    chart.
+    """
 
     only: str
     threads: tuple[int, ...]
@@ -73,6 +79,8 @@ class Run:
     options: Mapping[str, int]
     plot: Path | None = None
     title: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    draw: Draw = bar_chart
     figures: list[Figure] = field(default_factory=list)
 
     def wants(self, case: str) -> bool:
@@ -89,7 +97,7 @@ class Run:
                 file.write(text)
         self.figures.append(figure)
         if self.plot:
-            self.plot.write_text(bar_chart(self.title, self.figures), encoding="utf-8")
+            self.plot.write_text(self.draw(self.title, self.figures), encoding="utf-8")
 
 
 def parse(
@@ -100,11 +108,14 @@ def parse(
     seconds_help: str,
     threads: Sequence[int] = (1,),
     options: Mapping[str, tuple[int, str]] | None = None,
+    texts: Mapping[str, tuple[str, str]] | None = None,
+    draw: Draw = bar_chart,
 ) -> Run:
     """Read the options that every program has, and its own.
 
     `seconds` is the default of `--seconds`. `threads` are the thread counts that the program measures, cut down to what
-    the machine has. `options` are further whole numbers by name: default and help.
+    the machine has. `options` are further whole numbers by name: default and help; `texts` are further texts, empty by
+    default: metavar and help. `draw` makes the chart of `--plot`.
     """
     counts = tuple(count for count in threads if count <= config.usable_cores()) or (1,)
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,17 +123,20 @@ def parse(
     parser.add_argument("--threads", type=int, choices=counts, metavar="N", help=f"one of {counts}; default: all")
     parser.add_argument("--seconds", type=float, default=seconds, metavar="S", help=f"{seconds_help}; {seconds:g}")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the lines to this file as well")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures as bars into this SVG file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into this SVG file")
     own = dict(options or {})
     for name, (default, text) in own.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; {default}")
+    for name, (metavar, text) in (texts or {}).items():
+        parser.add_argument(f"--{name}", default="", metavar=metavar, help=text)
     given = parser.parse_args(argv)
     if given.seconds <= 0:
         parser.error("--seconds must be more than 0")
     chosen = (given.threads,) if given.threads else counts
-    values = {name: getattr(given, name) for name in own}
+    values = {name: getattr(given, name.replace("-", "_")) for name in own}
+    words = {name: getattr(given, name) for name in texts or {}}
     title = parser.prog if description is None else description.splitlines()[0].partition("Out: ")[2]
-    return Run(given.only, chosen, given.seconds, given.out, values, given.plot, title)
+    return Run(given.only, chosen, given.seconds, given.out, values, given.plot, title, words, draw)
 
 
 def machine(threads: int) -> dict[str, object]:

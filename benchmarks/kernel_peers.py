@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.problems import (
@@ -104,6 +105,7 @@ def _onnx(problem: Problem, arrays: Arrays, threads: int) -> PeerCall:
     back: Callable[[Any], Floats] = np.asarray
     attributes: dict[str, Any] = {}
     names = list(arrays)
+    nodes: list[onnx.NodeProto] = []
     match problem:
         case Convolution() | TransposedConvolution():
             kind = "Conv" if isinstance(problem, Convolution) else "ConvTranspose"
@@ -122,22 +124,34 @@ def _onnx(problem: Problem, arrays: Arrays, threads: int) -> PeerCall:
             kind, attributes = "Softmax", {"axis": 1}
         case LayerNorm():
             kind, attributes = "LayerNormalization", {"axis": 1, "epsilon": EPSILON}
-    relu = isinstance(problem, Convolution) and problem.epilogue
-    nodes = [helper.make_node(kind, names, ["y"], **attributes)]
-    if relu:
-        nodes.append(helper.make_node("Relu", ["y"], ["z"]))
+    last = "y"
+    if isinstance(problem, Convolution) and problem.norm:
+        names = ["x", "w"]
+        constants |= _still(problem)
+        nodes.append(helper.make_node("BatchNormalization", ["y", "scale", "bias", "mean", "var"], ["n"], epsilon=0.0))
+        last = "n"
+    if isinstance(problem, Convolution) and problem.epilogue:
+        nodes.append(helper.make_node("Relu", [last], ["z"]))
+        last = "z"
+    nodes.insert(0, helper.make_node(kind, names, ["y"], **attributes))
     shape = problem.graph().outputs[0].shape
     shape = (shape[0], shape[-1], *shape[1:-1]) if "strides" in attributes else shape
     graph = helper.make_graph(
         nodes,
         "operator",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in feeds.items()],
-        [helper.make_tensor_value_info("z" if relu else "y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, shape)],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     session = onnx_runtime.OnnxRuntime(model.SerializeToString(), threads)
     return PeerCall(lambda: session.run(feeds), lambda: back(session.run(feeds)[0]))
+
+
+def _still(problem: Convolution) -> dict[str, Floats]:
+    """The statistics with which a batch normalisation only scales and shifts."""
+    channels = problem.channels[1]
+    return {"mean": np.zeros(channels, np.float32), "var": np.ones(channels, np.float32)}
 
 
 def _torch(problem: Problem, arrays: Arrays) -> PeerCall:
@@ -156,10 +170,14 @@ def _torch(problem: Problem, arrays: Arrays) -> PeerCall:
             if isinstance(problem, Convolution):
                 convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(problem.output) - 1]
                 sizes = (problem.stride, problem.pad, problem.dilation, problem.groups)
-                run = partial(convolve, x, w, t.get("bias"), *sizes)
-                if problem.epilogue:
-                    plain = run
-                    run = lambda: functional.relu_(plain())  # noqa: E731
+                bare = partial(convolve, x, w, None if problem.norm else t.get("bias"), *sizes)
+                run = bare
+                if problem.norm:
+                    mean, var = (torch.from_numpy(array) for array in _still(problem).values())
+                    normal = partial(functional.batch_norm, weight=t["scale"], bias=t["bias"], eps=0.0)
+                    run = lambda: functional.relu_(normal(bare(), mean, var))  # noqa: E731
+                elif problem.epilogue:
+                    run = lambda: functional.relu_(bare())  # noqa: E731
             else:
                 run = partial(functional.conv_transpose2d, x, w, None, problem.stride, problem.pad)
         case Product():

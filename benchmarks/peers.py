@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -80,7 +81,7 @@ def time_operator(path: Path, kernel: str, model: bytes, threads: int, product: 
     return [*found, Peer(NODE, node, None)]
 
 
-def relative_error(got: Floats, wanted: Floats) -> float:
+def relative_error(got: Floats, wanted: NDArray[np.floating[Any]]) -> float:
     """The largest difference, relative to the largest value wanted."""
     wide = wanted.astype(np.float64)
     return float(np.max(np.abs(got - wide)) / np.max(np.abs(wide)))

@@ -54,7 +54,7 @@ class Convolution:
     """A convolution of as many dimensions as `output` has; `channels` are (in, out), batch 1.
 
     It is padded so that stride 1 keeps the size. With `epilogue`, in two dimensions, a bias is added and what is
-    negative becomes 0.
+    negative becomes 0. With `norm` too every channel is scaled before that: batch normalisation as it is at inference.
     """
 
     output: tuple[int, ...]
@@ -64,6 +64,7 @@ class Convolution:
     dilation: int = 1
     groups: int = 1
     epilogue: bool = False
+    norm: bool = False
 
     @property
     def pad(self) -> int:
@@ -80,7 +81,7 @@ class Convolution:
         return (1, *(size * self.stride for size in self.output), taken), weight
 
     def graph(self) -> ComputeDAG:
-        """Inputs x and w, and bias with an epilogue."""
+        """Inputs x and w, then bias with an epilogue, scale and bias with a normalisation."""
         rank = len(self.output)
         x, w = (te.placeholder(shape, name=name) for shape, name in zip(self.shapes, ("x", "w"), strict=True))
         attrs: dict[str, Attribute] = {
@@ -94,10 +95,11 @@ class Convolution:
         made = convolution(OpCall("conv", (x, w), attrs, shape, "float32", "conv", frozenset({w})))
         if not self.epilogue:
             return ComputeDAG([x, w, made])
-        bias = te.placeholder((self.channels[1],), name="bias")
-        biased = te.compute(shape, lambda n, y, x, c: made[n, y, x, c] + bias[c], name="biased")
+        scale, bias = (te.placeholder(shape[-1:], name=name) for name in ("scale", "bias"))
+        scaled = te.compute(shape, lambda n, y, x, c: made[n, y, x, c] * scale[c], name="scaled") if self.norm else made
+        biased = te.compute(shape, lambda n, y, x, c: scaled[n, y, x, c] + bias[c], name="biased")
         relu = te.compute(shape, lambda n, y, x, c: te.maximum(biased[n, y, x, c], 0.0), name="relu")
-        return ComputeDAG([x, w, bias, relu])
+        return ComputeDAG([x, w, *((scale,) if self.norm else ()), bias, relu])
 
     def reference(self, arrays: Mapping[str, Floats]) -> Doubles:
         """A matrix product for every tap of the window."""
@@ -116,6 +118,8 @@ class Convolution:
             )
             total += x[(slice(None), *window)] @ w[tap]
         result = total.reshape(1, *self.output, self.channels[1])
+        if self.norm:
+            result = result * arrays["scale"]
         return np.maximum(result + arrays["bias"], 0) if self.epilogue else result
 
 

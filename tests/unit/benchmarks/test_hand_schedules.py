@@ -41,6 +41,7 @@ SMALL: list[tuple[str, Problem, Schedule]] = [
     ("conv dilated", Convolution((6, 14), (5, 32), 3, dilation=2), convolution(14, 32)),
     ("conv grouped", Convolution((6, 14), (12, 64), 3, groups=4), convolution(14, 16)),
     ("conv epilogue", Convolution((4, 14), (5, 32), 3, epilogue=True), convolution(14, 32)),
+    ("conv norm", Convolution((4, 14), (5, 32), 3, epilogue=True, norm=True), convolution(14, 32)),
     ("conv 1-d", Convolution((16,), (6, 32), 3), convolution(8, 32)),
     ("conv 3-d", Convolution((2, 4, 14), (6, 32), 3), convolution(14, 32)),
     ("small image", Convolution((7, 7), (16, 64), 3), small_image_convolution(7, 64, 8)),

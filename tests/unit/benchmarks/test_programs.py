@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,23 @@ from benchmarks import (
     peak,
     score,
     store,
+    tune_ops,
 )
 from benchmarks import round as rounds
+from benchmarks.metaschedule import MetaSchedule
 from benchmarks.operator_networks import OPERATORS, operator_network
 from benchmarks.peak import measured_peak
+from compiler.errors import MeasureError
+
+PEER = """#!{0}
+import json, sys
+asked = json.loads(sys.argv[2])
+assert asked["problem"]["kind"] == "LayerNorm" and asked["threads"] == 1 and asked["trials"] == 64
+print(json.dumps({{"curve": [[64, 3.0, 0.001]], "seconds": 3.5, "failed": 1, "version": "0"}}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({{"times": [0.0005, float(line)]}}), flush=True)
+"""
+"""Stands in for an interpreter that has TVM."""
 
 MAIN = Callable[[Sequence[str]], None]
 
@@ -82,6 +96,35 @@ def test_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert by_backend[backend]["error"] < 1e-4
     assert all(line["peak_ratio"] > 0 for line in lines)
     assert by_backend["retune"]["trials"] > 0
+
+
+def test_tune_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_ops, "MILESTONES", (4,))
+    plot = tmp_path / "plot.svg"
+    peer = tmp_path / "tvm"
+    peer.write_text(PEER.format(sys.executable), encoding="utf-8")
+    peer.chmod(0o755)
+    argv = ["--only", "layer_norm", "--threads", "1", "--seconds", "0.1", "--trials", "6"]
+    lines = _lines(tune_ops.main, [*argv, "--tvm", str(peer), "--plot", str(plot)], tmp_path / "out.jsonl", capsys)
+    ours = [line for line in lines if line["backend"] == "retune"]
+    others = {line["backend"]: line for line in lines if line["backend"] != "retune"}
+    assert [line["trials"] for line in ours] == [4, 6]
+    assert ours[0]["seconds"] <= ours[1]["seconds"] == ours[1]["curve"][-1][1]
+    assert ours[1]["curve"][-1][0] == 6
+    assert others["tvm-metaschedule"]["ms"] == pytest.approx(0.5)
+    assert others["tvm-metaschedule"]["seconds"] == 3.5
+    assert others["tvm-metaschedule"]["curve"][0][:2] == [64, 3.0]
+    assert {"numpy", "onnxruntime"} < set(others)
+    assert all(line["error"] < 1e-4 for line in lines if "error" in line)
+    chart = ElementTree.fromstring(plot.read_text(encoding="utf-8"))
+    assert sum(part.tag.endswith("polyline") for part in chart.iter()) == 2 * 3
+
+
+def test_a_search_of_tvm_that_ends_early_says_why() -> None:
+    with pytest.raises(MeasureError, match="tvm"):
+        MetaSchedule(sys.executable, tune_ops.OPERATORS["softmax_1024x1024"], 1, 4, 0)
+    with pytest.raises(MeasureError, match="cannot be started"):
+        MetaSchedule("/no/such/interpreter", tune_ops.OPERATORS["softmax_1024x1024"], 1, 4, 0)
 
 
 def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,103 @@
+"""In: figures, some with a curve of how a search went. Out: one chart as SVG text. Always: two panels a case, the best
+speed against trials on the left and against seconds on the right.
+
+A curve is the field `curve` of a figure's details: [trials, seconds, speed] of every point. Figures without one, other
+libraries, are level lines across both panels; dots are the values of the figures themselves.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Protocol
+from xml.sax.saxutils import escape
+
+from benchmarks.plot import COLOURS
+
+LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
+
+Curve = Sequence[tuple[float, float, float]]
+
+
+class Searched(Protocol):
+    """What a chart needs of a figure."""
+
+    @property
+    def case(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def details(self) -> Mapping[str, object]: ...
+
+
+def curve_chart(title: str, figures: Sequence[Searched]) -> str:
+    """A row of two panels for every case and thread count, in the order of the figures."""
+    backends = list(dict.fromkeys(figure.backend for figure in figures))
+    colours = {backend: COLOURS[place % len(COLOURS)] for place, backend in enumerate(backends)}
+    parts = [
+        f'<rect x="{LEFT + 130 * place}" y="26" width="10" height="10" fill="{colours[backend]}"/>'
+        + _text(LEFT + 130 * place + 14, 35, backend)
+        for place, backend in enumerate(backends)
+    ]
+    top = float(TOP)
+    for (case, threads), group in groupby(figures, key=lambda one: (one.case, one.threads)):
+        shown = [one for one in group if math.isfinite(one.value)]
+        parts.append(_text(LEFT, top + 10, f"{case}, {threads} thread{'s' if threads > 1 else ''}"))
+        for column, axis in enumerate(("trials", "seconds")):
+            parts += _panel(LEFT + column * (WIDTH + GAP), top + 16, column, axis, shown, colours)
+        top += HEIGHT + GAP
+    width = max(LEFT + 2 * WIDTH + 2 * GAP, LEFT + 130 * len(backends))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + 20:g}" font-family="sans-serif">'
+    frame = f'<rect width="100%" height="100%" fill="white"/><text x="10" y="20" font-size="15">{escape(title)}</text>'
+    return "\n".join([head, frame, *parts, "</svg>", ""])
+
+
+def _panel(
+    left: float, top: float, column: int, axis: str, figures: Sequence[Searched], colours: Mapping[str, str]
+) -> Iterable[str]:
+    """One frame with its curves; `column` is the place of the horizontal value in a point."""
+    curves = [(figure, _curve(figure)) for figure in figures]
+    places = [point[column] for _, curve in curves for point in curve if point[column] > 0]
+    low, high = min(places, default=1.0), max(places, default=10.0)
+    high = max(high, low * 1.1)
+    most = max([figure.value for figure in figures] + [point[2] for _, curve in curves for point in curve] + [1e-9])
+
+    def at(place: float, speed: float) -> tuple[float, float]:
+        across = math.log(max(place, low) / low) / math.log(high / low)
+        return left + WIDTH * across, top + HEIGHT * (1 - speed / most)
+
+    yield f'<rect x="{left:g}" y="{top:g}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#cbd5e0"/>'
+    yield _text(left, top + HEIGHT + 13, f"{low:.3g}")
+    yield _text(left + WIDTH, top + HEIGHT + 13, f"{high:.3g} {axis}", anchor="end")
+    if figures:
+        yield _text(left - 4, top + 10, f"{most:.4g}", anchor="end")
+        yield _text(left - 4, top + 22, figures[0].unit, anchor="end")
+    for figure, curve in curves:
+        colour = colours[figure.backend]
+        if curve:
+            line = " ".join("{:.1f},{:.1f}".format(*at(point[column], point[2])) for point in curve)
+            x, y = at(curve[-1][column], figure.value)
+            yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
+        else:
+            y = at(low, figure.value)[1]
+            yield (
+                f'<line x1="{left:g}" x2="{left + WIDTH:g}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" '
+                'stroke-dasharray="5 3"/>'
+            )
+
+
+def _curve(figure: Searched) -> Curve:
+    """The points of a figure's curve; none where it has no curve."""
+    found = figure.details.get("curve", ())
+    assert isinstance(found, Sequence)
+    return [point for point in found if all(math.isfinite(number) for number in point)]
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:g}" font-size="11" text-anchor="{anchor}">{escape(text)}</text>'
