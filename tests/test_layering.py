@@ -31,6 +31,8 @@ RANK = {
     "runtime": 1,
     "te": 2,
     "executor": 2,
+    "graph_executor": 3,
+    "debug_executor": 3,
     "schedule": 3,
     "lower": 4,
     "codegen": 5,

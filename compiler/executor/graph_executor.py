@@ -5,19 +5,40 @@ and bound when the executor is made; a run is a loop over bound kernels and allo
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from compiler.dtype import is_float
 from compiler.errors import ArtifactError, OptionError
+from compiler.executor.host_call import HostCall, HostFunction
+from compiler.executor.memory import Memory, MemoryUse, check_fit
 from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind, BufferSpec
+from compiler.executor.params import load_param_dict
+from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import BoundKernel, host_features, load_kernels
+from compiler.runtime.buffers import aligned_array
+from compiler.runtime.loader import BoundKernel, Kernel, host_features, load_kernels
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+
+_FUNCTIONS = (
+    "set_input",
+    "set_input_zero_copy",
+    "set_output_zero_copy",
+    "run",
+    "get_output",
+    "get_input",
+    "get_num_outputs",
+    "get_num_inputs",
+    "get_input_index",
+    "get_input_info",
+    "load_params",
+    "share_params",
+)
+"""The functions of an executor as a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +58,68 @@ class GraphExecutor:
     scores = executor.get_output(0)
     """
 
-    def __init__(self, network: CompiledNetwork, threads: int = 1) -> None:
+    def __init__(
+        self,
+        network: CompiledNetwork,
+        threads: int = 1,
+        kernels: Mapping[str, Kernel] | None = None,
+        functions: Mapping[str, HostFunction] | None = None,
+    ) -> None:
         """Load the kernels and allocate all memory.
 
+        `kernels` are those of the network when they are loaded already. `functions` are Python functions that the plan
+        calls beside kernels: they get the inputs of a call, read-only, and then the outputs to fill.
         Raises: ArtifactError when the network is inconsistent or made for another machine; OptionError when `threads`
         is none that can be started.
         """
         if not is_thread_count(threads):
             raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
-        network.verify()
-        _check_machine(network)
+        functions = functions or {}
+        network.verify(functions)
+        check_machine(network)
+        plan = network.plan
         self.network = network
         self.threads = threads
-        self._arrays = _allocate(network)
-        self._calls = self._bind()
-        self._inputs = [self._arrays[number] for number in network.plan.inputs]
-        self._input_specs = [network.plan.buffers[number] for number in network.plan.inputs]
-        self._output_specs = [network.plan.buffers[number] for number in network.plan.outputs]
+        self._memory = Memory(plan, network.constants)
+        self._workspace = max((kernel.workspace_bytes for kernel in network.kernels), default=0)
+        self._calls = self._bind(load_kernels(network.kernels) if kernels is None else kernels, functions)
+        self._memory.follow(self._calls)
+        self._input_specs = [plan.buffers[number] for number in plan.inputs]
+        self._output_specs = [plan.buffers[number] for number in plan.outputs]
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
+        self._settable = _parameter_names(plan)
+        self._loaded: set[str] = set()
 
-    def _bind(self) -> tuple[BoundKernel, ...]:
-        loaded = load_kernels(self.network.kernels)
-        room = max((kernel.workspace_bytes for kernel in self.network.kernels), default=0)
-        workspace = aligned_array((room,), "uint8") if room else 0
-        return tuple(
-            loaded[call.kernel].bind([*(self._arrays[number] for number in call.buffers), workspace], self.threads)
-            for call in self.network.plan.calls
-        )
+    def _bind(
+        self, kernels: Mapping[str, Kernel], functions: Mapping[str, HostFunction]
+    ) -> tuple[BoundKernel | HostCall, ...]:
+        workspace = aligned_array((self._workspace,), "uint8") if self._workspace else 0
+        plan = self.network.plan
+        known = {number for number, spec in enumerate(plan.buffers) if spec.kind in READ_ONLY}
+        bound: list[BoundKernel | HostCall] = []
+        for call in plan.calls:
+            arrays = [self._memory[number] for number in call.buffers]
+            roots = [plan.buffers[number].storage for number in call.buffers]
+            if call.kernel in kernels:
+                bound.append(kernels[call.kernel].bind([*arrays, workspace], self.threads))
+            else:  # what nothing has written yet is what the function writes
+                bound.append(HostCall(functions[call.kernel], arrays, sum(root in known for root in roots)))
+            known.update(roots)
+        return tuple(bound)
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        """The method of that name, as modules of functions give theirs.
+
+        Raises: AttributeError when there is none.
+        """
+        if name not in _FUNCTIONS:
+            raise AttributeError(f"a graph executor has no function {name!r}; it has {', '.join(_FUNCTIONS)}")
+        method: Callable[..., Any] = getattr(self, name)
+        return method
 
     def set_input(self, key: str | int | None = None, value: Array | None = None, /, **inputs: Array) -> None:
-        """Copy `value` into the input `key` (name or index), and every other named array into the input of its name.
+        """Copy `value` into the input `key` (name or index), and every other named array into the input of its name. An
+        input without dimensions may be given as a number.
 
         Raises: OptionError when there is no such input, or an array has another shape or dtype.
         """
@@ -76,6 +129,25 @@ class GraphExecutor:
             self._copy_input(self._place(key), value)
         for name, array in inputs.items():
             self._copy_input(self._place(name), array)
+
+    def set_input_zero_copy(self, key: str | int, value: Array) -> None:
+        """Read the input from `value` in coming runs, in place, until it is set again.
+
+        Raises: OptionError when there is no such input, or the array does not fit, see `Memory.exchange`.
+        """
+        self._memory.exchange(self.network.plan.inputs[self._place(key)], value, "input")
+
+    def set_output_zero_copy(self, key: str | int, value: Array) -> None:
+        """Write the output into `value` in coming runs, in place.
+
+        Raises: OptionError when there is no such output, it is an input or a constant that is passed through, or the
+        array does not fit, see `Memory.exchange`.
+        """
+        number = self.network.plan.outputs[self._output_place(key)]
+        if self.network.plan.root(number).kind in READ_ONLY:
+            name = self.network.plan.root(number).name
+            raise OptionError(f"the output {key!r} is {name} itself, which the network does not write")
+        self._memory.exchange(number, value, "the array for the output")
 
     def run(self, /, **inputs: Array) -> None:
         """Set the given inputs and compute all outputs.
@@ -94,22 +166,20 @@ class GraphExecutor:
         """
         place = self._output_place(index)
         spec = self._output_specs[place]
-        source = self._arrays[self.network.plan.outputs[place]]
-        if out is None:
-            return source.copy()
-        if not isinstance(out, np.ndarray) or not out.flags.writeable:
-            raise OptionError(f"the array for the output {spec.name} must be a NumPy array that can be written to")
-        _check(out, spec, "the array for the output")
-        np.copyto(out, source)
-        return out
+        return copied(self._memory[self.network.plan.outputs[place]], spec, out, "the array for the output")
 
-    def get_input(self, index: int | str) -> Array:
-        """A copy of what an input holds now."""
-        return self._inputs[self._place(index)].copy()
+    def get_input(self, index: int | str, out: Array | None = None) -> Array:
+        """A copy of what an input holds now, in `out` when given.
+
+        Raises: OptionError when there is no such input, or `out` has another shape or dtype.
+        """
+        place = self._place(index)
+        source = self._memory[self.network.plan.inputs[place]]
+        return copied(source, self._input_specs[place], out, "the array for the input")
 
     def get_num_inputs(self) -> int:
         """How many inputs the network has; constants are not counted."""
-        return len(self._inputs)
+        return len(self._input_specs)
 
     def get_num_outputs(self) -> int:
         """How many outputs the network has."""
@@ -120,8 +190,8 @@ class GraphExecutor:
         return self._index.get(name, -1)
 
     def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        """Shapes and dtypes of the inputs, by name."""
-        specs = self._input_specs
+        """Shapes and dtypes of the inputs, by name; inputs that were loaded or shared as parameters are left out."""
+        specs = [spec for spec in self._input_specs if spec.name not in self._loaded]
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 
     def get_output_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -129,12 +199,61 @@ class GraphExecutor:
         specs = self._output_specs
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 
+    def load_params(self, params_bytes: bytes | bytearray) -> None:
+        """Copy parameters from what `save_param_dict` wrote into the inputs and constants of their names; a constant is
+        given as its kernel reads it, see `graph_of`. Names that the network does not have are skipped.
+
+        Raises: ArtifactError when the bytes are damaged; OptionError when an array has another shape or dtype. Then
+        nothing has been changed.
+        """
+        found = self._known(load_param_dict(params_bytes))
+        for number, array in found.items():
+            check_fit(array, self.network.plan.buffers[number], "parameter")
+        for number, array in found.items():
+            np.copyto(self._memory.own(number), array)
+            self._loaded.add(self.network.plan.buffers[number].name)
+
+    def share_params(self, other: "GraphExecutor", params_bytes: bytes | bytearray) -> None:
+        """Read the parameters named in `params_bytes` from the memory of `other`, which may go away then.
+
+        Raises: ArtifactError when the bytes are damaged; OptionError when the other executor has no such parameter, or
+        one of another shape or dtype. Then nothing has been changed.
+        """
+        found = {}
+        for number in self._known(load_param_dict(params_bytes)):
+            spec = self.network.plan.buffers[number]
+            theirs = other._settable.get(spec.name)
+            if theirs is None:
+                raise OptionError(f"the other executor has no parameter {spec.name} to share")
+            found[number] = other._memory[theirs]
+            check_fit(found[number], spec, "parameter")
+        for number, array in found.items():
+            self._memory.exchange(number, array, "parameter")
+            self._loaded.add(self.network.plan.buffers[number].name)
+
+    def _known(self, params: Mapping[str, Array]) -> dict[int, Array]:
+        return {self._settable[name]: array for name, array in params.items() if name in self._settable}
+
+    def call(self, index: int) -> None:
+        """Make one call of the plan, on what the buffers hold. Raises: what the function called raises."""
+        self._calls[index]()
+
+    def value(self, number: int) -> Array:
+        """The array of a buffer of the plan, not a copy: another call may write over it."""
+        return self._memory[number]
+
+    def memory(self) -> MemoryUse:
+        """How many bytes this executor holds, by purpose, and in all."""
+        return self._memory.use(self._workspace)
+
     def benchmark(
         self,
         *,
+        function: str = "run",
         repeat: int = 5,
         number: int = 5,
         min_repeat_ms: float = 0.0,
+        limit_zero_time_iterations: int = 100,
         cooldown_interval_ms: float = 0.0,
         repeats_to_cooldown: int = 1,
         end_to_end: bool = False,
@@ -143,7 +262,8 @@ class GraphExecutor:
         """Seconds per run, one entry per repeat.
 
         Inputs are set once and not timed, unless `end_to_end` asks to copy inputs in and outputs out with every run.
-        Raises: OptionError when an argument makes no sense.
+        `function` is what is timed, by the name it has as a function of a module.
+        Raises: OptionError when an argument makes no sense; AttributeError when there is no such function.
         """
         if inputs is not None and not isinstance(inputs, Mapping):
             raise OptionError(f"inputs must map names to arrays, not be a {type(inputs).__name__}")
@@ -155,9 +275,10 @@ class GraphExecutor:
             min_repeat_ms=min_repeat_ms,
             cooldown_ms=cooldown_interval_ms,
             repeats_to_cooldown=repeats_to_cooldown,
+            limit_zero_time_iterations=limit_zero_time_iterations,
         )
         if not end_to_end:
-            return evaluator(self.run)
+            return evaluator(self[function])
         outputs = [self.get_output(index) for index in range(self.get_num_outputs())]
 
         def whole() -> None:
@@ -186,7 +307,7 @@ class GraphExecutor:
 
     def _place(self, key: str | int) -> int:
         place = _number(key, self._index)
-        if not 0 <= place < len(self._inputs):
+        if not 0 <= place < len(self._input_specs):
             raise OptionError(f"no input {key!r}; the inputs are {', '.join(self._index)}")
         return place
 
@@ -197,13 +318,20 @@ class GraphExecutor:
             raise OptionError(f"no output {key!r}; the outputs are {', '.join(names)}")
         return place
 
-    def _copy_input(self, place: int, value: Array) -> None:
+    def _copy_input(self, place: int, value: Any) -> None:
+        spec = self._input_specs[place]
         try:
-            array = np.asarray(value)
-        except ValueError as error:  # nested lists of different lengths
-            raise OptionError(f"input {self._input_specs[place].name} is no array: {error}") from None
-        _check(array, self._input_specs[place], "input")
-        np.copyto(self._inputs[place], array)
+            array = _number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
+        except (ValueError, OverflowError) as error:  # nested lists of different lengths; 300 as int8
+            raise OptionError(f"input {spec.name} is no array: {error}") from None
+        check_fit(array, spec, "input")
+        np.copyto(self._memory.own(self.network.plan.inputs[place]), array)
+
+
+def _number_as(value: Any, spec: BufferSpec) -> Array:
+    """A number of Python as an array of a buffer's type; a fraction is none of an integer type."""
+    fits = not isinstance(value, float) or is_float(spec.dtype)
+    return np.asarray(value, np.dtype(spec.dtype) if fits else None)
 
 
 def _number(key: object, names: Mapping[str, int]) -> int:
@@ -213,8 +341,11 @@ def _number(key: object, names: Mapping[str, int]) -> int:
     return int(key) if isinstance(key, (int, np.integer)) and not isinstance(key, bool) else -1
 
 
-def _check_machine(network: CompiledNetwork) -> None:
-    """An instruction that the processor lacks would end the process; say it before."""
+def check_machine(network: CompiledNetwork) -> None:
+    """An instruction that the processor lacks would end the process; say it before.
+
+    Raises: ArtifactError.
+    """
     missing = sorted(set(network.metadata.get("needs", ())) - host_features())
     if missing:
         made_for = network.metadata.get("cpu", "another processor")
@@ -223,32 +354,27 @@ def _check_machine(network: CompiledNetwork) -> None:
         )
 
 
-def _check(array: Array, spec: BufferSpec, what: str) -> None:
-    if tuple(array.shape) != spec.shape or array.dtype != np.dtype(spec.dtype):
-        raise OptionError(
-            f"{what} {spec.name} must be {spec.dtype}{list(spec.shape)}, not {array.dtype.name}{list(array.shape)}"
-        )
+def _parameter_names(plan: Plan) -> dict[str, int]:
+    """The buffers that parameters can be loaded into, by name: inputs, and constants whose name is theirs alone."""
+    constants = [
+        (spec.name, number)
+        for number, spec in enumerate(plan.buffers)
+        if spec.kind is BufferKind.CONSTANT and spec.storage == number
+    ]
+    names = [name for name, _ in constants]
+    alone = {name: number for name, number in constants if names.count(name) == 1}
+    return alone | {plan.buffers[number].name: number for number in plan.inputs}
 
 
-def _allocate(network: CompiledNetwork) -> tuple[Array, ...]:
-    """An array for every buffer of the plan."""
-    plan = network.plan
-    arena = aligned_array((plan.arena_bytes,), "uint8")
-    owned: dict[int, Array] = {}
-    for number, spec in enumerate(plan.buffers):
-        if spec.storage != number:
-            continue
-        if spec.kind is BufferKind.CONSTANT:
-            owned[number] = aligned_copy(network.constants[number])
-        elif spec.kind is BufferKind.INTERMEDIATE:
-            owned[number] = arena[spec.offset : spec.offset + spec.nbytes].view(spec.dtype)
-        else:
-            owned[number] = aligned_array(spec.shape, spec.dtype)
-            owned[number][...] = 0
-    return tuple(_view(owned[spec.storage], spec) for spec in plan.buffers)
+def copied(source: Array, spec: BufferSpec, out: Array | None, what: str) -> Array:
+    """A copy of a buffer, in `out` when given.
 
-
-def _view(array: Array, spec: BufferSpec) -> Array:
-    if array.dtype != np.dtype(spec.dtype):
-        raise ArtifactError(f"buffer {spec.name} is {spec.dtype}, but shares memory of {array.dtype.name}")
-    return array.reshape(spec.shape)
+    Raises: OptionError when `out` has another shape or dtype, or is read-only.
+    """
+    if out is None:
+        return source.copy()
+    if not isinstance(out, np.ndarray) or not out.flags.writeable:
+        raise OptionError(f"{what} {spec.name} must be a NumPy array that can be written to")
+    check_fit(out, spec, what)
+    np.copyto(out, source)
+    return out

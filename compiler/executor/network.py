@@ -9,12 +9,11 @@ Always: a zip of JSON, `.npy` arrays and object code; no pickle, written to a te
     constants/N.npy   the constant of buffer N, packed as its kernel wants it
 """
 
-import io
 import json
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -57,12 +56,12 @@ class CompiledNetwork:
     coverage: tuple[Coverage, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
-    def verify(self) -> None:
-        """Check that plan, kernels and constants fit each other.
+    def verify(self, functions: Collection[str] = ()) -> None:
+        """Check that plan, kernels and constants fit each other; `functions` may be called beside the kernels.
 
         Raises: ArtifactError that names what does not.
         """
-        self.plan.verify({kernel.name: kernel for kernel in self.kernels})
+        self.plan.verify({kernel.name: kernel for kernel in self.kernels}, functions)
         for number, buffer in enumerate(self.plan.buffers):
             if buffer.kind is not BufferKind.CONSTANT or buffer.storage != number:
                 continue
@@ -85,7 +84,8 @@ class CompiledNetwork:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as file:
-                self._write(file)
+                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                    write_network(self, archive)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -96,18 +96,6 @@ class CompiledNetwork:
                 temporary.unlink(missing_ok=True)
         return path
 
-    def _write(self, file: io.BufferedWriter) -> None:
-        metadata = {"format": FORMAT_VERSION, "metadata": self.metadata, "coverage": [asdict(c) for c in self.coverage]}
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr("plan.json", self.plan.dumps())
-            archive.writestr("metadata.json", json.dumps(metadata, indent=1))
-            archive.writestr("kernels.json", json.dumps([_kernel_row(kernel) for kernel in self.kernels], indent=1))
-            for kernel in self.kernels:
-                archive.writestr(f"kernels/{kernel.name}.o", kernel.object_code)
-            for number, array in self.constants.items():
-                with archive.open(zipfile.ZipInfo(f"constants/{number}.npy"), "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
-
     @classmethod
     def load(cls, path: str | Path) -> "CompiledNetwork":
         """Read what `save` wrote.
@@ -117,12 +105,12 @@ class CompiledNetwork:
         path = Path(path)
         try:
             with zipfile.ZipFile(path) as archive:
-                network = _read(archive)
+                network = read_network(archive)
         except FileNotFoundError as error:
             raise ArtifactError(f"no such file: {path}") from error
         except ArtifactError as error:
             raise ArtifactError(f"{path}: {error}") from error
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise ArtifactError(
                 f"{path} is no compiled network, or is damaged: {type(error).__name__}: {error}"
             ) from error
@@ -133,7 +121,7 @@ class CompiledNetwork:
         return network
 
 
-_DAMAGE = (
+DAMAGE = (
     OSError,
     ValueError,
     TypeError,
@@ -148,13 +136,32 @@ _DAMAGE = (
 """What the readers of zip, JSON and npy raise when a file is not what it claims to be."""
 
 
-def _read(archive: zipfile.ZipFile) -> CompiledNetwork:
+def write_network(network: CompiledNetwork, archive: zipfile.ZipFile, *, with_code: bool = True) -> None:
+    """Write all parts of a network into an archive; object code only if asked for."""
+    coverage = [asdict(each) for each in network.coverage]
+    metadata = {"format": FORMAT_VERSION, "metadata": network.metadata, "coverage": coverage}
+    archive.writestr("plan.json", network.plan.dumps())
+    archive.writestr("metadata.json", json.dumps(metadata, indent=1))
+    archive.writestr("kernels.json", json.dumps([_kernel_row(kernel) for kernel in network.kernels], indent=1))
+    for kernel in network.kernels if with_code else ():
+        archive.writestr(f"kernels/{kernel.name}.o", kernel.object_code)
+    for number, array in network.constants.items():
+        with archive.open(zipfile.ZipInfo(f"constants/{number}.npy"), "w", force_zip64=True) as entry:
+            np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+
+
+def read_network(archive: zipfile.ZipFile, *, with_code: bool = True) -> CompiledNetwork:
+    """The network in an archive, which is not verified yet; without `with_code` its kernels have no object code.
+
+    Raises: ArtifactError when the format is another; an error of `DAMAGE` when it is damaged.
+    """
     about = json.loads(archive.read("metadata.json"))
     if about["format"] != FORMAT_VERSION:
         raise ArtifactError(f"format {about['format']!r}; this Retune reads format {FORMAT_VERSION}")
     plan = Plan.loads(archive.read("plan.json").decode())
     kernels = tuple(
-        _kernel_of(row, archive.read(f"kernels/{row['name']}.o")) for row in json.loads(archive.read("kernels.json"))
+        _kernel_of(row, archive.read(f"kernels/{row['name']}.o") if with_code else b"")
+        for row in json.loads(archive.read("kernels.json"))
     )
     constants: dict[int, Array] = {}
     for name in archive.namelist():

@@ -12,7 +12,7 @@ Always: frozen, JSON in and out; a plan that `verify` accepts cannot make a kern
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -33,6 +33,10 @@ class BufferKind(StrEnum):
     CONSTANT = "constant"
     INTERMEDIATE = "intermediate"
     OUTPUT = "output"
+
+
+READ_ONLY = frozenset({BufferKind.INPUT, BufferKind.CONSTANT})
+"""The kinds of buffers that no kernel writes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,9 @@ class Plan:
         """The buffer that owns the memory of buffer `number`."""
         return self.buffers[self.buffers[number].storage]
 
-    def verify(self, kernels: Mapping[str, KernelArtifact]) -> None:
-        """Check the plan against itself and the kernels it calls.
+    def verify(self, kernels: Mapping[str, KernelArtifact], functions: Collection[str] = ()) -> None:
+        """Check the plan against itself and the kernels it calls. Calls of `functions`, which are not compiled, are
+        checked for their buffer numbers only.
 
         Raises: ArtifactError that names the buffer or call at fault.
         """
@@ -87,9 +92,13 @@ class Plan:
             if not 0 <= number < len(self.buffers):
                 raise ArtifactError(f"plan {self.name}: no buffer {number} for an input or output")
         for call in self.calls:
-            if call.kernel not in kernels:
+            for number in call.buffers:
+                if not 0 <= number < len(self.buffers):
+                    raise ArtifactError(f"plan {self.name}: call of {call.kernel}: no buffer {number}")
+            if call.kernel in kernels:
+                self._verify_call(call, kernels[call.kernel])
+            elif call.kernel not in functions:
                 raise ArtifactError(f"plan {self.name}: no kernel {call.kernel!r}")
-            self._verify_call(call, kernels[call.kernel])
 
     def _verify_buffer(self, number: int, buffer: BufferSpec) -> None:
         where = f"plan {self.name}: buffer {number} ({buffer.name})"
@@ -110,15 +119,13 @@ class Plan:
         if len(call.buffers) != len(kernel.args):
             raise ArtifactError(f"{where}: {len(call.buffers)} buffers for {len(kernel.args)} arguments")
         for number, spec in zip(call.buffers, kernel.args, strict=True):
-            if not 0 <= number < len(self.buffers):
-                raise ArtifactError(f"{where}: no buffer {number}")
             buffer = self.buffers[number]
             if math.prod(buffer.shape) != spec.size or buffer.dtype != spec.dtype:
                 raise ArtifactError(
                     f"{where}: buffer {buffer.name} is {buffer.dtype}{list(buffer.shape)}, "
                     f"argument {spec.name} is {spec.dtype}{list(spec.shape)}"
                 )
-            if spec.is_output and buffer.kind in (BufferKind.INPUT, BufferKind.CONSTANT):
+            if spec.is_output and buffer.kind in READ_ONLY:
                 raise ArtifactError(f"{where}: writes to {buffer.name}, which is read only: {buffer.kind}")
 
     def dumps(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import llvmlite.binding as llvm
 
@@ -25,6 +25,7 @@ from compiler.runtime.openmp import openmp_runtime
 
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
+_MATH, _HELPERS = "libm.so.6", "libgcc_s.so.1"
 _ELF = b"\x7fELF"
 _MACHINE = slice(18, 20)
 """Where the header of an object file names its kind of processor."""
@@ -35,15 +36,15 @@ class BoundKernel:
     but for the functions that it calls.
     """
 
-    __slots__ = ("_errors", "_function", "_keep", "_name", "_pointers", "_threads")
+    __slots__ = ("_array", "_function", "_keep", "_kernel", "_pointers", "_threads")
 
-    def __init__(self, kernel: "Kernel", pointers: Any, threads: int, keep: tuple[object, ...]) -> None:
-        self._name = kernel.artifact.name
-        self._errors = kernel.errors
+    def __init__(self, kernel: "Kernel", pointers: Any, threads: int, keep: Sequence[object]) -> None:
+        self._kernel = kernel
         self._function = kernel.function
+        self._array = pointers
         self._pointers = ctypes.c_void_p(ctypes.addressof(pointers))
         self._threads = ctypes.c_int32(threads)
-        self._keep = (pointers, *keep)
+        self._keep = list(keep)
 
     def __call__(self) -> None:
         """Run the kernel once.
@@ -51,14 +52,23 @@ class BoundKernel:
         Raises: ArtifactError when the kernel returns another code than 0; what a function that it calls raised.
         """
         if code := self._function(self._pointers, self._threads):
-            self._errors.reraise()
-            raise ArtifactError(f"kernel {self._name} failed with code {code}")
+            self._kernel.failed(code)
+
+    def rebind(self, place: int, buffer: Buffer) -> None:
+        """Give coming calls another array for argument number `place`; the caller sees to it that it shares no memory
+        with an argument that is written.
+
+        Raises: ArtifactError when it does not fit.
+        """
+        artifact = self._kernel.artifact
+        self._array[place] = address_of(artifact.name, artifact.args[place], buffer)
+        self._keep[place] = buffer
 
     def rotating(self, places: Mapping[int, Sequence[int]]) -> "RotatingKernel":
         """The same kernel, but buffer number `place` is another one with every call: the addresses given for it, in
         turn. The caller keeps that memory alive; addresses are multiples of 64.
         """
-        return RotatingKernel(self, self._keep[0], places)
+        return RotatingKernel(self, self._array, places)
 
 
 class RotatingKernel:
@@ -89,11 +99,13 @@ class Kernel:
 
     __slots__ = ("_callbacks", "_library", "artifact", "errors", "function")
 
-    def __init__(self, artifact: KernelArtifact) -> None:
+    def __init__(self, artifact: KernelArtifact, library: Mapping[str, int] | None = None) -> None:
+        """`library` has the address of the kernel by its name, when its code is in this process already."""
         self.artifact = artifact
         self.errors = CallErrors()
         self._callbacks = [make_callback(artifact.name, call, self.errors) for call in artifact.calls]
-        self._library = _link(artifact, {call.symbol: call.address for call in self._callbacks})
+        callbacks = {call.symbol: call.address for call in self._callbacks}
+        self._library = _link(artifact, callbacks) if library is None else library
         self.function = _ENTRY(self._library[artifact.name])
 
     def bind(self, buffers: Sequence[Buffer], threads: int) -> BoundKernel:
@@ -113,7 +125,12 @@ class Kernel:
         workspace: Buffer = buffers[-1] if len(buffers) > len(specs) else self._workspace()
         addresses.append(workspace if isinstance(workspace, int) else workspace.ctypes.data)
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        return BoundKernel(self, pointers, threads, (self, workspace, *buffers))
+        return BoundKernel(self, pointers, threads, (*buffers[: len(specs)], workspace))
+
+    def failed(self, code: int) -> NoReturn:
+        """Raise what a code other than 0 stands for."""
+        self.errors.reraise()
+        raise ArtifactError(f"kernel {self.artifact.name} failed with code {code}")
 
     def _workspace(self) -> Buffer:
         size = self.artifact.workspace_bytes
@@ -151,6 +168,26 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
     return LoadedKernels(kernels)
 
 
+def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapping[str, Any]) -> LoadedKernels:
+    """Make the kernels in a shared library callable in this process; `artifacts` describe them.
+
+    Raises: ArtifactError when the library is for another kind of processor, cannot be loaded, or lacks a kernel.
+    """
+    theirs, ours = _machine(path), _machine(Path("/proc/self/exe"))
+    if theirs and ours and theirs != ours:
+        raise ArtifactError(f"{path} is code for another kind of processor: {metadata.get('triple', 'unknown')}")
+    openmp_runtime()  # its functions, and those of the other two, are found by name
+    ctypes.CDLL(_MATH, mode=ctypes.RTLD_GLOBAL)
+    with suppress(OSError):  # few processors need it
+        ctypes.CDLL(_HELPERS, mode=ctypes.RTLD_GLOBAL)
+    try:
+        library = ctypes.CDLL(str(path))
+        addresses = {each.name: ctypes.cast(library[each.name], ctypes.c_void_p).value or 0 for each in artifacts}
+    except (OSError, AttributeError) as error:
+        raise ArtifactError(f"{path} cannot be loaded: {error}") from error
+    return LoadedKernels({each.name: Kernel(each, addresses) for each in artifacts})
+
+
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
     """What this machine's processor can do, in LLVM's names, such as `avx512f`."""
@@ -170,7 +207,7 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int]) -> Any:
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) cannot be loaded: {error}") from error
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)
 def _machine(program: Path) -> bytes:
     """The kind of processor that a program in ELF is for, as it stands in its header; empty for other programs."""
     try:
@@ -188,7 +225,7 @@ def _linker() -> Any:
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    llvm.load_library_permanently("libm.so.6")
+    llvm.load_library_permanently(_MATH)
     with suppress(RuntimeError):  # few processors need it
-        llvm.load_library_permanently("libgcc_s.so.1")
+        llvm.load_library_permanently(_HELPERS)
     return llvm.create_lljit_compiler()

@@ -16,7 +16,6 @@ import numpy as np
 from compiler.errors import OptionError
 from compiler.runtime.artifact import Array
 
-_ZERO_TIME_PASSES = 100
 _GROWTH = 1.618
 
 
@@ -62,7 +61,8 @@ class TimeEvaluator:
 
     A repeat makes passes of `number` calls until one lasts `min_repeat_ms`, with more calls in each. After every
     `repeats_to_cooldown` repeats it sleeps `cooldown_ms`. `flush_bytes` of other memory are written before each pass,
-    so that it starts with cold caches; use number=1 and min_repeat_ms=0 with it.
+    so that it starts with cold caches; use number=1 and min_repeat_ms=0 with it. A repeat ends
+    after `limit_zero_time_iterations` passes that took no time at all, for clocks that stand still.
     """
 
     number: int = 1
@@ -71,11 +71,15 @@ class TimeEvaluator:
     cooldown_ms: float = 0.0
     repeats_to_cooldown: int = 1
     flush_bytes: int = 0
+    limit_zero_time_iterations: int = 100
 
     def __post_init__(self) -> None:
-        counts = (self.number, self.repeat, self.repeats_to_cooldown)
+        counts = (self.number, self.repeat, self.repeats_to_cooldown, self.limit_zero_time_iterations)
         if not all(isinstance(count, int) and count >= 1 for count in counts):
-            raise OptionError(f"number, repeat and repeats_to_cooldown must be whole numbers from 1 on, not {counts}")
+            raise OptionError(
+                "number, repeat, repeats_to_cooldown and limit_zero_time_iterations must be whole numbers from 1 on, "
+                f"not {counts}"
+            )
         if not all(math.isfinite(limit) for limit in (self.min_repeat_ms, self.cooldown_ms)):
             raise OptionError("min_repeat_ms and cooldown_ms must be finite")
         if min(self.min_repeat_ms, self.cooldown_ms, self.flush_bytes) < 0:
@@ -102,15 +106,16 @@ class TimeEvaluator:
     def _one_repeat(self, function: Callable[[], object], scratch: Array) -> float:
         number = self.number
         least = self.min_repeat_ms * 1e6
-        for _ in range(_ZERO_TIME_PASSES):
+        still = 0
+        while True:
             if scratch.size:
                 scratch += 1
             elapsed = time_calls(function, number)
-            if elapsed > 0 and elapsed >= least:
-                break
+            still += elapsed == 0
+            if 0 < elapsed >= least or still >= self.limit_zero_time_iterations:
+                return elapsed / number / 1e9
             if elapsed > 0:
                 number = int(max(least / (elapsed / number) + 1, _GROWTH * number))
-        return elapsed / number / 1e9
 
 
 def time_calls(function: Callable[[], object], number: int) -> int:

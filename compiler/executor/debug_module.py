@@ -1,0 +1,270 @@
+"""In: the JSON of a graph, a library, a device. Out: a `GraphModuleDebug` that times every node and keeps every value.
+
+Always: every value has memory of its own, so nothing is written over and a node can be run again at any time; that
+takes more memory than `GraphModule` does. What it writes lies in one folder, which `exit` removes.
+
+    ROOT/_tvmdbg_device_CPU_0/   the names are those that viewers of TVM's dumps look for
+        _tvmdbg_graph_dump.json         the graph, from the beginning
+        _tvmdbg_execution_trace.json    the nodes of the last run, for trace viewers
+        output_tensors.params           all values of the last run, see `load_param_dict`
+        table.txt                       the times of the last run
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from compiler.errors import ArtifactError, OptionError
+from compiler.executor.debug_report import NodeTime, Report, make_report, time_table, trace_json
+from compiler.executor.graph_executor import GraphExecutor, copied
+from compiler.executor.graph_json import NOP, GraphJson
+from compiler.executor.graph_module import Devices, FunctionTable, GraphModule, create_executor
+from compiler.executor.library import Library
+from compiler.executor.params import save_param_dict_to_file
+from compiler.runtime.artifact import Array
+from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+
+_FOLDER = "_tvmdbg_device_CPU_0"
+_GRAPH = "_tvmdbg_graph_dump.json"
+_TRACE = "_tvmdbg_execution_trace.json"
+_VALUES = "output_tensors.params"
+_TABLE = "table.txt"
+_WARM_UPS = 3
+
+
+def create(
+    graph_json_str: str, libmod: Library | FunctionTable, device: Devices, dump_root: str | Path | None = None
+) -> "GraphModuleDebug":
+    """An executor of a graph that times its nodes; it writes under `dump_root`, by default a new temporary folder.
+
+    Raises: as `compiler.executor.graph_module.create`; ArtifactError when the folder cannot be written.
+    """
+    graph = _unshared(GraphJson.loads(graph_json_str))
+    return GraphModuleDebug(create_executor(graph, libmod, device), graph, dump_root)
+
+
+class GraphModuleDebug(GraphModule):
+    """A graph module that looks inside. Use it as a context manager, or call `exit` at the end."""
+
+    def __init__(self, module: GraphExecutor, graph: GraphJson, dump_root: str | Path | None = None) -> None:
+        super().__init__(module)
+        self.graph = graph
+        self._rows = graph.row_ptr
+        computing = [number for number, node in enumerate(graph.nodes) if node.function not in ("", NOP)]
+        self._calls = {number: place for place, number in enumerate(computing)}
+        self._times: tuple[NodeTime, ...] = ()
+        self._made = dump_root is None
+        self._root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if dump_root is None else Path(dump_root)
+        self.folder = self._root / _FOLDER
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(_GRAPH, json.dumps(self._dump(), indent=1))
+        except OSError as error:
+            raise ArtifactError(f"cannot write {self.folder}: {error}") from error
+
+    def __enter__(self) -> "GraphModuleDebug":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.exit()
+
+    def exit(self) -> None:
+        """Remove what was written."""
+        shutil.rmtree(self._root if self._made else self.folder, ignore_errors=True)
+
+    def get_graph_nodes(self) -> list[dict[str, Any]]:
+        """The nodes: name, op ("param" or a function), shape and dtype of the first output, names of what it reads."""
+        graph = self.graph
+        return [
+            {
+                "name": node.name,
+                "op": node.function or "param",
+                "shape": list(graph.entries[self._rows[number]].shape),
+                "dtype": graph.entries[self._rows[number]].dtype,
+                "inputs": [graph.nodes[source.node].name for source in node.inputs],
+                "attrs": dict(node.attrs),
+            }
+            for number, node in enumerate(graph.nodes)
+        ]
+
+    def run(  # type: ignore[override]
+        self,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: float = 1,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+        sort_by_time: bool = True,
+        **input_dict: Array,
+    ) -> None:
+        """Set the given inputs, run the graph, time every node, and write trace, values and table into the folder.
+
+        Raises: OptionError; what a function of the graph raises; ArtifactError when the folder cannot be written.
+        """
+        self.module.run(**input_dict)
+        evaluator = TimeEvaluator(
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            cooldown_ms=cooldown_interval_ms,
+            repeats_to_cooldown=repeats_to_cooldown,
+            limit_zero_time_iterations=limit_zero_time_iterations,
+        )
+        self._times = tuple(self._node_time(node, self._timed(node, evaluator)) for node in range(len(self._nodes)))
+        try:
+            self._write(_TRACE, trace_json(self._times))
+            self._write(_TABLE, self.get_debug_result(sort_by_time) + "\n")
+        except OSError as error:
+            raise ArtifactError(f"cannot write {self.folder}: {error}") from error
+        values = {
+            f"{node.name}____{index}": self.get_node_output(place, index)
+            for place, node in enumerate(self._nodes)
+            for index in range(node.num_outputs)
+        }
+        save_param_dict_to_file(values, self.folder / _VALUES)
+
+    def get_debug_result(self, sort_by_time: bool = True) -> str:
+        """The times of the last run as a table. Raises: OptionError before the first."""
+        if not self._times:
+            raise OptionError("no node has been timed yet: call run first")
+        return time_table(self._times, sort_by_time)
+
+    def run_individual(
+        self,
+        number: int,
+        repeat: int = 1,
+        min_repeat_ms: float = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+    ) -> list[list[float]]:
+        """Seconds of every node, `repeat` of them each. Raises: OptionError."""
+        options = (limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown)
+        nodes = range(len(self._nodes))
+        found = (self.run_individual_node(node, number, repeat, min_repeat_ms, *options) for node in nodes)
+        return [list(result.results) for result in found]
+
+    def run_individual_node(
+        self,
+        index: int,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: float = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+    ) -> BenchmarkResult:
+        """Seconds of one node on the values of the last run; one 0 for a node that computes nothing.
+
+        Raises: OptionError when there is no such node, or an option makes no sense.
+        """
+        return self._timed(
+            self._node(index),
+            TimeEvaluator(
+                number=number,
+                repeat=repeat,
+                min_repeat_ms=min_repeat_ms,
+                cooldown_ms=cooldown_interval_ms,
+                repeats_to_cooldown=repeats_to_cooldown,
+                limit_zero_time_iterations=limit_zero_time_iterations,
+            ),
+        )
+
+    def execute_node(self, index: int) -> None:
+        """Run one node on what its inputs hold. Raises: OptionError when there is no such node."""
+        place = self._calls.get(self._node(index))
+        if place is not None:
+            self.module.call(place)
+
+    def get_node_output(self, index: int, out_ind: int = 0) -> Array:
+        """A copy of what an output of a node holds. Raises: OptionError when there is none."""
+        node = self._node(index)
+        if not 0 <= out_ind < self._nodes[node].num_outputs:
+            raise OptionError(f"node {node} ({self._nodes[node].name}) has no output {out_ind}")
+        return self.module.value(self._rows[node] + out_ind).copy()
+
+    def debug_get_output(self, node: int | str, out: Array | None = None) -> Array:
+        """Run the graph up to a node, by number or name, and copy its first output, into `out` when given.
+
+        Raises: OptionError when there is no such node, or `out` does not fit.
+        """
+        last = self._node(node)
+        for number in range(last + 1):
+            self.execute_node(number)
+        entry = self._rows[last]
+        spec = self.module.network.plan.buffers[entry]
+        return copied(self.module.value(entry), spec, out, "the array for the value")
+
+    def profile(self, collectors: Sequence[object] | None = None, **input_dict: Array) -> Report:
+        """Time every node of one run, after three that are not timed. There are no `collectors` of further metrics.
+
+        Raises: OptionError.
+        """
+        if collectors:
+            raise OptionError("there are no collectors of metrics beside the time; leave them out")
+        self.module.set_input(**input_dict)
+        for _ in range(_WARM_UPS):
+            self.module.run()
+        times = []
+        for number in range(len(self._nodes)):
+            start = time.perf_counter_ns()
+            self.execute_node(number)
+            seconds = (time.perf_counter_ns() - start) / 1e9 if number in self._calls else 0.0
+            times.append(self._node_time(number, BenchmarkResult((seconds,))))
+        codes = ((kernel.name, kernel.object_code) for kernel in self.module.network.kernels)
+        hashes = {name: hashlib.sha256(code).hexdigest()[:16] for name, code in codes if code}
+        return make_report(times, hashes, "cpu0", self.module.threads)
+
+    @property
+    def _nodes(self) -> tuple[Any, ...]:
+        return self.graph.nodes
+
+    def _node(self, key: int | str) -> int:
+        """The number of a node."""
+        names = {node.name: number for number, node in enumerate(self._nodes)}
+        number = names.get(key, -1) if isinstance(key, str) else key
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self._nodes):
+            raise OptionError(f"the graph has no node {key!r}; it has {len(self._nodes)} nodes")
+        return number
+
+    def _timed(self, number: int, evaluator: TimeEvaluator) -> BenchmarkResult:
+        place = self._calls.get(number)
+        if place is None:
+            return BenchmarkResult((0.0,) * evaluator.repeat)
+        return evaluator(lambda: self.module.call(place))
+
+    def _node_time(self, number: int, result: BenchmarkResult) -> NodeTime:
+        node = self._nodes[number]
+        op, shape = node.function or "param", self.graph.entries[self._rows[number]].shape
+        return NodeTime(node.name, "param" if op == NOP else op, shape, len(node.inputs), node.num_outputs, result)
+
+    def _dump(self) -> dict[str, object]:
+        return {
+            **json.loads(self.graph.dumps()),
+            "nodes": [
+                {**row, "attrs": {**row["attrs"], "T": f"type: {row['dtype']}"}} for row in self.get_graph_nodes()
+            ],
+        }
+
+    def _write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def _unshared(graph: GraphJson) -> GraphJson:
+    """The same graph with memory of its own for every value, but for those that show another."""
+    storage = list(range(len(graph.entries)))
+    rows = graph.row_ptr
+    for number, node in enumerate(graph.nodes):
+        if node.function == NOP:
+            (source,) = node.inputs
+            storage[rows[number]] = storage[rows[source.node] + source.index]
+    entries = zip(graph.entries, storage, strict=True)
+    return replace(graph, entries=tuple(replace(entry, storage_id=each) for entry, each in entries))

@@ -1,0 +1,133 @@
+"""In: a compiled network, in memory or in a file. Out: a `Library`: executors of it, its graph, its parameters, files.
+
+Always: needs the runtime only; kernels are loaded once, however many executors use them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from compiler.errors import ArtifactError
+from compiler.executor.graph_executor import GraphExecutor, check_machine
+from compiler.executor.graph_json import GraphJson
+from compiler.executor.graph_plan import graph_of, plan_of
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
+from compiler.runtime.artifact import Array
+from compiler.runtime.device import Device, require_cpu
+from compiler.runtime.loader import LoadedKernels, load_kernels
+
+_ENTRY = "default"
+_NETWORK_SUFFIX = ".retune"
+_LIBRARY_SUFFIX = ".so"
+
+
+class Library:
+    """The kernels of a network, its graph, and its parameters until they are removed.
+
+    library = Library(network)                       or Library.load(path)
+    executor = library["default"](cpu())
+    graph_json, kernels, params = library
+    """
+
+    def __init__(self, network: CompiledNetwork, kernels: LoadedKernels | None = None) -> None:
+        """`kernels` are those of the network when they are loaded already.
+
+        Raises: ArtifactError when the network is inconsistent.
+        """
+        network.verify()
+        self.network = network
+        self._kernels = kernels
+        self._graph: GraphJson | None = None
+        self._params: dict[str, Array] = {}
+        self._complete = True
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Library":
+        """Read what `export_library` wrote, or `CompiledNetwork.save`.
+
+        Raises: ArtifactError when the file is missing, damaged, of another version or for another kind of processor.
+        """
+        if is_shared_library(path):
+            return cls(*load_shared_library(path))
+        return cls(CompiledNetwork.load(path))
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that the network was compiled for."""
+        return int(self.network.metadata.get("threads", 1))
+
+    @property
+    def kernels(self) -> LoadedKernels:
+        """The kernels, ready to be bound.
+
+        Raises: ArtifactError when this machine cannot run them.
+        """
+        if self._kernels is None:
+            check_machine(self.network)
+            self._kernels = load_kernels(self.network.kernels)
+        return self._kernels
+
+    def __getitem__(self, name: str) -> Callable[..., GraphExecutor]:
+        """What makes executors; its only name is "default". It takes a device, and more for further devices.
+
+        Raises: AttributeError for another name.
+        """
+        if name != _ENTRY:
+            raise AttributeError(f"the library of a network has no function {name!r}; it has {_ENTRY!r}")
+        return self._create
+
+    def _create(self, *devices: Device) -> GraphExecutor:
+        for device in devices:
+            require_cpu(device)
+        if self._complete:
+            return GraphExecutor(self.network, self.threads, self.kernels)
+        plan = plan_of(self.graph, self.network.plan.name)
+        return GraphExecutor(replace(self.network, plan=plan, constants={}), self.threads, self.kernels)
+
+    def __iter__(self) -> Iterator[object]:
+        """The graph's JSON text, this library, the parameters."""
+        return iter((self.get_graph_json(), self, self.get_graph_params()))
+
+    @property
+    def graph(self) -> GraphJson:
+        """The graph of the network. Raises: ArtifactError when it has none, see `graph_of`."""
+        if self._graph is None:
+            self._graph, self._params = graph_of(self.network)
+        return self._graph
+
+    def get_graph_json(self) -> str:
+        """The graph as JSON text."""
+        return self.graph.dumps()
+
+    def get_graph_params(self) -> dict[str, Array]:
+        """The parameters by the names of their nodes, as the kernels read them: some are packed."""
+        return dict(self._params) if self.graph and self._complete else {}
+
+    def get_lib(self) -> "Library":
+        """What `create` looks functions up in: this library."""
+        return self
+
+    def remove_params(self) -> "Library":
+        """The same library without parameters: its executors take them with `load_params` or `set_input`."""
+        bare = Library(self.network, self.kernels)
+        bare._graph, bare._complete = self.graph, False
+        return bare
+
+    def export_library(self, path: str | Path) -> Path:
+        """Write one file: a shared library when it ends in .so, made with the system's linker; a network as
+        `CompiledNetwork.save` writes it when it ends in .retune.
+
+        Raises: ArtifactError for another ending, when there is no linker or it fails, when a kernel calls a Python
+        function (.so only), when the parameters were removed, or when the file cannot be written.
+        """
+        path = Path(path)
+        if not self._complete:
+            raise ArtifactError(f"{path}: the parameters were removed; export the library that has them")
+        if path.suffix not in (_LIBRARY_SUFFIX, _NETWORK_SUFFIX):
+            raise ArtifactError(f"{path}: a library is exported to {_LIBRARY_SUFFIX} or {_NETWORK_SUFFIX}")
+        if any(not kernel.object_code for kernel in self.network.kernels):
+            raise ArtifactError(f"{path}: this library was loaded from a shared one; copy that file instead")
+        if path.suffix == _NETWORK_SUFFIX:
+            return self.network.save(path)
+        return write_shared_library(self.network, path)

@@ -1,0 +1,141 @@
+"""In: a plan and its constants. Out: an array for every buffer, which may be exchanged for an array of the caller.
+
+Always: aligned, of the buffer's shape and type; views follow the buffer that they show; nothing that is written shares
+memory with another buffer, except where the plan says so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.errors import ArtifactError, OptionError
+from compiler.executor.host_call import BoundCall
+from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
+from compiler.runtime.artifact import ALIGNMENT, Array
+from compiler.runtime.buffers import aligned_array, aligned_copy
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of memory that an executor holds while it runs, by purpose."""
+
+    inputs: int
+    outputs: int
+    constants: int
+    arena: int
+    workspace: int
+
+    @property
+    def peak(self) -> int:
+        """All of them together; an executor takes everything when it is made, so this is also the least."""
+        return self.inputs + self.outputs + self.constants + self.arena + self.workspace
+
+
+class Memory:
+    """The arrays of one executor, by buffer number."""
+
+    def __init__(self, plan: Plan, constants: Mapping[int, Array]) -> None:
+        self.plan = plan
+        self._arena = aligned_array((plan.arena_bytes,), "uint8")
+        self._arena[...] = 0  # a call that is made out of turn finds numbers that are legal indices
+        self._foreign: set[int] = set()
+        self._uses: dict[int, list[tuple[BoundCall, int]]] = {}
+        owned = {
+            number: aligned_copy(constants[number]) if spec.kind is BufferKind.CONSTANT else self._new(number)
+            for number, spec in enumerate(plan.buffers)
+            if spec.storage == number
+        }
+        self.arrays = [_view(owned[spec.storage], spec) for spec in plan.buffers]
+
+    def __getitem__(self, number: int) -> Array:
+        return self.arrays[number]
+
+    def use(self, workspace: int) -> MemoryUse:
+        """How many bytes there are; arrays of callers count too, and those that others share with this executor."""
+        plan = self.plan
+        sums = dict.fromkeys(BufferKind, 0)
+        for number, spec in enumerate(plan.buffers):
+            if spec.storage == number:
+                sums[spec.kind] += spec.nbytes
+        return MemoryUse(
+            sums[BufferKind.INPUT], sums[BufferKind.OUTPUT], sums[BufferKind.CONSTANT], plan.arena_bytes, workspace
+        )
+
+    def follow(self, calls: Sequence[BoundCall]) -> None:
+        """Have the calls of the plan, in its order, use other arrays when they are exchanged."""
+        for bound, call in zip(calls, self.plan.calls, strict=True):
+            for place, number in enumerate(call.buffers):
+                self._uses.setdefault(number, []).append((bound, place))
+
+    def exchange(self, number: int, array: Array, what: str) -> None:
+        """Use the caller's array for a buffer and for all views of it.
+
+        Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable where that is
+        needed, or shares memory with another buffer of which one is written.
+        """
+        spec = self.plan.buffers[number]
+        root = spec.storage
+        written = self.plan.root(number).kind not in READ_ONLY
+        if not isinstance(array, np.ndarray):
+            raise OptionError(f"{what} {spec.name}: an array is needed, not a {type(array).__name__}")
+        check_fit(array, spec, what)
+        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+            raise OptionError(
+                f"{what} {spec.name}: an array that is used without a copy must be dense and start at a multiple of "
+                f"{ALIGNMENT} bytes; compiler.graph_executor.empty makes such arrays"
+            )
+        if written and not array.flags.writeable:
+            raise OptionError(f"{what} {spec.name}: the array is read-only, and the network writes to it")
+        for other in self._others(root):
+            both_read = not written and self.plan.buffers[other].kind in READ_ONLY
+            if not both_read and np.may_share_memory(array, self.arrays[other]):
+                raise OptionError(
+                    f"{what} {spec.name}: the array shares memory with {self.plan.buffers[other].name}, and one of "
+                    "them is written"
+                )
+        self._foreign.add(root)
+        self._put(root, array)
+
+    def own(self, number: int) -> Array:
+        """The array of a buffer to write into: memory of the executor's own, new where it used another's."""
+        root = self.plan.buffers[number].storage
+        if root in self._foreign:
+            self._foreign.remove(root)
+            self._put(root, self._new(root))
+        return self.arrays[number]
+
+    def _others(self, root: int) -> Iterator[int]:
+        return (number for number, spec in enumerate(self.plan.buffers) if number == spec.storage != root)
+
+    def _put(self, root: int, array: Array) -> None:
+        for number, spec in enumerate(self.plan.buffers):
+            if spec.storage == root:
+                self.arrays[number] = _view(array, spec)
+                for bound, place in self._uses.get(number, ()):
+                    bound.rebind(place, self.arrays[number])
+
+    def _new(self, number: int) -> Array:
+        spec = self.plan.buffers[number]
+        if spec.kind is BufferKind.INTERMEDIATE:
+            return self._arena[spec.offset : spec.offset + spec.nbytes].view(spec.dtype)
+        array = aligned_array(spec.shape, spec.dtype)
+        array[...] = 0
+        return array
+
+
+def check_fit(array: Array, spec: BufferSpec, what: str) -> None:
+    """See that an array has the shape and type of a buffer.
+
+    Raises: OptionError.
+    """
+    if tuple(array.shape) != spec.shape or array.dtype != np.dtype(spec.dtype):
+        raise OptionError(
+            f"{what} {spec.name} must be {spec.dtype}{list(spec.shape)}, not {array.dtype.name}{list(array.shape)}"
+        )
+
+
+def _view(array: Array, spec: BufferSpec) -> Array:
+    if array.dtype != np.dtype(spec.dtype):
+        raise ArtifactError(f"buffer {spec.name} is {spec.dtype}, but shares memory of {array.dtype.name}")
+    return array.reshape(spec.shape)

@@ -1,0 +1,119 @@
+"""In: a compiled network. Out: one shared library of its kernels, with everything else of the network at its end.
+
+Always: the file is linked by the system's linker and is written completely or not at all. Its end is a zip as in
+`compiler.executor.network`, without object code, with size and SHA-256 of the linked part; both are checked before any
+code is loaded.
+
+A program in another language can call the kernels: each is a symbol, see `KernelArtifact`; link with libgomp and libm.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from compiler.errors import ArtifactError
+from compiler.executor.network import DAMAGE, CompiledNetwork, read_network, write_network
+from compiler.runtime.loader import LoadedKernels, load_library
+
+_LINKERS = ("cc", "gcc", "clang", "ld", "ld.lld")
+_ELF = b"\x7fELF"
+_MEMBER = "library.json"
+_SECONDS = 120
+
+
+def is_shared_library(path: str | Path) -> bool:
+    """Whether a file starts as a shared library does; a file that cannot be read is none."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False
+
+
+def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence[str] = _LINKERS) -> Path:
+    """Link the kernels of a network into the file at `path` and put the rest behind them.
+
+    Raises: ArtifactError when none of the `linkers` is installed, it fails, a kernel calls a Python function, or the
+    file cannot be written.
+    """
+    for kernel in network.kernels:
+        if kernel.calls:
+            raise ArtifactError(
+                f"kernel {kernel.name} calls {kernel.calls[0].function}, a function of Python, which a shared library "
+                "cannot hold; save the network as .retune"
+            )
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _link(network, temporary, linkers)
+        code = temporary.read_bytes()
+        with zipfile.ZipFile(temporary, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            about = {"bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
+            archive.writestr(_MEMBER, json.dumps(about))
+            write_network(network, archive, with_code=False)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernels]:
+    """The network in a shared library, and its kernels, loaded.
+
+    Raises: ArtifactError when the file is not one that `write_shared_library` made, damaged, of another version, or for
+    another kind of processor.
+    """
+    path = Path(path).absolute()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            about = json.loads(archive.read(_MEMBER))
+            network = read_network(archive, with_code=False)
+        with path.open("rb") as file:
+            code = file.read(int(about["bytes"]))
+        if hashlib.sha256(code).hexdigest() != about["sha256"]:
+            raise ArtifactError("the code is damaged: its checksum differs")
+        network.verify()
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    except DAMAGE as error:
+        raise ArtifactError(
+            f"{path} is no library of a network, or is damaged (strip removes what stands at the end): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return network, load_library(path, network.kernels, network.metadata)
+
+
+def _link(network: CompiledNetwork, path: Path, linkers: Sequence[str]) -> None:
+    found = next((program for name in linkers if (program := shutil.which(name))), None)
+    if found is None:
+        raise ArtifactError(
+            f"no linker is installed (looked for {', '.join(linkers)}); install one, such as Debian's gcc or "
+            "binutils, or save the network as .retune, which needs none"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        objects = []
+        for number, kernel in enumerate(network.kernels):
+            objects.append(Path(folder) / f"{number}.o")
+            objects[-1].write_bytes(kernel.object_code)
+        command = [found, "-shared", "-z", "noexecstack", "-o", str(path), *map(str, objects)]
+        if "ld" not in Path(found).name:  # a compiler: it knows where libm is
+            command += ["-nostartfiles", "-lm"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise ArtifactError(f"the linker {found} did not end within {_SECONDS} s") from None
+    if done.returncode:
+        raise ArtifactError(f"the linker {found} failed: {done.stderr.strip()[-1000:]}")

@@ -1,0 +1,35 @@
+"""In: a graph, a library and a device, or the file of a compiled network. Out: something that runs it.
+
+Always: names only, the work is done in `compiler.executor`; nothing of the compiler itself is imported.
+"""
+
+from compiler.executor.graph_module import GraphModule, create, get_device
+from compiler.executor.library import Library
+from compiler.executor.params import (
+    load_param_dict,
+    load_param_dict_from_file,
+    save_param_dict,
+    save_param_dict_to_file,
+)
+from compiler.runtime.buffers import aligned_array as empty
+from compiler.runtime.device import Device, cpu, device
+from compiler.runtime.timing import BenchmarkResult
+
+load_module = Library.load
+
+__all__ = [
+    "BenchmarkResult",
+    "Device",
+    "GraphModule",
+    "Library",
+    "cpu",
+    "create",
+    "device",
+    "empty",
+    "get_device",
+    "load_module",
+    "load_param_dict",
+    "load_param_dict_from_file",
+    "save_param_dict",
+    "save_param_dict_to_file",
+]

@@ -1,0 +1,209 @@
+"""Libraries of networks: three ways to an executor, files, and fresh processes that load them."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.driver.compile_network import compile_graph
+from compiler.errors import ArtifactError
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.shared_library import write_shared_library
+from compiler.graph.pipeline import optimize
+from compiler.graph_executor import GraphModule, Library, cpu, create, load_module, save_param_dict
+from compiler.runtime.artifact import Array, ExternCall
+from compiler.target import Target
+from tests.small_graphs import bias, conv, start
+
+ROOT = Path(__file__).parents[3]
+
+
+@cache
+def network() -> CompiledNetwork:
+    """A convolution, a bias and a softmax, on two threads."""
+    builder, x = start()
+    y = builder.emit("add", (conv(builder, x), bias(builder)))
+    y = builder.emit("softmax", (y,), {"axis": 3})
+    turned = builder.emit("reshape", (y,), {"shape": (16, 8)})
+    return compile_graph(optimize(builder.finish({"y": y, "flat": turned})), Target.host(), threads=2)
+
+
+def _x() -> Array:
+    return np.random.default_rng(5).standard_normal((1, 4, 4, 8)).astype("float32")
+
+
+def _result(module: GraphModule) -> Array:
+    module.set_input(0, _x())
+    module.run()
+    np.testing.assert_array_equal(module.get_output(1).ravel(), module.get_output(0).ravel())
+    return module.get_output(0)
+
+
+@cache
+def _expected() -> Array:
+    return _result(GraphModule(Library(network())["default"](cpu())))
+
+
+def test_a_network_that_is_run_computes_something() -> None:
+    np.testing.assert_allclose(_expected().sum(axis=3), 1, rtol=1e-5)
+    assert _expected().std() > 0
+
+
+@pytest.mark.parametrize("suffix", [".so", ".retune"])
+def test_p1_three_ways_to_an_executor(tmp_path: Path, suffix: str) -> None:
+    library = load_module(Library(network()).export_library(tmp_path / "deep" / f"net{suffix}"))
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == [f"net{suffix}"]
+    assert library.threads == 2
+    found = [_result(GraphModule(library["default"](cpu(0))))]
+    module = create(library.get_graph_json(), library, cpu(0))
+    module.load_params(save_param_dict(library.get_graph_params()))
+    found.append(_result(module))
+    graph_json, functions, params = library
+    assert isinstance(graph_json, str)
+    assert isinstance(functions, Library)
+    assert isinstance(params, dict)
+    module = create(graph_json, functions, [cpu(0)])
+    for name, array in params.items():
+        module.set_input(name, array)
+    found.append(_result(module))
+    for result in found:
+        np.testing.assert_allclose(result, _expected(), rtol=1e-5)
+
+
+def test_p1_graph_and_parameters() -> None:
+    library = Library(network())
+    text, params = library.get_graph_json(), library.get_graph_params()
+    assert all(kernel.name in text for kernel in network().kernels)
+    assert {array.nbytes for array in params.values()} == {array.nbytes for array in network().constants.values()}
+    assert library.get_lib() is library
+    with pytest.raises(AttributeError, match="no function 'main'; it has 'default'"):
+        library["main"]
+
+
+def test_p1_without_parameters() -> None:
+    library = Library(network())
+    bare = library.remove_params()
+    assert bare.get_graph_params() == {}
+    module = GraphModule(bare["default"](cpu()))
+    module.run()
+    assert not np.allclose(_result(module), _expected())
+    module.load_params(save_param_dict(library.get_graph_params()))
+    np.testing.assert_allclose(_result(module), _expected(), rtol=1e-5)
+    with pytest.raises(ArtifactError, match="parameters were removed"):
+        bare.export_library("net.so")
+
+
+_LOAD = """
+import sys
+import numpy as np
+from compiler.graph_executor import GraphModule, cpu, load_module
+module = GraphModule(load_module(sys.argv[1])["default"](cpu(0)))
+module.run(**{next(iter(module.get_input_info()[0])): np.load(sys.argv[2])})
+np.save(sys.argv[3], module.get_output(0))
+parts = {name.split(".")[1] for name in sys.modules if name.startswith("compiler.")}
+print(*sorted(parts))
+print(*sorted({"onnx", "xgboost", "prefect", "pyarrow"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("suffix", [".so", ".retune"])
+def test_p5_a_fresh_process_without_the_compiler(tmp_path: Path, suffix: str) -> None:
+    path = Library(network()).export_library(tmp_path / f"net{suffix}")
+    np.save(tmp_path / "x.npy", _x())
+    files = [str(path), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, *files], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    parts, others = done.stdout.splitlines()
+    assert parts.split() == ["dtype", "errors", "executor", "graph_executor", "packing", "runtime"]
+    assert others == ""
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), _expected())
+
+
+def test_p3_a_loaded_library_has_all_kernels_and_is_not_exported_again(tmp_path: Path) -> None:
+    library = load_module(Library(network()).export_library(tmp_path / "net.so"))
+    assert set(library.kernels) == {kernel.name for kernel in network().kernels}
+    with pytest.raises(ArtifactError, match="copy that file instead"):
+        library.export_library(tmp_path / "again.so")
+
+
+def test_other_endings_and_missing_linkers(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"exported to \.so or \.retune"):
+        Library(network()).export_library(tmp_path / "net.tar")
+    with pytest.raises(ArtifactError, match="no linker is installed"):
+        write_shared_library(network(), tmp_path / "net.so", ("no-such-linker",))
+    with pytest.raises(ArtifactError, match=r"the linker .*false failed"):
+        write_shared_library(network(), tmp_path / "net.so", ("false",))
+    assert list(tmp_path.iterdir()) == []
+    kernel = replace(network().kernels[0], calls=(ExternCall("s", "tests.function", ()),))
+    changed = replace(network(), kernels=(kernel, *network().kernels[1:]))
+    with pytest.raises(ArtifactError, match=r"calls tests\.function, a function of Python"):
+        write_shared_library(changed, tmp_path / "net.so")
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-100]
+
+
+def _stripped(data: bytes) -> bytes:
+    return data[: data.index(b"PK\x03\x04")]
+
+
+def _flipped(data: bytes) -> bytes:
+    place = data.index(b"PK\x03\x04") // 2
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_cut, "is damaged"),
+        (_stripped, "strip removes"),
+        (_flipped, "the code is damaged"),
+        (lambda data: data[:50], "damaged"),
+    ],
+)
+def test_a_damaged_library_is_refused_before_any_code_is_loaded(
+    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    path = Library(network()).export_library(tmp_path / "net.so")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ArtifactError, match=words) as caught:
+        load_module(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no such file"):
+        load_module(tmp_path / "net.so")
+
+
+@pytest.mark.parametrize("suffix", [".so", ".retune"])
+def test_a_network_for_another_processor_is_refused(tmp_path: Path, suffix: str) -> None:
+    metadata = {**network().metadata, "cpu": "hal9000", "needs": ["empathy"]}
+    path = Library(replace(network(), metadata=metadata)).export_library(tmp_path / f"net{suffix}")
+    library = load_module(path)
+    with pytest.raises(ArtifactError, match="was compiled for hal9000; this machine lacks empathy"):
+        library["default"](cpu())
+    with pytest.raises(ArtifactError, match="was compiled for hal9000; this machine lacks empathy"):
+        create(library.get_graph_json(), library, cpu())
+
+
+def test_a_library_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = Library(network()).export_library(tmp_path / "net.retune")
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["metadata.json"] = json.dumps({**json.loads(members["metadata.json"]), "format": 7}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(ArtifactError, match="format 7; this Retune reads format 1"):
+        load_module(path)

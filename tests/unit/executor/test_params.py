@@ -1,0 +1,93 @@
+"""Parameters as bytes: what comes back, and what is refused."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from compiler.dtype import BFLOAT16
+from compiler.errors import ArtifactError
+from compiler.executor.params import (
+    load_param_dict,
+    load_param_dict_from_file,
+    save_param_dict,
+    save_param_dict_to_file,
+)
+from compiler.runtime.artifact import Array
+
+_TYPES = st.sampled_from(["float64", "float32", "float16", "int64", "int8", "uint16", "bool", ">f4", ">i8"])
+
+_ARRAYS = _TYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.text(max_size=8), _ARRAYS, max_size=4))
+def test_any_arrays_come_back(params: dict[str, Array]) -> None:
+    found = load_param_dict(save_param_dict(params))
+    assert list(found) == list(params)
+    for name, array in params.items():
+        assert found[name].dtype.name == array.dtype.name
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].flags.writeable
+
+
+def test_n10_a_vector_of_float64_in_a_file(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform(size=10)
+    path = save_param_dict_to_file({"x": x}, tmp_path / "x.params")
+    np.testing.assert_array_equal(load_param_dict_from_file(path)["x"], x)
+
+
+def test_p8_two_entries_of_one_array_in_a_bytearray() -> None:
+    x = np.ones((10, 10), "float32")
+    data = save_param_dict({"x": x, "y": x})
+    assert isinstance(data, bytearray)
+    found = load_param_dict(data)
+    assert list(found) == ["x", "y"]
+    np.testing.assert_array_equal(found["x"], found["y"])
+    found["x"][0, 0] = 7
+    assert found["y"][0, 0] == 1
+
+
+def test_bfloat16_and_strides() -> None:
+    x = np.arange(12, dtype=BFLOAT16).reshape(3, 4).T
+    found = load_param_dict(save_param_dict({"x": x}))["x"]
+    assert found.dtype == np.dtype(BFLOAT16)
+    np.testing.assert_array_equal(found.view("uint16"), np.ascontiguousarray(x).view("uint16"))
+
+
+def test_every_cut_and_every_changed_byte_is_noticed() -> None:
+    data = bytes(save_param_dict({"x": np.arange(3, dtype="int8"), "y": np.zeros((2, 2))}))
+    for end in range(len(data)):
+        with pytest.raises(ArtifactError):
+            load_param_dict(data[:end])
+    for place in range(len(data)):
+        broken = bytearray(data)
+        broken[place] ^= 0x41
+        with pytest.raises(ArtifactError):
+            load_param_dict(broken)
+
+
+def test_another_version_and_other_files(tmp_path: Path) -> None:
+    data = save_param_dict({"x": np.zeros(3)})
+    struct.pack_into("<I", data, 8, 9)
+    with pytest.raises(ArtifactError, match="version 9; this Retune reads version 1"):
+        load_param_dict(data)
+    (tmp_path / "a").write_bytes(b"hello")
+    with pytest.raises(ArtifactError, match=r"a: these bytes are no saved parameters"):
+        load_param_dict_from_file(tmp_path / "a")
+    with pytest.raises(ArtifactError, match="cannot read"):
+        load_param_dict_from_file(tmp_path / "b")
+    with pytest.raises(ArtifactError, match="cannot write"):
+        save_param_dict_to_file({}, tmp_path / "none" / "b")
+
+
+@pytest.mark.parametrize(
+    "value", [np.array([object()]), np.array(["a"]), np.zeros(2, [("a", "i4")]), np.zeros(2, "M8[s]")]
+)
+def test_only_numbers_are_saved(value: Array) -> None:
+    with pytest.raises(ArtifactError, match="an array of numbers is needed"):
+        save_param_dict({"x": value})
