@@ -20,6 +20,8 @@ Always: everything a user can cause derives from `RetuneError`.
     │   ├── SchemaError              a file was written by a newer version
     │   └── CorruptRecordError       a file cannot be read back
     ├── LogFormatError           a tuning log in TVM's form cannot be read or written
+    ├── NoRecordError            no record serves the workload (also a RuntimeError)
+    ├── NotYetError              it is known what this should do, but it does not do it yet (also a NotImplementedError)
     ├── ArtifactError            a compiled network cannot be saved or loaded
     ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
     └── OptionError              an option has a value that makes no sense
@@ -101,6 +103,14 @@ class CorruptRecordError(StoreError):
 
 class LogFormatError(RetuneError):
     """A tuning log in TVM's form cannot be read or written."""
+
+
+class NoRecordError(RetuneError, RuntimeError):
+    """There is no successful record of a workload."""
+
+
+class NotYetError(RetuneError, NotImplementedError):
+    """What this should do is known, and it does not do it yet."""
 
 
 class ArtifactError(RetuneError):

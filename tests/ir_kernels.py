@@ -147,6 +147,12 @@ def crashing_reference(_: ComputeDAG) -> tuple[Step, ...]:
     return steps("crash")
 
 
+def endless_build(search_task: SearchTask, schedule: Sequence[Step], name: str) -> KernelArtifact:  # noqa: ARG001
+    """A compiler that never ends."""
+    while True:
+        time.sleep(60)
+
+
 def build(search_task: SearchTask, schedule: Sequence[Step], name: str) -> KernelArtifact:
     """Stands in for the code generator; some behaviours show while building."""
     (step,) = schedule

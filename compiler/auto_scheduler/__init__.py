@@ -1,14 +1,63 @@
 """In: tensor expressions and a target. Out: what the auto-scheduler offers to a script.
 
-Always: names only; the work is done below.
+Always: names only; the work is done below. Names, parameters and defaults are those of TVM's package; what does not do
+its work yet raises `compiler.errors.NotYetError`.
 """
 
+from compiler.auto_scheduler.build import build
 from compiler.auto_scheduler.compute_dag import ComputeDAG
+from compiler.auto_scheduler.cost_model import PythonBasedModel, RandomModel, XGBModel
+from compiler.auto_scheduler.deprecated import auto_schedule, create_task
+from compiler.auto_scheduler.dispatcher import (
+    ApplyHistoryBest,
+    ApplyHistoryBestOrSample,
+    DispatchContext,
+    FallbackContext,
+)
 from compiler.auto_scheduler.loop_state import State
+from compiler.auto_scheduler.measure import (
+    MeasureErrorNo,
+    MeasureInput,
+    MeasureResult,
+    ProgramMeasurer,
+    PythonBasedMeasureCallback,
+    TuningOptions,
+)
+from compiler.auto_scheduler.measure_record import (
+    RecordReader,
+    RecordToFile,
+    calc_workload_dis_factor,
+    distill_record_file,
+    dump_record_to_string,
+    load_best_record,
+    load_record_from_string,
+    load_records,
+    recover_measure_input,
+    save_records,
+)
+from compiler.auto_scheduler.networks import extract_tasks, is_auto_scheduler_enabled
+from compiler.auto_scheduler.remote import LocalRPCMeasureContext, RPCRunner
+from compiler.auto_scheduler.search_policy import (
+    EmptyPolicy,
+    PreloadCustomSketchRule,
+    PreloadMeasuredStates,
+    SearchPolicy,
+    SketchPolicy,
+)
 from compiler.auto_scheduler.search_task import SearchTask
+from compiler.auto_scheduler.task_scheduler import (
+    LogEstimatedLatency,
+    PrintTableInfo,
+    TaskScheduler,
+    TaskSchedulerCallback,
+)
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.runner import LocalRunner
-from compiler.measure.task_inputs import register_task_input_check_func
+from compiler.measure.task_inputs import (
+    get_task_input_buffer,
+    register_task_input_buffer,
+    register_task_input_check_func,
+)
 from compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
 from compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
 from compiler.schedule.workload_registry import (
@@ -24,24 +73,65 @@ from compiler.schedule.workload_registry import (
 from compiler.target import HardwareParams, Target
 
 __all__ = [
+    "ApplyHistoryBest",
+    "ApplyHistoryBestOrSample",
     "ComputeDAG",
+    "DispatchContext",
+    "EmptyPolicy",
+    "FallbackContext",
     "HardwareParams",
     "LayoutRewriteOption",
     "LocalBuilder",
+    "LocalRPCMeasureContext",
     "LocalRunner",
+    "LogEstimatedLatency",
+    "MeasureErrorNo",
+    "MeasureInput",
+    "MeasureResult",
+    "PreloadCustomSketchRule",
+    "PreloadMeasuredStates",
+    "PrintTableInfo",
+    "ProgramMeasurer",
+    "PythonBasedMeasureCallback",
+    "PythonBasedModel",
+    "RPCRunner",
+    "RandomModel",
+    "RecordReader",
+    "RecordToFile",
+    "SearchPolicy",
     "SearchTask",
+    "SketchPolicy",
     "State",
     "Target",
+    "TaskScheduler",
+    "TaskSchedulerCallback",
+    "TuningOptions",
+    "XGBModel",
+    "auto_schedule",
+    "build",
+    "calc_workload_dis_factor",
+    "create_task",
     "deserialize_workload_registry_entry",
+    "distill_record_file",
+    "dump_record_to_string",
+    "extract_tasks",
     "get_shape_from_rewritten_layout",
+    "get_task_input_buffer",
+    "is_auto_scheduler_enabled",
+    "load_best_record",
+    "load_record_from_string",
+    "load_records",
     "load_workload_func_registry",
     "make_workload_key",
+    "recover_measure_input",
+    "register_task_input_buffer",
     "register_task_input_check_func",
     "register_workload",
     "register_workload_tensors",
     "remove_index_check",
     "rewrite_compute_body",
     "rewrite_tensor_shape",
+    "save_records",
     "save_workload_func_registry",
     "serialize_workload_registry_entry",
     "workload_key_to_tensors",

@@ -9,6 +9,7 @@ from enum import IntEnum
 
 from compiler.schedule import primitives
 from compiler.schedule import state as immutable
+from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.primitives import LoopRef, StageRef
 from compiler.schedule.state import Attached, Inlined, Iterator, Number
 from compiler.schedule.steps import Step
@@ -46,12 +47,19 @@ class State:
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
-    def __init__(self, state: immutable.State) -> None:
-        self._state = state
+    def __init__(self, state_object: "immutable.State | State", dag: ComputeDAG | None = None) -> None:
+        """A program of its own that begins as `state_object`. `dag` is its graph, which the state knows anyway."""
+        del dag
+        self._state = state_object.value if isinstance(state_object, State) else state_object
 
     @property
     def value(self) -> immutable.State:
         """The program as an immutable value."""
+        return self._state
+
+    @property
+    def state_object(self) -> immutable.State:
+        """The same as `value`, under TVM's name."""
         return self._state
 
     @property

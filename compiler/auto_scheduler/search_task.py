@@ -3,19 +3,34 @@
 Always: the task of `compiler.schedule.task` itself, with defaults filled in from the target.
 """
 
-import os
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from compiler.auto_scheduler.compute_dag import ComputeDAG
+from compiler.auto_scheduler.cost_model import XGBModel
+from compiler.auto_scheduler.loop_state import State
+from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
+from compiler.auto_scheduler.search_policy import SketchPolicy, search_policy_of
+from compiler.config import usable_processors
+from compiler.cost_model import XGBOptions
+from compiler.driver.dispatch import ApplyHistoryBest
 from compiler.driver.hardware import completed, hardware_of
-from compiler.errors import OptionError
+from compiler.errors import NoRecordError, NotYetError, OptionError
 from compiler.measure.task_inputs import register_task_inputs
 from compiler.runtime.artifact import Array
 from compiler.schedule import dag, task
+from compiler.schedule import state as immutable
+from compiler.schedule.default import default_steps
 from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.workload_registry import make_workload_key
+from compiler.schedule.workload_registry import is_registered, make_workload_key, register_workload_tensors
 from compiler.target import HardwareParams, Target
+from compiler.te.tensor import Tensor
+
+_log = logging.getLogger(__name__)
+
+_WARMUP = XGBOptions().warmup
 
 
 class SearchTask(task.SearchTask):
@@ -57,7 +72,7 @@ class SearchTask(task.SearchTask):
             raise OptionError("a search task needs a target, such as 'llvm'")
         machine = target if isinstance(target, Target) else Target(target)
         graph = compute_dag if compute_dag is not None else ComputeDAG(workload_key or "")
-        defaults = hardware_of(machine, os.cpu_count() or 1)
+        defaults = hardware_of(machine, len(usable_processors()))
         hardware = defaults if hardware_params is None else completed(hardware_params, machine)
         option = LayoutRewriteOption.get_target_default(machine) if layout_rewrite_option is None else None
         super().__init__(
@@ -68,12 +83,99 @@ class SearchTask(task.SearchTask):
             workload_key or "",
             option if option is not None else LayoutRewriteOption(layout_rewrite_option or 0),
         )
+        if not is_registered(self.workload_key):  # so that records of it can be recovered
+            register_workload_tensors(self.workload_key, self.compute_dag.tensors)
         host = Target(target_host) if isinstance(target_host, str) else target_host
         object.__setattr__(self, "target_host", host)
         names = register_task_inputs(
             self.workload_key, task_inputs or (), task_inputs_overwrite, task_inputs_save_to_file
         )
         object.__setattr__(self, "task_input_names", names)
+
+    @property
+    def hardware_params(self) -> HardwareParams:
+        """The parameters of the machine."""
+        return self.hardware
+
+    @property
+    def layout_rewrite_option(self) -> LayoutRewriteOption:
+        """What is done about inputs of free layout."""
+        return self.layout
+
+    @property
+    def desc(self) -> str:
+        """A name for people."""
+        return self.name
+
+    def tune(
+        self, tuning_options: TuningOptions, search_policy: Any = None, adaptive_training: bool = False
+    ) -> None:
+        """Search for a fast program. The callbacks of the options are told what was measured: `RecordToFile` keeps it.
+
+        `search_policy` is one of this package, or anything with `ask` and `tell`; by default a `SketchPolicy` with an
+        `XGBModel`, which is trained from scratch less often with `adaptive_training`.
+        Raises: OptionError, MeasureError when nothing can be measured, NotYetError for a GPU.
+        """
+        self.searched(tuning_options, search_policy, adaptive_training)
+
+    def searched(
+        self, tuning_options: TuningOptions, search_policy: Any = None, adaptive_training: bool = False
+    ) -> tuple[State, list[Tensor]]:
+        """Do what `tune` does and apply the best program as `apply_best` does; the untuned one when none is valid."""
+        policy = search_policy
+        if policy is None:
+            policy = SketchPolicy(self, XGBModel(num_warmup_sample=_WARMUP, adapative_training=adaptive_training))
+        policy = search_policy_of(self, policy)
+        trials, per_round = tuning_options.num_measure_trials, tuning_options.num_measures_per_round
+        if trials == 0:
+            best = policy.search(0, None, per_round, None)
+        else:
+            with ProgramMeasurer.of(tuning_options, [self]) as measurer:
+                best = policy.search(trials, tuning_options.early_stopping, per_round, measurer)
+        if best is None:
+            _log.warning("%s: no valid program was found, the untuned one serves", self.name)
+            best = State(immutable.replay(self.dag, default_steps(self.dag)))
+        return self.applied(best)
+
+    def apply_best(
+        self,
+        log_file: str | Path,
+        layout_rewrite_option: LayoutRewriteOption | None = None,
+        include_compatible: bool = False,
+    ) -> tuple[State, list[Tensor]]:
+        """The best program of a log, and the arguments of its kernel: what `build` takes.
+
+        Records count when they are of this kind of target, those of this target and layout option first. The program
+        is laid out as `layout_rewrite_option` says, by default as the task does; `NO_REWRITE` is an option like any
+        other (quirk 15). With `include_compatible` a record of a smaller size serves where there is none of this one.
+        Raises: NoRecordError when the log has no successful record that fits, LogFormatError when it cannot be read.
+        """
+        return self.applied(self.best_of(log_file, include_compatible), layout_rewrite_option)
+
+    def best_of(self, log_file: str | Path, include_compatible: bool = False) -> State:
+        """The best program of a log, as `apply_best` chooses it. Raises: NoRecordError, LogFormatError."""
+        history = ApplyHistoryBest(log_file, include_compatible=include_compatible, layout=self.layout)
+        found = history.known(self.target, self.workload_key, self.dag)
+        if found is None:
+            raise NoRecordError(f"{log_file} has no successful record of {self.workload_key} on {self.target.kind}")
+        return State(found)
+
+    def applied(self, state: State, option: LayoutRewriteOption | None = None) -> tuple[State, list[Tensor]]:
+        """A program in the layout that `option` says, by default the task's, and the arguments of its kernel."""
+        return self.compute_dag.apply_steps_from_state(state, self.layout if option is None else option)
+
+    def print_best(self, log_file: str | Path, print_mode: str = "schedule") -> str:
+        """The best program of a log as text: calls of schedule functions ("schedule"), or device code ("cuda").
+
+        Raises: as `apply_best`; OptionError for another mode, NotYetError for device code.
+        """
+        if print_mode == "schedule":
+            return self.compute_dag.print_python_code_from_state(self.best_of(log_file))
+        if print_mode != "cuda":
+            raise OptionError(f"print_mode must be 'schedule' or 'cuda', not {print_mode!r}")
+        if not self.target.is_gpu:
+            raise OptionError(f"a program for {self.target} has no device code; use print_mode 'schedule'")
+        raise NotYetError("no code is generated for GPUs yet; print_mode 'schedule' shows the program")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (super().__reduce__()[1], self.target_host)

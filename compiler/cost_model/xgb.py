@@ -142,16 +142,22 @@ class XGBModel:
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Scores (B,) of programs (B, S, F), about throughput over the task's best; before any training a hash."""
-        if self._booster is None:
+        scores = self.predict_statements(features)
+        if scores is None:
             return random_scores(features, self._seed)
+        return np.where(is_statement(features).any(axis=1), scores.sum(axis=1), -np.inf)
+
+    def predict_statements(self, features: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        """What each statement adds to the score of its program, (B, S); None before any training."""
+        if self._booster is None:
+            return None
         count, statements, width = features.shape
         if not count:
-            return np.zeros(0)
+            return np.zeros((0, statements))
         rows = np.ascontiguousarray(features, dtype=np.float32).reshape(count * statements, width)
         margins = self._booster.inplace_predict(rows, predict_type="margin")
         scores = np.asarray(margins, dtype=np.float64).reshape(count, statements)
-        used = is_statement(features)
-        return np.where(used.any(axis=1), (scores * used).sum(axis=1), -np.inf)
+        return scores * is_statement(features)
 
     def _judge(self, batch: TrainingBatch) -> ModelMetrics | None:
         if self._booster is None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from compiler.codegen.cpu import describe
 from compiler.driver.build import build_kernel
+from compiler.driver.dispatch import DispatchContext, FallbackContext
 from compiler.driver.hardware import hardware_of
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
 from compiler.executor.network import CompiledNetwork, Coverage
@@ -20,6 +21,7 @@ from compiler.graph.partition import Partition, partition
 from compiler.graph.to_plan import to_plan
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.default import default_steps
+from compiler.schedule.state import State
 from compiler.schedule.steps import Step, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
@@ -81,12 +83,16 @@ def compile_graph(
 ) -> CompiledNetwork:
     """Compile `graph`, which has been through the graph passes.
 
-    `best` maps a workload key to the program to use, a `MeasureRecord` for instance. `threads` is the number of threads
+    `best` maps a workload key to the program to use, a `MeasureRecord` for instance; where it has none, a dispatch
+    context that was entered is asked (`with ApplyHistoryBest(log):`). `threads` is the number of threads
     that the network is meant to run on. `cut` is the partition, when the caller has it already.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads))
-    choices = [_choose(task, (best or {}).get(task.workload_key)) for task in cut.tasks]
+    choices = [
+        _choose(task, (best or {}).get(task.workload_key), heavy)
+        for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
+    ]
     choices, artifacts = _build(choices, build)
     plan, constants = to_plan(graph, cut, {artifact.name: artifact for artifact in artifacts})
     coverage = tuple(
@@ -98,15 +104,23 @@ def compile_graph(
     return network
 
 
-def _choose(task: SearchTask, best: KnownProgram | None) -> _Choice:
-    """The recorded program, when there is one that can be read."""
+def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice:
+    """The recorded program, when there is one that can be read; else what the dispatch context knows."""
     if best is None:
-        return _default(task)
+        if isinstance(DispatchContext.current(), FallbackContext):
+            return _default(task)
+        state = DispatchContext.current().query(task.target, task.workload_key, heavy, task.dag)
+        return _default(task) if state is None else _told(task, state)
     try:
         request = BuildRequest(task, load_steps(best.steps), task.name)
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
     return _Choice(request, best.record_id or None, note="" if best.record_id else "a first guess, without a record")
+
+
+def _told(task: SearchTask, state: State) -> _Choice:
+    steps = tuple(step for step in state.steps if isinstance(step, Step))
+    return _Choice(BuildRequest(task, steps, task.name), None, note="the program of the dispatch context")
 
 
 def _default(task: SearchTask, note: str = "") -> _Choice:

@@ -16,7 +16,7 @@ from typing import Self
 
 from compiler.errors import OptionError, ScheduleError
 from compiler.measure.history import best_trial, best_trials, distance, target_kind
-from compiler.measure.log import LoggedTrial, read_log
+from compiler.measure.log import LoggedTrial, code_target, read_log
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State, replay
 from compiler.target import Target
@@ -109,15 +109,22 @@ class ApplyHistoryBest(DispatchContext):
     """Answers with the fastest program in the records: of this target, else of one of its kind.
 
     `records` is a log's path, or any sequence of paths and trials. `n_lines` limits what is read of each log. With
-    `include_compatible` a program of a smaller size serves where none of the size itself is known, if it fits.
+    `include_compatible` a program of a smaller size serves where none of the size itself is known, if it fits. With
+    `layout` programs that were measured with that layout option come first, see `compiler.measure.history`.
     Raises: LogFormatError when a log cannot be read.
     """
 
     def __init__(
-        self, records: Records | None = None, n_lines: int | None = None, include_compatible: bool = False
+        self,
+        records: Records | None = None,
+        n_lines: int | None = None,
+        include_compatible: bool = False,
+        *,
+        layout: int | None = None,
     ) -> None:
         self.include_compatible = include_compatible
-        self._best: dict[tuple[str, str], LoggedTrial] = {}
+        self.layout = layout
+        self._best: list[LoggedTrial] = []
         self._told: dict[tuple[str, str], State] = {}
         self.load(records, n_lines)
 
@@ -129,10 +136,10 @@ class ApplyHistoryBest(DispatchContext):
         if records is None:
             return
         sources: Iterable[str | Path | LoggedTrial] = [records] if isinstance(records, (str, Path)) else records
-        trials: list[LoggedTrial] = list(self._best.values())
+        trials = list(self._best)
         for source in sources:
             trials.extend([source] if isinstance(source, LoggedTrial) else read_log(Path(source), lines=n_lines))
-        self._best = {(trial.task.target, trial.task.workload_key): trial for trial in best_trials(trials)}
+        self._best = best_trials(trials)
 
     def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
         told = self._told.get((str(target), workload_key))
@@ -150,12 +157,12 @@ class ApplyHistoryBest(DispatchContext):
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""
-        trials = [trial for trial in self._best.values() if target_kind(trial.task.target) == target.kind]
+        trials = [trial for trial in self._best if target_kind(trial.task.target) == target.kind]
         same = [trial for trial in trials if trial.task.workload_key == workload_key]
-        exact = [trial for trial in same if trial.task.target == str(target)]
-        order = [best_trial(exact), best_trial(same)]
+        exact = [trial for trial in same if code_target(trial.task.target) == str(target)]
+        order = [best_trial(exact, layout=self.layout), best_trial(same, layout=self.layout)]
         if self.include_compatible:
-            scaled = [(trial.mean_seconds * distance(workload_key, trial.task.workload_key), trial) for trial in trials]
+            scaled = [(trial.seconds * distance(workload_key, trial.task.workload_key), trial) for trial in trials]
             order.extend(trial for seconds, trial in sorted(scaled, key=lambda pair: pair[0]) if seconds < float("inf"))
         return list(dict.fromkeys(trial for trial in order if trial is not None))
 

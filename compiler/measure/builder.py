@@ -85,7 +85,7 @@ class LocalBuilder:
         self.close()
 
     def _build_one(self, worker: WorkerProcess, task: SearchTask, steps: Sequence[Step]) -> BuildResult:
-        key = f"{task.workload_key} {task.target}"
+        key = task.identity
 
         def stream_from(_: int) -> Iterator[object]:
             worker.renew()

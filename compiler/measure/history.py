@@ -2,6 +2,10 @@
 
 A trial of another size can stand in where nothing better is known: `distance` says how much slower the workload is
 expected to be.
+
+The layout option of a task is no part of its key, as a program fits all three. But its time does not say how fast it is
+under another one (laying weights out in every call takes time), so where an option is asked for, trials that were
+measured with it come first.
 """
 
 import json
@@ -66,14 +70,16 @@ def best_trial(
     target: str | None = None,
     *,
     include_compatible: bool = False,
+    layout: int | None = None,
 ) -> LoggedTrial | None:
-    """The trial of the lowest mean cost, the first of equals, or None.
+    """The trial of the lowest cost, the first of equals, or None.
 
     With `workload_key` only trials of it, or with `include_compatible` also those of smaller sizes, their costs
-    multiplied by `distance`. With `target` only trials on targets of its kind.
+    multiplied by `distance`. With `target` only trials on targets of its kind. With `layout` trials of other layout
+    options count only when there is none of that one.
     """
     best: LoggedTrial | None = None
-    lowest = math.inf
+    lowest = (True, math.inf)
     for trial in trials:
         if trial.status is not MeasureStatus.OK:
             continue
@@ -82,18 +88,19 @@ def best_trial(
         factor = 1.0 if workload_key is None else distance(workload_key, trial.task.workload_key)
         if factor != 1.0 and not include_compatible:
             continue
-        if trial.mean_seconds * factor < lowest:
-            best, lowest = trial, trial.mean_seconds * factor
+        rank = (layout not in (None, trial.task.layout_rewrite_option), trial.seconds * factor)
+        if rank < lowest:
+            best, lowest = trial, rank
     return best
 
 
 def best_trials(trials: Iterable[LoggedTrial]) -> list[LoggedTrial]:
-    """The best trial of every target and workload, in the order in which these appear."""
-    best: dict[tuple[str, str], LoggedTrial] = {}
+    """The best trial of every target, workload and layout option, in the order in which these appear."""
+    best: dict[tuple[str, str, int], LoggedTrial] = {}
     for trial in trials:
         if trial.status is MeasureStatus.OK:
-            key = (trial.task.target, trial.task.workload_key)
-            if key not in best or trial.mean_seconds < best[key].mean_seconds:
+            key = (trial.task.target, trial.task.workload_key, trial.task.layout_rewrite_option)
+            if key not in best or trial.seconds < best[key].seconds:
                 best[key] = trial
     return list(best.values())
 

@@ -10,7 +10,7 @@ A line holds no error text and no stages. Unknown keys are ignored, so that a ne
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,8 +18,10 @@ from typing import Any
 
 from compiler.errors import LogFormatError, ScheduleError, TargetError
 from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.steps import Step, dump_steps, load_steps
 from compiler.schedule.steps.base import step_from_row
+from compiler.schedule.task import SearchTask
 from compiler.target import Target
 
 LOG_VERSION = "v0.6"
@@ -27,8 +29,6 @@ FAILED_COST = 1e10
 """Seconds that the log's format writes for a failure; nothing here ever counts with it."""
 
 _HARDWARE_COUNT = 8
-_OUR_LAYOUT = 2
-"""Our kernels are measured with constants laid out beforehand."""
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch")
 """Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
@@ -44,6 +44,13 @@ class LoggedTask:
     target_host: str = ""
     layout_rewrite_option: int = 0
     task_input_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, task: SearchTask, target_host: str = "", task_input_names: Sequence[str] = ()) -> "LoggedTask":
+        """What a line says of a task of ours."""
+        hardware = tuple(task.hardware.to_row())
+        names = tuple(task_input_names)
+        return cls(task.workload_key, str(task.target), hardware, target_host, int(task.layout), names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,9 @@ class LoggedTrial:
     version: str = LOG_VERSION
 
     @property
-    def mean_seconds(self) -> float:
-        """The log's own measure of a program: the mean of its costs; infinite for a failure."""
-        return math.fsum(self.costs) / len(self.costs) if self.costs else math.inf
+    def seconds(self) -> float:
+        """The cost that counts: the fastest repeat, as everywhere here (TVM takes the mean); infinite for a failure."""
+        return min(self.costs, default=math.inf)
 
 
 def read_line(text: str) -> LoggedTrial:
@@ -185,6 +192,8 @@ def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
 def from_record(record: MeasureRecord) -> LoggedTrial:
     """The record as a line of a log.
 
+    Records do not say what was done about inputs of free layout: those of our own are of kernels of networks, so the
+    line says what is done in a network. A log that was imported comes back as it was.
     Raises: LogFormatError when its steps cannot be read.
     """
     try:
@@ -192,7 +201,7 @@ def from_record(record: MeasureRecord) -> LoggedTrial:
     except ScheduleError as error:
         raise LogFormatError(f"record {record.record_id}: {error}") from None
     hardware = (record.threads, 64, 64, 0, 0, 0, 0, 0)
-    task = LoggedTask(record.task_key, record.target, hardware, "", _OUR_LAYOUT)
+    task = LoggedTask(record.task_key, record.target, hardware, "", _network_layout(record.target))
     known = _logged_options(record.options)
     if known is not None:
         task = _task_of([record.task_key, *known])
@@ -237,6 +246,13 @@ def _logged_options(options: str) -> list[Any] | None:
     except (ValueError, AttributeError):
         return None
     return found if isinstance(found, list) else None
+
+
+def _network_layout(target: str) -> int:
+    try:
+        return int(LayoutRewriteOption.get_target_default(Target(target), in_relay_integration=True))
+    except TargetError:
+        return int(LayoutRewriteOption.NO_REWRITE)
 
 
 def _workload_name(key: str) -> str:

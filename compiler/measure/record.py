@@ -11,7 +11,7 @@ SCHEMA_VERSION = 2
 
 
 class MeasureStatus(IntEnum):
-    """How a trial ended. The numbers are those of TVM's logs."""
+    """How a trial ended. The numbers are those of TVM's logs; where a name differs, TVM's is an alias."""
 
     OK = 0
     INSTANTIATION = 1
@@ -22,6 +22,10 @@ class MeasureStatus(IntEnum):
     BUILD_TIMEOUT = 6
     RUN_TIMEOUT = 7
     UNKNOWN = 8
+
+    NO_ERROR = 0
+    INSTANTIATION_ERROR = 1
+    UNKNOWN_ERROR = 8
 
     @property
     def tvm_name(self) -> str:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from compiler.config import usable_processors
 from compiler.errors import MeasureError, OptionError, RetuneError
 from compiler.measure.attribution import collect
 from compiler.measure.options import MeasureOptions
@@ -29,7 +30,7 @@ _USES_PER_WORKER = 5000
 
 
 class LocalRunner:
-    """Times kernels on this machine with `threads` threads.
+    """Times kernels on this machine with `threads` threads, by default one for every processor.
 
     The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
     seconds. `options` takes the place of them all, and of `threads` and `check`; runs of Retune itself are made with
@@ -47,14 +48,14 @@ class LocalRunner:
         cooldown_interval: float = 0.0,
         enable_cpu_cache_flush: bool = False,
         *,
-        threads: int = 1,
+        threads: int | None = None,
         check: bool = True,
         options: MeasureOptions | None = None,
         build_func: str = "compiler.driver.build:build_kernel",
         reference_steps: str = "compiler.schedule.default:default_steps",
     ) -> None:
         self.options = options or MeasureOptions(
-            threads=threads,
+            threads=len(usable_processors()) if threads is None else threads,
             run_timeout_s=timeout,
             number=number,
             repeat=repeat,
@@ -196,4 +197,4 @@ class LocalRunner:
 
 
 def _key(task: SearchTask) -> str:
-    return f"{task.workload_key} {task.target} {revision(task.workload_key)}"
+    return f"{task.identity} {revision(task.workload_key)}"

@@ -46,8 +46,9 @@ class ComputeDAG:
 
     Operations are numbered in stage order: depth first from the outputs, inputs in the order in which they are read
     (one that is read inside an index before what it indexes); inputs that nothing reads come first. An operation with
-    several results is one operation, whichever of them are listed. Stages that call a registered function (`te.extern`)
-    are taken as they are; TVM refuses them.
+    several results is one operation, whichever of them are listed. A computed tensor that is listed is an output, also
+    when another one reads it. Stages that call a registered function (`te.extern`) are taken as they are; TVM refuses
+    them.
     Raises: DefinitionError when no output is given, or an output is a placeholder.
     """
 
@@ -55,10 +56,9 @@ class ComputeDAG:
         _check_tensors(io_tensors)
         computed = [tensor for tensor in io_tensors if not isinstance(tensor.op, PlaceholderOp)]
         reads = [tensor for op in post_order(computed) for tensor in _checked_reads(op)]
-        outputs = [tensor for tensor in computed if tensor not in set(reads)]
-        if not outputs:
+        if not computed:
             raise DefinitionError("a compute graph needs at least one computed output")
-        order = post_order(outputs_in_order(io_tensors, outputs))
+        order = post_order(outputs_in_order(io_tensors, computed))
         listed = [tensor for tensor in io_tensors if isinstance(tensor.op, PlaceholderOp)]
         unread = [tensor.op for tensor in listed if tensor.op not in order]
         ops = (*unread, *order)
@@ -66,7 +66,7 @@ class ComputeDAG:
         nodes = tuple(Node(tuple(known.get(tensor, tensor) for tensor in results_of(op)), op) for op in ops)
         inputs = {tensor.op for tensor in listed}
         unlisted = [node.tensor for node in nodes if isinstance(node.op, PlaceholderOp) and node.op not in inputs]
-        self._setup(nodes, (*listed, *unlisted), tuple(outputs))
+        self._setup(nodes, (*listed, *unlisted), tuple(computed))
 
     def _setup(self, nodes: tuple[Node, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         self.nodes = nodes

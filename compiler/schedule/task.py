@@ -52,6 +52,11 @@ class SearchTask:
         return self.key or self.dag.workload_key
 
     @property
+    def identity(self) -> str:
+        """What tells tasks apart whose kernels differ: besides the key, what is computed, for what, in which layout."""
+        return f"{self.workload_key} {self.dag.workload_key} {self.target} {self.hardware} {self.layout.name}"
+
+    @property
     def scored_dag(self) -> ComputeDAG:
         """The computation as its kernels run it: layouts are free only where the task's option makes them so."""
         return without_free_layouts(self.dag) if self.layout is LayoutRewriteOption.NO_REWRITE else self.dag

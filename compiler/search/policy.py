@@ -6,7 +6,7 @@ measured yet together with a few random ones. The steps of a round can be called
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from math import inf, isfinite
 from typing import Protocol, runtime_checkable
@@ -15,13 +15,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from compiler.codegen.dot_instructions import dots_of
 from compiler.cost_model import CostModel, TrainingBatch
-from compiler.errors import ScheduleError, TargetError
+from compiler.errors import ScheduleError
 from compiler.features import extract
-from compiler.ir.dot import Pair
-from compiler.schedule.bounds import infer_bounds, statement_nests
-from compiler.schedule.choices import choices_of
+from compiler.schedule.bounds import infer_bounds
 from compiler.schedule.state import State, replay
 from compiler.schedule.steps import Step, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
@@ -40,6 +37,7 @@ from compiler.search.finish import steps_of
 from compiler.search.genome import Mask, Rows, Scores, keys_of
 from compiler.search.options import SearchOptions
 from compiler.search.prior import blended, prior_scores
+from compiler.search.scored import features_of_steps, scored_dots, scored_hardware
 from compiler.search.sketch import derive_sketches, rules_of
 from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
 from compiler.search.space import Group, SketchSpace, spaces_of
@@ -105,9 +103,8 @@ class SketchPolicy:
         self._breeds = tuple(
             Breed(space.layout, len(space.placements), space.deepest, space.unroll_limits) for space in self.spaces
         )
-        # A GPU has no number of cores; how it shares its work is not among the features.
-        self._hardware = replace(task.hardware, num_cores=max(1, task.hardware.num_cores))
-        self._dots = _dots(task)
+        self._hardware = scored_hardware(task)
+        self._dots = scored_dots(task)
         self._told: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._seen: set[int] = set()
@@ -349,20 +346,10 @@ class SketchPolicy:
 
     def _foreign_features(self, steps: Sequence[Step]) -> Features | None:
         try:
-            state = replay(self.task.scored_dag, steps)
-            nests, choices = statement_nests(state), choices_of(state)
+            features = features_of_steps(self.task, steps)
         except ScheduleError:
             return None
-        features: Features = self._padded_features(extract(nests, choices, self._hardware, count=1, dots=self._dots))[0]
-        return features
-
-
-def _dots(task: SearchTask) -> frozenset[Pair]:
-    """The factor types that the target has dot products of; none where no code is generated for it."""
-    try:
-        return frozenset() if task.target.is_gpu else frozenset(dots_of(task))
-    except TargetError:
-        return frozenset()
+        return _padded(features, max(self._statements, len(features)))
 
 
 def _padded(features: Features, statements: int) -> Features:

@@ -183,7 +183,7 @@ def test_a_task_without_records_gets_a_guess_that_was_checked() -> None:
     product = SearchTask("product", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
     guesses = first_guesses(product)
     assert len(guesses) == GUESSES
-    with LocalBuilder(n_parallel=1) as builder, LocalRunner(min_repeat_ms=3.0) as runner:
+    with LocalBuilder(n_parallel=1) as builder, LocalRunner(threads=1, min_repeat_ms=3.0) as runner:
         winner = choose_winner(product, guesses, builder, runner)
     assert winner.program in guesses
     assert winner.seconds < winner.default_seconds

@@ -48,7 +48,7 @@ def task(**inputs: Array) -> SearchTask:
 
 
 def measured(one: SearchTask) -> MeasureResult:
-    with LocalBuilder(n_parallel=1) as builder, LocalRunner(min_repeat_ms=0.1) as runner:
+    with LocalBuilder(n_parallel=1) as builder, LocalRunner(threads=1, min_repeat_ms=0.1) as runner:
         (result,) = runner.run(one, builder.build(one, [default_steps(one.dag)]))
     return result
 
@@ -74,7 +74,7 @@ def test_an_array_of_another_shape_or_type_is_the_users_mistake() -> None:
 
 def test_a_new_array_takes_the_place_of_the_old_one_in_a_running_worker() -> None:
     one = task(Index=INDICES)
-    with LocalBuilder(n_parallel=1) as builder, LocalRunner(min_repeat_ms=0.1) as runner:
+    with LocalBuilder(n_parallel=1) as builder, LocalRunner(threads=1, min_repeat_ms=0.1) as runner:
         builds = builder.build(one, [default_steps(one.dag)])
         assert runner.run(one, builds)[0].status is MeasureStatus.OK
         register_task_input_buffer(one.workload_key, "Index", np.full(5, 1_070_000_000, np.int32), overwrite=True)

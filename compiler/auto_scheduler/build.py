@@ -1,0 +1,31 @@
+"""In: a program and the arguments of its kernel, as a task applies them. Out: a function of NumPy arrays.
+
+Always: arrays have the shapes of the arguments; what is done about layouts is in the graph already.
+"""
+
+from collections.abc import Sequence
+
+from compiler.auto_scheduler.loop_state import State
+from compiler.config import usable_processors
+from compiler.driver import build as driver
+from compiler.driver.hardware import hardware_of
+from compiler.runtime.function import KernelFunction
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.layout import LayoutRewriteOption
+from compiler.schedule.task import SearchTask
+from compiler.target import Target
+from compiler.te.tensor import Tensor
+
+
+def build(
+    schedule: State, args: Sequence[Tensor], target: Target | str | None = None, name: str = "kernel"
+) -> KernelFunction:
+    """Compile what `apply_best` or `apply_steps_from_state` gave; `target` is this machine unless given.
+
+    Raises: ScheduleError when the program is not of these arguments, LoweringError, TargetError, ArtifactError when the
+    code is for another machine.
+    """
+    machine = Target.host() if target is None else Target(str(target))
+    hardware = hardware_of(machine, len(usable_processors()))
+    task = SearchTask(name, ComputeDAG(args), machine, hardware, layout=LayoutRewriteOption.NO_REWRITE)
+    return driver.build(task, schedule.steps, name)

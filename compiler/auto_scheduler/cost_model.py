@@ -1,0 +1,237 @@
+"""In: programs and what they took. Out: scores of programs, higher is better.
+
+Always: a score depends on the program, the seed and what was learned, never on a global random state (quirk 9).
+
+A model of one's own derives from `PythonBasedModel`, or is any object with its methods. The models here are faces of
+those in `compiler.cost_model`, which a search asks directly: it scores arrays of features, not programs.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler import cost_model
+from compiler.auto_scheduler.loop_state import State
+from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of
+from compiler.cost_model import ModelMetrics, TrainingBatch, XGBOptions
+from compiler.errors import DefinitionError, OptionError, ScheduleError, TargetError
+from compiler.features import FEATURE_NAMES
+from compiler.measure.log import read_log
+from compiler.schedule import state as immutable
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+from compiler.schedule.workload_registry import is_registered, workload_key_to_tensors
+from compiler.search.scored import features_of_steps
+from compiler.target import HardwareParams
+
+Scores = NDArray[np.float64]
+Features = NDArray[np.float32]
+
+_UNKNOWN_HARDWARE = HardwareParams(num_cores=1)
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """What a search asks of a model."""
+
+    def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Learn from measurements."""
+        ...
+
+    def predict(self, search_task: Any, states: Sequence[State]) -> Scores:
+        """Score programs of a task, -inf for invalid ones."""
+        ...
+
+
+class PythonBasedModel:
+    """A base for models of one's own; they see whole programs, which is slow."""
+
+    def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Learn from measurements; override this."""
+        raise NotImplementedError
+
+    def predict(self, search_task: Any, states: Sequence[State]) -> Scores:
+        """Score programs of a task; override this."""
+        raise NotImplementedError
+
+
+class RandomModel:
+    """The model that knows nothing: scores in [0, 1), by a hash of the program and `seed`; learns nothing."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.model = cost_model.RandomModel(seed)
+
+    def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Nothing is learned."""
+
+    def predict(self, search_task: SearchTask, states: Sequence[State]) -> Scores:
+        """Scores (N,), -inf for programs without features."""
+        return self.model.predict(stacked(search_task, states))
+
+
+class XGBModel:
+    """Boosted trees that predict the throughput of a program, as the sum over its statements.
+
+    Until `num_warmup_sample` programs were measured, scores are random. `model_file` is written after every update.
+    With `seed` None it is 0. The trees learn from what is new and a bounded sample of what is known, so the work of an
+    update does not grow; that is why `verbose_eval` and `adapative_training` (also spelled rightly) change nothing.
+    """
+
+    def __init__(
+        self,
+        verbose_eval: int = 25,
+        num_warmup_sample: int = 100,
+        seed: int | None = None,
+        model_file: str | Path | None = None,
+        adapative_training: bool = False,
+        *,
+        adaptive_training: bool = False,
+    ) -> None:
+        """Raises: OptionError for a number of samples below 0."""
+        if num_warmup_sample < 0:
+            raise OptionError(f"num_warmup_sample must be at least 0, not {num_warmup_sample}")
+        self.verbose_eval = verbose_eval
+        self.adaptive_training = adapative_training or adaptive_training
+        self.model_file = model_file
+        self.model = cost_model.XGBModel(seed or 0, options=XGBOptions(warmup=num_warmup_sample))
+
+    def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Learn from measurements, of one task or of several. Programs that do not fit their task teach nothing."""
+        by_task: dict[str, tuple[SearchTask, list[tuple[Features, float]]]] = {}
+        for inp, result in zip(inputs, results, strict=True):
+            task = inp.task if isinstance(inp.task, SearchTask) else _known_task(inp.task)
+            features = None if task is None else _features(task, inp)
+            if task is not None and features is not None:
+                by_task.setdefault(task.identity, (task, []))[1].append((features, result.seconds))
+        for task, measured in by_task.values():
+            block = _padded([features for features, _ in measured])
+            seconds = np.array([seconds for _, seconds in measured], dtype=np.float64)
+            self.learn(TrainingBatch(task.workload_key, block, seconds))
+
+    def learn(self, batch: TrainingBatch) -> None:
+        """Learn from features."""
+        self.model.update(batch)
+        if self.model_file is not None:
+            self.save(self.model_file)
+
+    def predict(self, task: SearchTask, states: Sequence[State]) -> Scores:
+        """Scores (N,), -inf for programs without features."""
+        return self.model.predict(stacked(task, states))
+
+    def predict_stages(self, task: SearchTask, states: Sequence[State]) -> Scores:
+        """Scores of programs and of their statements in one flat array: those of all programs, then of every program
+        how many statements it has, and their scores. Before any training programs have no statements.
+        """
+        features = stacked(task, states)
+        parts = self.model.predict_statements(features)
+        flat = [*self.model.predict(features)]
+        for place in range(len(features)):
+            used = features[place].any(axis=1)
+            mine = [] if parts is None else [*parts[place][used]]
+            flat += [float(len(mine)), *mine]
+        return np.array(flat, dtype=np.float64)
+
+    def update_from_file(self, file_name: str | Path, n_lines: int | None = None) -> None:
+        """Learn from the first `n_lines` of a log (None: all of it). Records of unknown workloads teach nothing.
+
+        Raises: LogFormatError when it cannot be read.
+        """
+        measured = [measurement_of(trial) for trial in read_log(Path(file_name), lines=n_lines)]
+        self.update([inp for inp, _ in measured], [result for _, result in measured])
+
+    def save(self, file_name: str | Path) -> None:
+        """Write the whole model, with what it learned from, to a file."""
+        self.model.save(Path(file_name))
+
+    def load(self, file_name: str | Path) -> None:
+        """Become the model that `save` wrote.
+
+        Raises: StoreError when the file cannot be read or does not fit.
+        """
+        self.model = cost_model.XGBModel.load(Path(file_name))
+
+
+class _Direct:
+    """One of the models above, as a search asks it: by features."""
+
+    def __init__(self, model: RandomModel | XGBModel) -> None:
+        self._model = model
+
+    @property
+    def last_metrics(self) -> ModelMetrics | None:
+        return self._model.model.last_metrics
+
+    def update(self, batch: TrainingBatch) -> None:
+        if isinstance(self._model, XGBModel):
+            self._model.learn(batch)
+
+    def predict(self, features: Features) -> Scores:
+        return self._model.model.predict(features)
+
+
+class _Foreign:
+    """A model of a user's own, as a search asks it: it is shown programs. Who measures teaches it."""
+
+    last_metrics = None
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+
+    def update(self, batch: TrainingBatch) -> None:
+        """It learns from programs, not from features."""
+
+    def predict(self, features: Features) -> Scores:  # noqa: ARG002
+        raise OptionError("this model scores programs, not features")
+
+    def predict_states(self, task: SearchTask, states: Sequence[immutable.State]) -> Scores:
+        scores = np.asarray(self._model.predict(task, [State(state) for state in states]), dtype=np.float64)
+        if scores.shape != (len(states),):
+            raise OptionError(f"the cost model gave scores of shape {scores.shape} for {len(states)} programs")
+        return scores
+
+
+def searchable(model: CostModel) -> cost_model.CostModel:
+    """The model as `compiler.search.policy` asks it."""
+    return _Direct(model) if learns_by_itself(model) else _Foreign(model)  # type: ignore[arg-type]
+
+
+def learns_by_itself(model: CostModel) -> bool:
+    """Whether the search itself teaches the model."""
+    return type(model) in (RandomModel, XGBModel)
+
+
+def stacked(task: SearchTask, states: Sequence[State]) -> Features:
+    """Features (N, S, F) of programs; all 0 for one that has none, because a tile size is unknown for instance."""
+    found = [_features(task, MeasureInput(task, state)) for state in states]
+    empty = np.zeros((1, len(FEATURE_NAMES)), dtype=np.float32)
+    return _padded([empty if features is None else features for features in found])
+
+
+def _features(task: SearchTask, inp: MeasureInput) -> Features | None:
+    try:
+        return features_of_steps(task, inp.state.steps)
+    except ScheduleError:
+        return None
+
+
+def _padded(blocks: Sequence[Features]) -> Features:
+    """Programs with as many rows as the longest has statements."""
+    most = max((len(block) for block in blocks), default=1)
+    padded = [np.pad(block, ((0, most - len(block)), (0, 0))) for block in blocks]
+    return np.stack(padded) if padded else np.zeros((0, most, len(FEATURE_NAMES)), dtype=np.float32)
+
+
+def _known_task(recorded: RecordedTask) -> SearchTask | None:
+    """The task of a record, when its workload is registered in this process."""
+    key = recorded.workload_key
+    if not is_registered(key):
+        return None
+    try:
+        graph, target = ComputeDAG(workload_key_to_tensors(key)), recorded.target
+    except (DefinitionError, TargetError, TypeError):
+        return None
+    hardware = recorded.hardware_params or _UNKNOWN_HARDWARE
+    return SearchTask(key, graph, target, hardware, key, recorded.layout_rewrite_option)

@@ -1,0 +1,116 @@
+"""In: tuning records, entered with `with`. Out: the program that a workload is compiled with.
+
+Always: the contexts of `compiler.driver.dispatch`, which also take the records of this package.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from compiler.auto_scheduler.cost_model import RandomModel, XGBModel
+from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions, trial_of
+from compiler.auto_scheduler.search_policy import SketchPolicy
+from compiler.config import usable_processors
+from compiler.driver import dispatch
+from compiler.driver.dispatch import DispatchContext, FallbackContext
+from compiler.driver.hardware import hardware_of
+from compiler.errors import OptionError
+from compiler.measure.log import LoggedTrial
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.layout import LayoutRewriteOption
+from compiler.schedule.state import State, replay
+from compiler.schedule.task import SearchTask
+from compiler.target import Target
+
+__all__ = ["ApplyHistoryBest", "ApplyHistoryBestOrSample", "DispatchContext", "FallbackContext"]
+
+_log = logging.getLogger(__name__)
+
+_SAMPLING = {"eps_greedy": 0.01, "evolutionary_search_num_iters": 0}
+"""A sample is drawn, not bred."""
+
+
+class ApplyHistoryBest(dispatch.ApplyHistoryBest):
+    """Answers with the fastest program in the records: of this target, else of one of its kind.
+
+    `records` is the path of a log, or any iterable of paths, pairs of a `MeasureInput` and its `MeasureResult`, and
+    trials. `n_lines` limits what is read of each log. With `include_compatible` a program of a smaller size serves
+    where none of the size itself is known. With `layout` programs measured with that layout option come first.
+    Raises: LogFormatError when a log cannot be read.
+    """
+
+    def __init__(
+        self,
+        records: Any,
+        n_lines: int | None = None,
+        include_compatible: bool = False,
+        *,
+        layout: int | None = None,
+    ) -> None:
+        super().__init__(None, None, include_compatible, layout=layout)
+        self.load(records, n_lines)
+
+    def load(self, records: Any, n_lines: int | None = None) -> None:
+        """Take in more records; the faster program of a workload stays. Raises: LogFormatError."""
+        if records is None or isinstance(records, (str, Path)):
+            super().load(records, n_lines)
+        else:
+            super().load(list(_entries(records)), n_lines)
+
+
+class ApplyHistoryBestOrSample(ApplyHistoryBest):
+    """Answers like `ApplyHistoryBest`, smaller sizes included, and makes a program where the records know none.
+
+    That is done for workloads with heavy operators, or for all with `sample_simple_workloads`. `num_measure` programs
+    are measured and the fastest serves; with less than 1 nothing is measured, and the program that a search would try
+    first serves (where TVM loops for ever, quirk 15). `cost_model_file` is a saved `XGBModel`.
+    """
+
+    def __init__(
+        self,
+        records: Any,
+        sample_simple_workloads: bool = False,
+        cost_model_file: str | Path | None = None,
+        num_measure: int = -1,
+    ) -> None:
+        """Raises: LogFormatError, StoreError when the cost model cannot be read."""
+        super().__init__(records, include_compatible=True)
+        self.sample_simple_workloads = sample_simple_workloads
+        self.num_measure = num_measure
+        self._model: XGBModel | RandomModel = RandomModel()
+        if cost_model_file is not None:
+            self._model = XGBModel()
+            self._model.load(cost_model_file)
+
+    def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
+        """The state of `dag` to compile for `target`; None for light workloads, and when no valid program is found."""
+        found = self.known(target, workload_key, dag)
+        if found is None and (has_complex_op or self.sample_simple_workloads):
+            found = self._sample(target, workload_key, dag)
+            if found is not None:
+                self.update(target, workload_key, found)
+        return found if found is not None else super().query(target, workload_key, has_complex_op, dag)
+
+    def _sample(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
+        _log.info("no record knows %s: %d programs are tried", workload_key, max(0, self.num_measure))
+        hardware = hardware_of(target, len(usable_processors()))
+        layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
+        task = SearchTask(workload_key, dag, target, hardware, workload_key, layout)
+        policy = SketchPolicy(task, self._model, _SAMPLING, verbose=0)
+        if self.num_measure < 1:
+            first = policy.propose(1)
+            return replay(dag, first[0].state.steps) if first else None
+        with ProgramMeasurer.of(TuningOptions(verbose=0), [task]) as measurer:
+            best = policy.search(self.num_measure, None, self.num_measure, measurer)
+        return None if best is None else best.value
+
+
+def _entries(records: Iterable[Any]) -> Iterator[str | Path | LoggedTrial]:
+    for record in records:
+        if isinstance(record, (str, Path, LoggedTrial)):
+            yield record
+        elif isinstance(record, tuple) and len(record) == 2:
+            yield trial_of(*record)
+        else:
+            raise OptionError(f"a record is a path, a trial, or a MeasureInput with its result, not {record!r}")

@@ -1,0 +1,337 @@
+"""In: programs, and who builds and times them. Out: one result each, in order, of which callbacks are told.
+
+Always: a bad program is a value, whatever it does to its worker process; only the machinery or a mistake of the caller
+raises.
+
+Where TVM differs:
+* a failed result has no costs, instead of one of 1e10 seconds, and its message is whole (quirk 10); a log has no place
+  for the message;
+* too many failures in a row end the search, where TVM only talks more (quirk 10);
+* the best program is the one with the fastest repeat, since other load can only slow one down, also when its
+  operations cannot be counted (quirk 16); TVM compares operations per mean second;
+* the arrays for special inputs are checked before anything is built, so a wrong one does not end a run in its middle;
+  a worker that dies is a failed result (quirk 12).
+"""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from compiler.auto_scheduler.loop_state import State
+from compiler.config import usable_processors
+from compiler.errors import NotYetError, OptionError
+from compiler.measure.builder import LocalBuilder
+from compiler.measure.log import LoggedTask, LoggedTrial, code_target
+from compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureStatus
+from compiler.measure.runner import LocalRunner
+from compiler.measure.task_inputs import special_inputs
+from compiler.schedule.layout import LayoutRewriteOption
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+_log = logging.getLogger(__name__)
+
+MeasureErrorNo = MeasureStatus
+"""How a measurement ended, by TVM's numbers."""
+
+MAX_CONTINUOUS_ERROR = 150
+"""After so many failures in a row a search gives up, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTask:
+    """The task of a record, as far as the record tells: what `SearchTask` has under these names. The computation is not
+    there; `recover_measure_input` finds it.
+    """
+
+    logged: LoggedTask
+    compute_dag: None = None
+
+    @property
+    def workload_key(self) -> str:
+        """The key of the computation."""
+        return self.logged.workload_key
+
+    @property
+    def target(self) -> Target:
+        """The machine, by what decides its code. Raises: TargetError for a kind of machine that is unknown here."""
+        return Target(code_target(self.logged.target))
+
+    @property
+    def target_host(self) -> Target | None:
+        """The machine that drives a device. Raises: TargetError."""
+        return Target(code_target(self.logged.target_host)) if self.logged.target_host else None
+
+    @property
+    def hardware_params(self) -> HardwareParams | None:
+        """The parameters of the machine; old records have none."""
+        return HardwareParams.from_row(self.logged.hardware) if self.logged.hardware else None
+
+    @property
+    def layout_rewrite_option(self) -> LayoutRewriteOption:
+        """What was done about inputs of free layout."""
+        return LayoutRewriteOption(self.logged.layout_rewrite_option)
+
+    @property
+    def task_input_names(self) -> tuple[str, ...]:
+        """The inputs that were not random."""
+        return self.logged.task_input_names
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedState:
+    """The program of a record: its steps, without the loops that they make."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def transform_steps(self) -> tuple[Step, ...]:
+        """The same as `steps`."""
+        return self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureInput:
+    """A program of a task. One that was read from a record is light, see `recover_measure_input`."""
+
+    task: SearchTask | RecordedTask
+    state: State | RecordedState
+
+    def serialize(self) -> "tuple[SearchTask | RecordedTask, tuple[Step, ...]]":
+        """Plain data for another process: the task, which brings its registered workload along, and the steps."""
+        return self.task, self.state.steps
+
+    @staticmethod
+    def deserialize(data: "tuple[SearchTask | RecordedTask, tuple[Step, ...]]") -> "MeasureInput":
+        """What `serialize` made, light."""
+        return MeasureInput(data[0], RecordedState(data[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult:
+    """What measuring came to. `costs` are seconds per call, none for a failure; `all_cost` is the seconds that building
+    and running took, `timestamp` seconds since 1970.
+    """
+
+    costs: tuple[float, ...]
+    error_no: MeasureStatus
+    error_msg: str
+    all_cost: float
+    timestamp: float
+
+    @classmethod
+    def of(cls, measured: Measurement) -> "MeasureResult":
+        """A result of now."""
+        elapsed = measured.build_seconds + measured.run_seconds
+        return cls(measured.costs, measured.status, measured.error, elapsed, time.time())
+
+    @property
+    def seconds(self) -> float:
+        """The cost that counts: the fastest repeat; infinite for a failure."""
+        failed = self.error_no != MeasureStatus.OK
+        return math.inf if failed else min(self.costs, default=math.inf)
+
+
+def trial_of(inp: MeasureInput, result: MeasureResult) -> LoggedTrial:
+    """A measurement as a log has it."""
+    task = inp.task
+    if isinstance(task, RecordedTask):
+        logged = task.logged
+    else:
+        host = getattr(task, "target_host", None)
+        logged = LoggedTask.of(task, "" if host is None else str(host), getattr(task, "task_input_names", ()))
+    status = MeasureStatus(result.error_no)
+    costs = tuple(result.costs) if status is MeasureStatus.OK else ()
+    return LoggedTrial(logged, inp.state.steps, costs, status, result.all_cost, int(result.timestamp))
+
+
+def measurement_of(trial: LoggedTrial) -> tuple[MeasureInput, MeasureResult]:
+    """A line of a log as a measurement, light."""
+    inp = MeasureInput(RecordedTask(trial.task), RecordedState(trial.steps))
+    return inp, MeasureResult(trial.costs, trial.status, "", trial.elapsed, trial.timestamp)
+
+
+@runtime_checkable
+class MeasureCallback(Protocol):
+    """Something that is told of every round of measurements."""
+
+    def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Programs of one task and what they came to, in order; `policy` is the search policy that asked."""
+        ...
+
+
+class PythonBasedMeasureCallback:
+    """A base for callbacks of one's own. Any class with the method will do."""
+
+    def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Override this."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class TuningOptions:
+    """How much is measured, and how.
+
+    `num_measure_trials` programs are measured, `num_measures_per_round` at a time; with 0 nothing is, and the search
+    gives the program that it would try first (TVM does not measure with 1 either). The search ends early when more than
+    `early_stopping` measurements brought nothing. With `verbose` 0 it says nothing, else it tells the log of this
+    module how it goes. `builder` is "local" or a `LocalBuilder`; `runner` is "local", a `LocalRunner`, or anything with
+    the method `measure` of `compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures as runs
+    of Retune do: races, with as many threads as the task has cores. `measure_callbacks` are told of every round.
+    Raises: OptionError for anything else.
+    """
+
+    num_measure_trials: int = 0
+    early_stopping: int | None = None
+    num_measures_per_round: int = 64
+    verbose: int = 1
+    builder: LocalBuilder | str = "local"
+    runner: LocalRunner | Measurer | str = "local"
+    measure_callbacks: Sequence[MeasureCallback] | None = None
+
+    def __post_init__(self) -> None:
+        least = {"num_measure_trials": 0, "num_measures_per_round": 1, "early_stopping": 0, "verbose": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is None and name == "early_stopping":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise OptionError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
+        if self.builder != "local" and not isinstance(self.builder, LocalBuilder):
+            raise OptionError(f"builder must be 'local' or a LocalBuilder, not {self.builder!r}")
+        if self.runner != "local" and not isinstance(self.runner, LocalRunner) and not hasattr(self.runner, "measure"):
+            raise OptionError(f"runner must be 'local', a LocalRunner or a Measurer, not {self.runner!r}")
+        for callback in self.measure_callbacks or ():
+            if not isinstance(callback, MeasureCallback):
+                raise OptionError(f"a measure callback needs a method called callback, {callback!r} has none")
+
+
+class ProgramMeasurer:
+    """Measures programs of any tasks, tells callbacks, and remembers the fastest program of each task.
+
+    `builder` and `runner` are as in `TuningOptions`, `threads` what "local" ones time programs with. It gives a task
+    up after more than `max_continuous_error` failures in a row. Used in a `with` block, which ends the processes of
+    "local" ones.
+    """
+
+    def __init__(
+        self,
+        builder: LocalBuilder | str = "local",
+        runner: LocalRunner | Measurer | str = "local",
+        callbacks: Sequence[MeasureCallback] = (),
+        verbose: int = 1,
+        max_continuous_error: int = -1,
+        *,
+        threads: int = 1,
+    ) -> None:
+        self.callbacks = tuple(callbacks)
+        self.verbose = verbose
+        self.max_continuous_error = MAX_CONTINUOUS_ERROR if max_continuous_error < 0 else max_continuous_error
+        self.trials = 0
+        self._failures: dict[str, int] = {}
+        self._best: dict[str, tuple[float, MeasureInput]] = {}
+        self._own: list[LocalBuilder | LocalRunner] = []
+        self._measurer = self._made_of(builder, runner, threads)
+
+    @classmethod
+    def of(cls, options: TuningOptions, tasks: Sequence[SearchTask]) -> "ProgramMeasurer":
+        """What the options ask for, for programs of these tasks.
+
+        Raises: OptionError when an array for an input of a task does not fit, NotYetError for a GPU.
+        """
+        for task in tasks:
+            check_measurable(task)
+        threads = max((task.hardware.num_cores for task in tasks), default=1)
+        threads = max(1, min(threads, len(usable_processors())))
+        callbacks = options.measure_callbacks or ()
+        return cls(options.builder, options.runner, callbacks, options.verbose, threads=threads)
+
+    def _made_of(self, builder: LocalBuilder | str, runner: LocalRunner | Measurer | str, threads: int) -> Measurer:
+        if not isinstance(runner, (LocalRunner, str)):
+            return runner
+        times = runner if isinstance(runner, LocalRunner) else LocalRunner(options=MeasureOptions(threads=threads))
+        lane = times.processors if times.options.overlap else ()
+        builds = builder if isinstance(builder, LocalBuilder) else LocalBuilder(lane=lane)
+        self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]
+        return LocalMeasurer(builds, times)
+
+    def gave_up(self, task: SearchTask) -> bool:
+        """Whether so many programs of the task failed in a row that it makes no sense to go on."""
+        return self._failures.get(task.identity, 0) > self.max_continuous_error
+
+    def best(self, task: SearchTask) -> tuple[float, MeasureInput] | None:
+        """Seconds and program of the fastest that was measured of the task."""
+        return self._best.get(task.identity)
+
+    def measure(self, policy: Any, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        """Measure programs of one task. Raises: MeasureError when nothing can be measured."""
+        if not inputs:
+            return []
+        task = inputs[0].task
+        if isinstance(task, RecordedTask):
+            raise OptionError("a program that was read from a record is measured after recover_measure_input")
+        known = self._best.get(task.identity)
+        measured = self._measurer.measure(
+            _plain(task), [inp.state.steps for inp in inputs], None if known is None else known[0]
+        )
+        results = [MeasureResult.of(one) for one in measured]
+        for inp, result in zip(inputs, results, strict=True):
+            failed = result.error_no != MeasureStatus.OK
+            self._failures[task.identity] = self._failures.get(task.identity, 0) + 1 if failed else 0
+            if result.seconds < (known[0] if known else math.inf):
+                known = self._best[task.identity] = result.seconds, inp
+        self.trials += len(results)
+        self._tell(task, results, known)
+        for callback in self.callbacks:
+            callback.callback(policy, inputs, results)
+        return results
+
+    def _tell(
+        self, task: SearchTask, results: Sequence[MeasureResult], best: tuple[float, MeasureInput] | None
+    ) -> None:
+        failed = [result for result in results if result.error_no != MeasureStatus.OK]
+        fastest = "none yet" if best is None else f"{best[0] * 1e3:.4f} ms"
+        level = logging.INFO if self.verbose else logging.DEBUG
+        _log.log(level, "%s: %d measured, %d failed, best %s", task.name, len(results), len(failed), fastest)
+        if self.gave_up(task):
+            count, reason = self._failures[task.identity], failed[-1].error_msg.partition("\n")[0]
+            _log.warning("%s: %d programs in a row failed, the last one: %s", task.name, count, reason)
+
+    def close(self) -> None:
+        """End the worker processes that were started for this."""
+        for one in self._own:
+            one.close()
+
+    def __enter__(self) -> "ProgramMeasurer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_measurable(task: SearchTask) -> None:
+    """See to it that programs of the task can be measured here.
+
+    Raises: OptionError when an array for an input does not fit, NotYetError for a GPU.
+    """
+    if task.target.is_gpu:
+        raise NotYetError(f"{task.name}: programs for {task.target} can be searched for, but not built or measured yet")
+    for place, array in special_inputs(task).items():
+        tensor = task.dag.inputs[place]
+        if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
+            raise OptionError(
+                f"{task.name}: the input {tensor.name} is {tensor.dtype}{list(tensor.shape)}, "
+                f"the array given for it is {array.dtype.name}{list(array.shape)}"
+            )
+
+
+def _plain(task: SearchTask) -> SearchTask:
+    """The task without what only scripts need, so that worker processes need not import that."""
+    graph = task.dag.with_nodes(task.dag.nodes)
+    return SearchTask(task.name, graph, task.target, task.hardware, task.key, task.layout)

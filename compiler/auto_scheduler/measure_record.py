@@ -1,0 +1,166 @@
+"""In: measurements. Out: lines of a tuning log in TVM's form, and the other way round.
+
+Always: what was written is read the same, but for error messages, which a log has no place for. A line with keys that
+are unknown is read all the same (quirk 21).
+
+    python -m compiler.auto_scheduler.measure_record --mode distill -i tune.json [-o best.json]
+keeps the best record of every workload, target and layout option.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from compiler.auto_scheduler.compute_dag import ComputeDAG
+from compiler.auto_scheduler.loop_state import State
+from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of, trial_of
+from compiler.auto_scheduler.search_task import SearchTask
+from compiler.errors import RetuneError
+from compiler.measure.history import best_trial, distance, distill
+from compiler.measure.log import append_log, read_line, read_log, write_line
+from compiler.schedule import state as immutable
+from compiler.schedule.bounds import infer_bounds
+from compiler.target import Target
+
+_log = logging.getLogger(__name__)
+
+Measured = tuple[MeasureInput, MeasureResult]
+
+
+class RecordToFile:
+    """A measure callback that appends every round to a log; the file and its folders are made when they are missing.
+
+    Raises: LogFormatError when it cannot be written.
+    """
+
+    def __init__(self, filename: str | Path) -> None:
+        self.filename = Path(filename)
+
+    def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:  # noqa: ARG002
+        """Append one round."""
+        save_records(self.filename, inputs, results)
+
+
+class RecordReader:
+    """Reads a log, light (see `recover_measure_input`): all of it with a `for`, or some lines. A missing file is empty,
+    with a warning.
+    """
+
+    def __init__(self, filename: str | Path) -> None:
+        self.filename = Path(filename)
+        if not self.filename.exists():
+            _log.warning("there is no log %s", self.filename)
+
+    def read_lines(
+        self, max_lines: int | None = None, skip_lines: int = 0
+    ) -> tuple[list[MeasureInput], list[MeasureResult]]:
+        """At most `max_lines` records after the first `skip_lines`. Raises: LogFormatError."""
+        found = list(self._read(max_lines, skip_lines))
+        return [inp for inp, _ in found], [result for _, result in found]
+
+    def __iter__(self) -> Iterator[Measured]:
+        return self._read(None, 0)
+
+    def _read(self, most: int | None, skip: int) -> Iterator[Measured]:
+        if self.filename.exists():
+            yield from map(measurement_of, read_log(self.filename, lines=most, skip=skip))
+
+
+def load_records(filename: str | Path) -> Iterator[Measured]:
+    """All records of a log, light; see `recover_measure_input`. Raises: LogFormatError."""
+    return map(measurement_of, read_log(Path(filename)))
+
+
+def save_records(
+    filename: str | Path, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
+) -> None:
+    """Append records to a log, which is made with its folders when it is missing. Raises: LogFormatError."""
+    append_log(Path(filename), map(trial_of, inputs, results))
+
+
+def load_record_from_string(record: str) -> Measured:
+    """One line of a log, light. Raises: LogFormatError."""
+    return measurement_of(read_line(record))
+
+
+def dump_record_to_string(inp: MeasureInput, res: MeasureResult) -> str:
+    """The record as a line of a log, without its end."""
+    return write_line(trial_of(inp, res))
+
+
+def load_best_record(
+    filename: str | Path,
+    workload_key: str | None = None,
+    target: Target | str | None = None,
+    include_compatible: bool = False,
+    *,
+    layout_rewrite_option: int | None = None,
+) -> tuple[MeasureInput | None, MeasureResult | None]:
+    """The successful record of the lowest cost, light; a pair of None when there is none.
+
+    Only of a workload, or of a kind of target, when these are given. With `include_compatible` smaller sizes of the
+    workload count too, their costs scaled by how much more there is to do. With `layout_rewrite_option` records of
+    other options count only when there is none of that one.
+    Raises: LogFormatError.
+    """
+    kind = None if target is None else str(target)
+    trials = read_log(Path(filename))
+    found = best_trial(
+        trials, workload_key, kind, include_compatible=include_compatible, layout=layout_rewrite_option
+    )
+    return (None, None) if found is None else measurement_of(found)
+
+
+def recover_measure_input(inp: MeasureInput, rebuild_state: bool = False) -> MeasureInput:
+    """A light input with its whole task; with `rebuild_state` with the program's loops too.
+
+    Raises: UnknownWorkloadError when the workload is not registered here, ScheduleError when the steps do not fit it.
+    """
+    task = inp.task
+    if isinstance(task, RecordedTask):
+        task = SearchTask(
+            compute_dag=ComputeDAG(task.workload_key),
+            workload_key=task.workload_key,
+            target=task.target,
+            target_host=task.target_host,
+            hardware_params=task.hardware_params,
+            layout_rewrite_option=task.layout_rewrite_option,
+            task_inputs=task.task_input_names,
+        )
+    if not rebuild_state:
+        return MeasureInput(task, inp.state)
+    return MeasureInput(task, State(infer_bounds(immutable.replay(task.dag, inp.state.steps))))
+
+
+def calc_workload_dis_factor(target_workload_key: str, workload_key: str) -> float:
+    """How many times as much work the first workload is as the second; infinite when programs do not carry over."""
+    return distance(target_workload_key, workload_key)
+
+
+def distill_record_file(in_file: str | Path, out_file: str | Path) -> int:
+    """Keep the best record of every workload in `out_file`, together with what it had; how many there are.
+
+    Raises: LogFormatError.
+    """
+    return distill(Path(in_file), Path(out_file))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command of this module. Returns its exit code."""
+    parser = argparse.ArgumentParser(prog="measure_record", description="Keep the best records of a tuning log.")
+    parser.add_argument("--mode", choices=["distill"], required=True)
+    parser.add_argument("-i", "--input", type=Path, required=True, help="the log")
+    parser.add_argument("-o", "--output", type=Path, help="the best records; default: the log's name with .best.json")
+    given = parser.parse_args(arguments)
+    try:
+        distill_record_file(given.input, given.output or Path(f"{given.input}.best.json"))
+    except RetuneError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""In: a task, a cost model, records. Out: rounds of programs that were measured, the best of them.
+
+Always: a search with equal seed, parameters and results proposes equal programs.
+
+Where TVM differs:
+* a seed of 0 is a seed like any other, and without one it is 0 (quirk 9);
+* scores that are all the same, or negative, make the selection random, not the first program of all (quirk 6);
+* a round in which no program is valid ends the search of its task with a message, not the process (quirk 7).
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable
+from compiler.auto_scheduler.loop_state import State
+from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer
+from compiler.errors import OptionError
+from compiler.measure.history import target_kind
+from compiler.measure.log import read_log
+from compiler.measure.record import MeasureStatus
+from compiler.schedule import state as immutable
+from compiler.schedule.steps import dump_steps
+from compiler.schedule.task import SearchTask
+from compiler.search import asked
+from compiler.search import policy as search
+from compiler.search.options import SearchOptions
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_PARAMS: Mapping[str, Any] = {
+    "eps_greedy": 0.05,
+    "retry_search_one_round_on_empty": 1,
+    "sample_init_min_population": 50,
+    "sample_init_use_measured_ratio": 0.2,
+    "evolutionary_search_population": 2048,
+    "evolutionary_search_num_iters": 4,
+    "evolutionary_search_mutation_prob": 0.85,
+    "cpu_multi_level_tiling_structure": "SSRSRS",
+    "gpu_multi_level_tiling_structure": "SSSRRSRS",
+    "max_innermost_split_factor": 64,
+    "max_vectorize_size": 16,
+    "disable_change_compute_location": 0,
+}
+"""The parameters of `SketchPolicy`; `SearchOptions.of_params` says what each is here."""
+
+_KNOWS_NOTHING = RandomModel()
+
+
+class PreloadMeasuredStates(search.PreloadMeasuredStates):
+    """Tells a policy what a log says of its task: none of it is measured again, and the best of it seeds the search.
+
+    Records count when they are of the same workload and kind of target. Without the file there is nothing to tell.
+    Raises: LogFormatError, when a policy is made, for a file that is no log.
+    """
+
+    def __init__(self, filename: str | Path) -> None:
+        super().__init__(lambda task: told_by(filename, task))
+
+
+def told_by(filename: str | Path, task: SearchTask) -> list[search.Told]:
+    """What a log says of a task. Raises: LogFormatError."""
+    path = Path(filename)
+    if not path.exists():
+        _log.warning("there is no log %s yet: nothing to begin with", path)
+        return []
+    kind, key = target_kind(str(task.target)), task.workload_key
+    return [
+        search.Told(dump_steps(trial.steps), trial.seconds if trial.status is MeasureStatus.OK else None)
+        for trial in read_log(path)
+        if trial.task.workload_key == key and target_kind(trial.task.target) == kind
+    ]
+
+
+class PreloadCustomSketchRule(search.PreloadCustomSketchRule):
+    """A sketch rule of one's own, asked before the others.
+
+    `meet_condition_func(search_policy, state, stage_id)` answers PASS, APPLY or APPLY_AND_SKIP_REST;
+    `apply_func(search_policy, state, stage_id)` gives pairs of a state and the stage to visit next, -1 to end the
+    derivation. Both get a state of their own, which they may change.
+    """
+
+    def __init__(
+        self,
+        meet_condition_func: Callable[[Any, State, int], int],
+        apply_func: Callable[[Any, State, int], Iterable[Any]],
+        rule_name: str = "CustomSketchRule",
+    ) -> None:
+        def condition(policy: Any, state: immutable.State, stage: int) -> int:
+            return meet_condition_func(_face(policy), State(state), stage)
+
+        def apply(policy: Any, state: immutable.State, stage: int) -> Iterable[tuple[immutable.State, int]]:
+            for after, following in apply_func(_face(policy), State(state), stage):
+                yield State(after).value, int(following)
+
+        super().__init__(condition, apply, rule_name)
+
+
+SearchCallback = asked.SearchCallback | search.PreloadCustomSketchRule
+
+
+class SearchPolicy:
+    """A search for the best program of a task, one round after the other.
+
+    `policy` is what proposes programs and learns: any object with `ask` and `tell` of `compiler.search.policy.Policy`.
+    `model` is a cost model that has to be taught, because the policy does not do that.
+    """
+
+    def __init__(
+        self, task: SearchTask, policy: search.Policy, model: CostModel | None = None, verbose: int = 1
+    ) -> None:
+        self.search_task = task
+        self.verbose = verbose
+        self.rounds = 0
+        self.policy = policy
+        self._model = model
+
+    def preload(self, results: Sequence[search.Told]) -> None:
+        """Take in what was measured before, without teaching the cost model where that can be avoided."""
+        take = getattr(self.policy, "preload", self.policy.tell)
+        take(results)
+
+    def propose(self, count: int) -> list[MeasureInput]:
+        """At most `count` programs that nobody has measured, the most promising first."""
+        candidates = self.policy.ask(count, self.rounds)
+        graph = self.search_task.dag
+        return [MeasureInput(self.search_task, State(immutable.replay(graph, each.steps))) for each in candidates]
+
+    def continue_search_one_round(
+        self, num_measure: int, measurer: ProgramMeasurer
+    ) -> tuple[list[MeasureInput], list[MeasureResult]]:
+        """Measure a round of at most `num_measure` programs and learn from it. Nothing comes back when there is no
+        further program.
+
+        Raises: MeasureError.
+        """
+        inputs = self.propose(num_measure)
+        results = measurer.measure(self, inputs)
+        self.rounds += 1
+        if inputs:
+            texts = (dump_steps(inp.state.steps) for inp in inputs)
+            times = (_known(result.seconds) for result in results)
+            self.policy.tell([search.Told(text, time) for text, time in zip(texts, times, strict=True)])
+            if self._model is not None:
+                self._model.update(inputs, results)
+        return inputs, results
+
+    def search(
+        self,
+        num_measure_trials: int,
+        early_stopping: int | None,
+        num_measures_per_round: int,
+        measurer: ProgramMeasurer,
+    ) -> State | None:
+        """The fastest program of `num_measure_trials` that are measured; with 0 the one that would be measured first.
+        None when there is no valid one.
+
+        Raises: MeasureError.
+        """
+        if num_measure_trials < 1:
+            found = self.propose(1)
+            return State(found[0].state) if found and isinstance(found[0].state, State) else None
+        trials, best, best_trial = 0, math.inf, 0
+        while trials < num_measure_trials and not measurer.gave_up(self.search_task):
+            count = min(num_measures_per_round, num_measure_trials - trials)
+            inputs, results = self.continue_search_one_round(count, measurer)
+            if not inputs:
+                self._say("no program is left that was not measured")
+                break
+            for place, result in enumerate(results, trials + 1):
+                if result.seconds < best:
+                    best, best_trial = result.seconds, place
+            trials += len(inputs)
+            if early_stopping is not None and math.isfinite(best) and trials - best_trial > early_stopping:
+                self._say(f"stopped early: {trials - best_trial} measurements brought nothing")
+                break
+        fastest = measurer.best(self.search_task)
+        return State(fastest[1].state) if fastest is not None and isinstance(fastest[1].state, State) else None
+
+    def _say(self, text: str) -> None:
+        _log.log(logging.INFO if self.verbose else logging.DEBUG, "%s: %s", self.search_task.name, text)
+
+
+class EmptyPolicy(SearchPolicy):
+    """Measures the program without any step, once."""
+
+    def __init__(self, task: SearchTask, init_search_callbacks: Sequence[asked.SearchCallback] | None = None) -> None:
+        super().__init__(task, search.EmptyPolicy(task, init_search_callbacks or ()))
+
+
+class SketchPolicy(SearchPolicy):
+    """Samples programs from sketches and lets them evolve under a cost model.
+
+    `params` are some of `DEFAULT_PARAMS`. `init_search_callbacks` are `PreloadMeasuredStates` and
+    `PreloadCustomSketchRule`, or what has their methods. With `seed` None it is 0.
+    """
+
+    def __init__(
+        self,
+        task: SearchTask,
+        program_cost_model: CostModel = _KNOWS_NOTHING,
+        params: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        verbose: int = 1,
+        init_search_callbacks: Sequence[SearchCallback] | None = None,
+    ) -> None:
+        """Derives the sketches. Raises: OptionError for a parameter that does not exist or makes no sense."""
+        if not isinstance(program_cost_model, CostModel):
+            raise OptionError(f"a cost model has the methods update and predict, {program_cost_model!r} has not")
+        self.search_task = task  # custom rules ask for it while the sketches are derived
+        self.seed = seed or 0
+        self.program_cost_model = program_cost_model
+        self._sketch = _Sketches(
+            task,
+            searchable(program_cost_model),
+            SearchOptions.of_params({**DEFAULT_PARAMS, **(params or {})}),
+            self.seed,
+            init_search_callbacks or (),
+            face=self,
+        )
+        own = None if learns_by_itself(program_cost_model) else program_cost_model
+        super().__init__(task, self._sketch, own, verbose)
+
+    def generate_sketches(self, print_for_debug: bool = False) -> list[State]:
+        """The sketches in the order of their derivation, tile sizes unknown; `print_for_debug` tells the log."""
+        sketches = [State(sketch) for sketch in self._sketch.generate_sketches()]
+        for number, sketch in enumerate(sketches if print_for_debug else ()):
+            _log.info("sketch %d of %s:\n%s", number, self.search_task.name, sketch)
+        return sketches
+
+    def sample_initial_population(self) -> list[State]:
+        """Different valid programs of all sketches; others at every call."""
+        return [State(state) for state in self._sketch.sample_initial_population()]
+
+    def evolutionary_search(self, init_populations: Sequence[State], out_size: int) -> list[State]:
+        """The best `out_size` programs that come of the given ones under the cost model, best first."""
+        first = [State(state).value for state in init_populations]
+        return [State(state) for state in self._sketch.evolutionary_search(first, out_size)]
+
+
+class _Sketches(search.SketchPolicy):
+    """The search itself, which shows the rules of a user the policy that the user made."""
+
+    def __init__(self, *args: Any, face: SketchPolicy) -> None:
+        self.face = face
+        super().__init__(*args)
+
+
+def _face(policy: Any) -> Any:
+    return getattr(policy, "face", policy)
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+def search_policy_of(task: SearchTask, found: Any) -> Any:
+    """A policy that searches in rounds, made of what a user gives: one of this module, or any with `ask` and `tell`.
+
+    Raises: OptionError for anything else.
+    """
+    if hasattr(found, "continue_search_one_round"):
+        return found
+    if hasattr(found, "ask") and hasattr(found, "tell"):
+        return SearchPolicy(task, found)
+    raise OptionError(f"a search policy has the methods ask and tell, or is one of this package, not {found!r}")

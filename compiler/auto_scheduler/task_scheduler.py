@@ -1,0 +1,294 @@
+"""In: tasks, and how much their speed matters. Out: the same tasks, tuned where it matters most.
+
+Always: decisions are those of `compiler.search.task_scheduler`, pure functions of what is known of every task.
+
+Where TVM differs:
+* a run can be repeated: there is a `seed`, and ties go to the task with fewer rounds (quirk 9);
+* a task without any valid program goes on getting rounds, and one whose round is empty ends alone (quirk 7);
+* a run that begins with a log has the whole history of every task, round by round, and each task finds the records of
+  its own target (quirk 14); the budget is what one call of `tune` may measure;
+* the table of latencies is appended to, never deleted (quirk 13);
+* tasks that compute alike form groups without being told to (quirk 1); `gamma` has no meaning, in TVM neither.
+"""
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.auto_scheduler.cost_model import CostModel, RandomModel, XGBModel
+from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
+from compiler.auto_scheduler.search_policy import PreloadMeasuredStates, SketchPolicy, search_policy_of
+from compiler.cost_model import XGBOptions
+from compiler.errors import OptionError
+from compiler.measure.log import code_target, read_log
+from compiler.schedule.structure import structure_of
+from compiler.schedule.task import SearchTask
+from compiler.search.task_scheduler import (
+    UNKNOWN_SECONDS,
+    SchedulerOptions,
+    TaskState,
+    choose_task,
+    is_stalled,
+    leaves_group,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class TaskSchedulerCallback:
+    """Something that is told before and after every round. Override what is needed."""
+
+    def pre_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:
+        """A round of task `task_id` begins."""
+
+    def post_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:
+        """A round of task `task_id` is over."""
+
+
+class PrintTableInfo(TaskSchedulerCallback):
+    """Writes a table of all tasks before every round, to `stream` (the standard output)."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream
+
+    def pre_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:
+        """Write the table."""
+        stream = self.stream or sys.stdout
+        stream.write(f"{table_of(task_scheduler)}\tNext ID: {task_id}\n")
+        stream.flush()
+
+
+class LogEstimatedLatency(TaskSchedulerCallback):
+    """Appends to a file after every round how long the run takes, what latency it has reached, and its trials."""
+
+    def __init__(self, log_file: str | Path = "total_latency.tsv") -> None:
+        self.log_file = Path(log_file)
+
+    def post_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:  # noqa: ARG002
+        """Append one line."""
+        latency = "N/A" if task_scheduler.dead_ends() else f"{task_scheduler.cur_score * 1e3:.3f}"
+        line = (
+            f"ElapsedTime(s)\t{time.monotonic() - task_scheduler.tic:.0f}\t"
+            f"EstimatedLatency(ms)\t{latency}\tTrials\t{task_scheduler.ct}\n"
+        )
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+
+class TaskScheduler:
+    """Tunes several tasks, each round for the task that brings most.
+
+    The objective is `objective_func` of the best seconds of every task (1e10 while a task has no valid program), else
+    the sum of the times, weighted with `task_weights`. `strategy` is "gradient" or "round-robin"; `alpha`, `beta` and
+    `backward_window_size` steer the gradient, see `compiler.search.task_scheduler`. `load_log_file` is a log to begin
+    with, `load_model_file` a saved `XGBModel`. Without `callbacks` they are `PrintTableInfo` and `LogEstimatedLatency`.
+    Raises: OptionError for what makes no sense.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[SearchTask],
+        task_weights: Sequence[float] | None = None,
+        objective_func: Callable[[Sequence[float]], float] | None = None,
+        strategy: str = "gradient",
+        load_model_file: str | Path | None = None,
+        load_log_file: str | Path | None = None,
+        alpha: float = 0.2,
+        beta: float = 2,
+        gamma: float = 0.5,
+        backward_window_size: int = 3,
+        callbacks: Sequence[TaskSchedulerCallback] | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        weights = [1.0] * len(tasks) if task_weights is None else list(task_weights)
+        if not tasks or len(weights) != len(tasks):
+            raise OptionError(f"there must be tasks, and a weight for each: {len(tasks)} tasks, {len(weights)} weights")
+        self.tasks = list(tasks)
+        self.task_weights = weights
+        self.objective_func = objective_func
+        self.strategy = strategy
+        self.load_model_file = load_model_file
+        self.load_log_file = load_log_file
+        self.gamma = gamma
+        self.options = SchedulerOptions(strategy, alpha, float(beta), backward_window_size)
+        self.callbacks = [PrintTableInfo(), LogEstimatedLatency()] if callbacks is None else list(callbacks)
+        self.seed = seed
+        self.states = [
+            TaskState(flops=max(task.flop_count, 1.0), weight=float(weight), group=structure_of(task.dag))
+            for task, weight in zip(tasks, weights, strict=True)
+        ]
+        self.policies: list[Any] = []
+        self.ct = 0
+        self.num_measures_per_round = 1
+        self.tic = time.monotonic()
+        self._progress: list[tuple[int, float]] = []
+
+    @property
+    def best_costs(self) -> NDArray[np.float64]:
+        """Best seconds of every task, 1e10 where none is known; may be set."""
+        return np.array([min(state.best_seconds, UNKNOWN_SECONDS) for state in self.states])
+
+    @best_costs.setter
+    def best_costs(self, seconds: Sequence[float]) -> None:
+        costs = [math.inf if cost >= UNKNOWN_SECONDS else float(cost) for cost in seconds]
+        self.states = [
+            replace(state, best_seconds=cost) for state, cost in zip(self.states, costs, strict=True)
+        ]
+
+    @property
+    def task_cts(self) -> list[int]:
+        """How many rounds every task had."""
+        return [state.rounds for state in self.states]
+
+    @property
+    def dead_tasks(self) -> set[int]:
+        """The tasks that get no further rounds."""
+        return {index for index, state in enumerate(self.states) if state.exhausted}
+
+    @property
+    def cur_score(self) -> float:
+        """The objective as it stands."""
+        costs = [float(cost) for cost in self.best_costs]
+        if self.objective_func is not None:
+            return float(self.objective_func(costs))
+        return math.fsum(weight * cost for weight, cost in zip(self.task_weights, costs, strict=True))
+
+    def dead_ends(self) -> bool:
+        """Whether a task has no valid program yet, so that the objective says nothing."""
+        return any(math.isinf(state.best_seconds) for state in self.states)
+
+    def tune(
+        self,
+        tune_option: TuningOptions,
+        search_policy: str | Sequence[Any] = "default",
+        search_policy_params: Mapping[str, Any] | None = None,
+        adaptive_training: bool = False,
+        per_task_early_stopping: int | None = None,
+    ) -> None:
+        """Measure `tune_option.num_measure_trials` programs of all tasks together.
+
+        `search_policy` is "default" or "sketch.xgb" (one boosted-tree model for all tasks), "sketch.random", or a
+        policy for each task. A task ends after more than `per_task_early_stopping` measurements without gain; all end
+        when the options' `early_stopping` measurements did not improve the objective.
+        Raises: OptionError, LogFormatError, MeasureError, NotYetError as `SearchTask.tune`.
+        """
+        trials = tune_option.num_measure_trials
+        self.num_measures_per_round = min(tune_option.num_measures_per_round, trials // len(self.tasks))
+        if self.num_measures_per_round < 1:
+            raise OptionError(
+                f"{trials} trials are too few for {len(self.tasks)} tasks: num_measure_trials must be at least "
+                f"{len(self.tasks)}"
+            )
+        self.ct, self.tic, self._progress = 0, time.monotonic(), []
+        if self.load_log_file is not None:
+            self._restore(Path(self.load_log_file), per_task_early_stopping)
+        self.policies = self._policies(search_policy, search_policy_params, tune_option, adaptive_training)
+        with ProgramMeasurer.of(tune_option, self.tasks) as measurer:
+            while self.ct < trials:
+                index = choose_task(self.states, self.options, objective=self.objective_func)
+                if index is None:
+                    _log.info("no task has anything left to try")
+                    break
+                self._tune_round(index, min(self.num_measures_per_round, trials - self.ct), measurer)
+                self._end_when_stalled(index, per_task_early_stopping)
+                if is_stalled(self._progress, tune_option.early_stopping or 0):
+                    _log.info("stopped early: %s trials brought nothing", tune_option.early_stopping)
+                    break
+
+    def _tune_round(self, index: int, count: int, measurer: ProgramMeasurer) -> None:
+        for callback in self.callbacks:
+            callback.pre_tune(self, index)
+        inputs, results = self.policies[index].continue_search_one_round(count, measurer)
+        best = min((result.seconds for result in results), default=math.inf)
+        exhausted = not inputs or measurer.gave_up(self.tasks[index])
+        self.states[index] = self.states[index].after_round(best, exhausted=exhausted)
+        if leaves_group(self.states, index, self.options):
+            self.states[index] = replace(self.states[index], group="")
+        self.ct += len(inputs)
+        self._progress.append((self.ct, math.inf if self.dead_ends() else self.cur_score))
+        for callback in self.callbacks:
+            callback.post_tune(self, index)
+
+    def _end_when_stalled(self, index: int, patience: int | None) -> None:
+        state = self.states[index]
+        if patience is not None and state.rounds_without_gain * self.num_measures_per_round > patience:
+            self.states[index] = replace(state, exhausted=True)
+
+    def _policies(
+        self,
+        policy: str | Sequence[Any],
+        params: Mapping[str, Any] | None,
+        options: TuningOptions,
+        adaptive_training: bool,
+    ) -> list[Any]:
+        if not isinstance(policy, str):
+            if len(policy) != len(self.tasks):
+                raise OptionError(f"each task needs a policy: {len(self.tasks)} tasks, {len(policy)} policies")
+            return [search_policy_of(task, one) for task, one in zip(self.tasks, policy, strict=True)]
+        model = self._model(policy, adaptive_training)
+        preload = [] if self.load_log_file is None else [PreloadMeasuredStates(self.load_log_file)]
+        return [
+            SketchPolicy(task, model, params, self.seed, options.verbose, init_search_callbacks=preload)
+            for task in self.tasks
+        ]
+
+    def _model(self, policy: str, adaptive_training: bool) -> CostModel:
+        if policy == "sketch.random":
+            return RandomModel(seed=self.seed)
+        if policy not in ("default", "sketch.xgb"):
+            raise OptionError(f"search_policy must be 'default', 'sketch.xgb' or 'sketch.random', not {policy!r}")
+        warmup = XGBOptions().warmup
+        model = XGBModel(num_warmup_sample=warmup, seed=self.seed, adapative_training=adaptive_training)
+        if self.load_model_file is not None and Path(self.load_model_file).exists():
+            model.load(self.load_model_file)
+        elif self.load_log_file is not None and Path(self.load_log_file).exists():
+            model.update_from_file(self.load_log_file)
+        return model
+
+    def _restore(self, log: Path, per_task_early_stopping: int | None) -> None:
+        """Bring every task to where the records of the log leave it: rounds of as many records as a round has now."""
+        if not log.exists():
+            _log.warning("there is no log %s yet: nothing to begin with", log)
+            return
+        trials = list(read_log(log))
+        for index, task in enumerate(self.tasks):
+            mine = [
+                trial.seconds
+                for trial in trials
+                if trial.task.workload_key == task.workload_key
+                and code_target(trial.task.target) == code_target(str(task.target))
+            ]
+            state = replace(self.states[index], rounds=0, best_seconds=math.inf, history=())
+            for start in range(0, len(mine), self.num_measures_per_round):
+                state = state.after_round(min(mine[start : start + self.num_measures_per_round]))
+            self.states[index] = state
+            self._end_when_stalled(index, per_task_early_stopping)
+
+
+def table_of(scheduler: TaskScheduler) -> str:
+    """All tasks as they stand: latency, speed and trials of each, and the run as a whole."""
+    lines = [
+        "-" * 86,
+        f"| {'ID':>4} | {'Task Description':<30} | {'Latency (ms)':>12} | {'Speed (GFLOPS)':>14} | {'Trials':>6} |",
+        "-" * 86,
+    ]
+    for index, (task, state) in enumerate(zip(scheduler.tasks, scheduler.states, strict=True)):
+        known = math.isfinite(state.best_seconds)
+        latency = f"{state.best_seconds * 1e3:.3f}" if known else "-"
+        speed = f"{task.flop_count / state.best_seconds / 1e9:.2f}" if known and task.flop_count > 0 else "-"
+        trials = state.rounds * scheduler.num_measures_per_round
+        lines.append(f"| {index:>4} | {task.name[:30]:<30} | {latency:>12} | {speed:>14} | {trials:>6} |")
+    total = "-" if scheduler.dead_ends() else f"{scheduler.cur_score * 1e3:.3f} ms"
+    used = time.monotonic() - scheduler.tic
+    lines += ["-" * 86, f"Estimated total latency: {total}\tTrials: {scheduler.ct}\tUsed time: {used:.0f} s"]
+    return "\n".join(lines)
