@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,28 +13,10 @@ from compiler.errors import OptionError, UnknownWorkloadError, UnregisteredWorkl
 from compiler.schedule import workload_registry
 from compiler.te.tensor import Tensor
 
-PARAMETERS = {
-    "ComputeDAG": ["compute"],
-    "ComputeDAG.apply_steps_from_state": ["self", "state", "layout_rewrite"],
-    "ComputeDAG.get_init_state": ["self"],
-    "ComputeDAG.hash_key": ["self"],
-    "ComputeDAG.infer_bound_from_state": ["self", "state"],
-    "ComputeDAG.print_python_code_from_state": ["self", "state"],
-    "ComputeDAG.rewrite_layout_from_state": ["self", "state"],
-    "LayoutRewriteOption.get_target_default": ["target", "in_relay_integration"],
-    "get_shape_from_rewritten_layout": ["rewritten_layout", "axis_names"],
-    "remove_index_check": ["tensor"],
-    "rewrite_compute_body": ["compute_tensor", "new_layout"],
-    "register_workload": ["func_name", "f", "override"],
-    "make_workload_key": ["func", "args"],
-    "SearchTask": [
-        "func", "args", "compute_dag", "workload_key", "target", "target_host", "hardware_params",
-        "layout_rewrite_option",
-    ],
-    "HardwareParams": [
-        "num_cores", "vector_unit_bytes", "cache_line_bytes", "max_shared_memory_per_block",
-        "max_local_memory_per_block", "max_threads_per_block", "max_vthread_extent", "warp_size",
-    ],
+NO = inspect.Parameter.empty
+"""A parameter without a default."""
+
+STATE_CALLS = {
     "State.bind": ["self", "stage", "iterator", "thread_name"],
     "State.cache_read": ["self", "stage", "scope_name", "reader_stages"],
     "State.cache_write": ["self", "stage", "scope_name"],
@@ -53,19 +36,143 @@ PARAMETERS = {
     "State.vectorize": ["self", "stage", "iterator"],
 }  # fmt: skip
 
+PARAMETERS: dict[str, dict[str, object]] = {
+    "ComputeDAG": {"compute": NO},
+    "ComputeDAG.apply_steps_from_state": {"self": NO, "state": NO, "layout_rewrite": 0},
+    "ComputeDAG.get_init_state": {"self": NO},
+    "ComputeDAG.hash_key": {"self": NO},
+    "ComputeDAG.infer_bound_from_state": {"self": NO, "state": NO},
+    "ComputeDAG.print_python_code_from_state": {"self": NO, "state": NO},
+    "ComputeDAG.rewrite_layout_from_state": {"self": NO, "state": NO},
+    "LayoutRewriteOption.get_target_default": {"target": NO, "in_relay_integration": False},
+    "get_shape_from_rewritten_layout": {"rewritten_layout": NO, "axis_names": NO},
+    "RandomModel": {},
+    "RandomModel.update": {"self": NO, "inputs": NO, "results": NO},
+    "RandomModel.predict": {"self": NO, "search_task": NO, "states": NO},
+    "XGBModel": {
+        "verbose_eval": 25, "num_warmup_sample": 100, "seed": None, "model_file": None, "adapative_training": False,
+    },
+    "XGBModel.update": {"self": NO, "inputs": NO, "results": NO},
+    "XGBModel.predict": {"self": NO, "task": NO, "states": NO},
+    "XGBModel.predict_stages": {"self": NO, "task": NO, "states": NO},
+    "XGBModel.update_from_file": {"self": NO, "file_name": NO, "n_lines": None},
+    "XGBModel.save": {"self": NO, "file_name": NO},
+    "XGBModel.load": {"self": NO, "file_name": NO},
+    "DispatchContext.query": {"self": NO, "target": NO, "workload_key": NO, "has_complex_op": NO, "dag": NO},
+    "DispatchContext.update": {"self": NO, "target": NO, "workload_key": NO, "state": NO},
+    "ApplyHistoryBest": {"records": NO, "n_lines": None},
+    "ApplyHistoryBest.load": {"self": NO, "records": NO, "n_lines": None},
+    "ApplyHistoryBest.update": {"self": NO, "target": NO, "workload_key": NO, "state": NO},
+    "ApplyHistoryBestOrSample": {
+        "records": NO, "sample_simple_workloads": False, "cost_model_file": None, "num_measure": -1,
+    },
+    "MeasureInput": {"task": NO, "state": NO},
+    "MeasureInput.serialize": {"self": NO},
+    "MeasureResult": {"costs": NO, "error_no": NO, "error_msg": NO, "all_cost": NO, "timestamp": NO},
+    "LocalBuilder": {"timeout": 15, "n_parallel": None, "build_func": "default"},
+    "LocalRunner": {
+        "timeout": 10, "number": 3, "repeat": 1, "min_repeat_ms": 100, "cooldown_interval": 0.0,
+        "enable_cpu_cache_flush": False,
+    },
+    "RPCRunner": {
+        "key": NO, "host": NO, "port": NO, "priority": 1, "n_parallel": 1, "timeout": 10, "number": 3, "repeat": 1,
+        "min_repeat_ms": 100, "cooldown_interval": 0.0, "enable_cpu_cache_flush": False,
+    },
+    "LocalRPCMeasureContext": {
+        "priority": 1, "n_parallel": 1, "timeout": 10, "number": 3, "repeat": 1, "min_repeat_ms": 0,
+        "cooldown_interval": 0.0, "enable_cpu_cache_flush": False,
+    },
+    "RecordToFile": {"filename": NO},
+    "RecordReader": {"filename": NO},
+    "RecordReader.read_lines": {"self": NO, "max_lines": None, "skip_lines": 0},
+    "load_best_record": {"filename": NO, "workload_key": None, "target": None},
+    "load_records": {"filename": NO},
+    "save_records": {"filename": NO, "inputs": NO, "results": NO},
+    "recover_measure_input": {"inp": NO, "rebuild_state": False},
+    "extract_tasks": {
+        "mod": NO, "params": NO, "target": NO, "target_host": None, "hardware_params": None,
+        "include_simple_tasks": False,
+    },
+    "remove_index_check": {"tensor": NO},
+    "rewrite_compute_body": {"compute_tensor": NO, "new_layout": NO},
+    "rewrite_tensor_shape": {},
+    "is_auto_scheduler_enabled": {},
+    "SearchTask": {
+        "func": None, "args": None, "compute_dag": None, "workload_key": None, "target": None, "target_host": None,
+        "hardware_params": None, "layout_rewrite_option": None, "task_inputs": None, "task_inputs_overwrite": False,
+        "task_inputs_save_to_file": False, "desc": "",
+    },
+    "SearchTask.tune": {"self": NO, "tuning_options": NO, "search_policy": None, "adaptive_training": False},
+    "SearchTask.apply_best": {"self": NO, "log_file": NO, "layout_rewrite_option": None},
+    "SearchTask.print_best": {"self": NO, "log_file": NO, "print_mode": "schedule"},
+    "TuningOptions": {
+        "num_measure_trials": 0, "early_stopping": None, "num_measures_per_round": 64, "verbose": 1,
+        "builder": "local", "runner": "local", "measure_callbacks": None,
+    },
+    "HardwareParams": dict.fromkeys((
+        "num_cores", "vector_unit_bytes", "cache_line_bytes", "max_shared_memory_per_block",
+        "max_local_memory_per_block", "max_threads_per_block", "max_vthread_extent", "warp_size",
+    ), ...),
+    "create_task": {"func": NO, "args": NO, "target": NO, "target_host": None, "hardware_params": None},
+    "auto_schedule": {"task": NO, "search_policy": None, "tuning_options": auto_scheduler.TuningOptions()},
+    "EmptyPolicy": {"task": NO, "init_search_callbacks": None},
+    "SketchPolicy": {
+        "task": NO, "program_cost_model": ..., "params": None, "seed": None, "verbose": 1,
+        "init_search_callbacks": None,
+    },
+    "SketchPolicy.generate_sketches": {"self": NO, "print_for_debug": False},
+    "SketchPolicy.sample_initial_population": {"self": NO},
+    "SketchPolicy.evolutionary_search": {"self": NO, "init_populations": NO, "out_size": NO},
+    "SketchPolicy.continue_search_one_round": {"self": NO, "num_measure": NO, "measurer": NO},
+    "SketchPolicy.search": {
+        "self": NO, "num_measure_trials": NO, "early_stopping": NO, "num_measures_per_round": NO, "measurer": NO,
+    },
+    "PreloadMeasuredStates": {"filename": NO},
+    "PreloadCustomSketchRule": {"meet_condition_func": NO, "apply_func": NO, "rule_name": "CustomSketchRule"},
+    "TaskScheduler": {
+        "tasks": NO, "task_weights": None, "objective_func": None, "strategy": "gradient", "load_model_file": None,
+        "load_log_file": None, "alpha": 0.2, "beta": 2, "gamma": 0.5, "backward_window_size": 3, "callbacks": None,
+    },
+    "TaskScheduler.tune": {"self": NO, "tune_option": NO, "search_policy": "default", "search_policy_params": None},
+    "LogEstimatedLatency": {"log_file": "total_latency.tsv"},
+    "register_workload": {"func_name": NO, "f": None, "override": False},
+    "make_workload_key": {"func": NO, "args": NO},
+    "register_task_input_check_func": {"func_name": NO, "f": None, "override": False},
+}  # fmt: skip
+"""Every class and function of the package with its parameters, in order, and their defaults (`...`: any)."""
+
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_name_takes_its_parameters(name: str) -> None:
+def test_a_name_takes_its_parameters_with_their_defaults(name: str) -> None:
+    found = list(inspect.signature(_named(name)).parameters.values())
+    wanted = PARAMETERS[name]
+    assert [each.name for each in found[: len(wanted)]] == list(wanted)
+    for each, default in zip(found, wanted.values(), strict=False):
+        assert default is ... or (each.default is NO) == (default is NO), each
+        assert default is ... or default is NO or each.default == default, each
+    assert all(each.default is not NO or "*" in str(each) for each in found[len(wanted) :]) or not wanted
+
+
+@pytest.mark.parametrize("name", STATE_CALLS)
+def test_a_call_of_a_state_takes_its_parameters(name: str) -> None:
+    names = list(inspect.signature(_named(name)).parameters)
+    assert names[: len(STATE_CALLS[name])] == STATE_CALLS[name]
+
+
+def _named(name: str) -> Callable[..., object]:
     found: object = auto_scheduler
     for part in name.split("."):
         found = getattr(found, part)
     assert callable(found)
-    names = list(inspect.signature(found).parameters)
-    assert names[: len(PARAMETERS[name])] == PARAMETERS[name]
+    return found
 
 
 def test_all_names_are_there() -> None:
     assert all(hasattr(auto_scheduler, name) for name in auto_scheduler.__all__)
+    assert {"PrintTableInfo", "MeasureErrorNo"} <= set(auto_scheduler.__all__)
+    assert auto_scheduler.MeasureErrorNo.NO_ERROR == 0
+    assert auto_scheduler.MeasureErrorNo.INSTANTIATION_ERROR == 1
+    assert auto_scheduler.MeasureErrorNo.UNKNOWN_ERROR == 8
     assert {name.partition(".")[0] for name in PARAMETERS} <= set(auto_scheduler.__all__)
 
 

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compiler import te
 from compiler.cost_model import RandomModel
-from compiler.driver.build import build_kernel
+from compiler.driver.build import build, build_kernel
 from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.default import default_steps
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
+from compiler.search.policy import Candidate, SketchPolicy
 from compiler.te.ops.winograd import transform_matrices
 from tests.unit.search.workloads import (
     conv_bn_relu,
@@ -122,3 +124,27 @@ def test_proposed_programs_compute_the_definition(name: str) -> None:
         found = run(task, one.steps, inputs)
         allowed = 1e-5 * max(10.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=allowed, err_msg=one.steps_text)
+
+
+def test_a_result_that_another_one_reads_is_written_too() -> None:
+    """A product, what is made of it element by element, and its row sums, all of them listed."""
+    a, b = te.placeholder((24, 16), name="A"), te.placeholder((16, 32), name="B")
+    r, s = te.reduce_axis(16, "r"), te.reduce_axis(32, "s")
+    product = te.compute((24, 32), lambda i, j: te.sum(a[i, r] * b[r, j], r), "P")
+    scaled = te.compute((24, 32), lambda i, j: product[i, j] * 2.0, "S")
+    rest = te.compute((24, 32), lambda i, j: te.maximum(scaled[i, j], 3.0), "R")
+    sums = te.compute((24,), lambda i: te.sum(rest[i, s], s), "T")
+    dag = ComputeDAG([a, b, product, scaled, sums])
+    assert dag.outputs == (product, scaled, sums)
+    task = task_of("several", dag)
+    policy = SketchPolicy(task, RandomModel(), OPTIONS, seed=3)
+    left, right = np.random.default_rng(0).random((2, 24, 16), np.float32)
+    right = right.reshape(16, 24)[:, :8].repeat(4, axis=1)
+    expected = left @ right
+    for candidate in [*policy.ask(24, 0), Candidate(tuple(default_steps(dag)), "", None, None, "default")]:
+        function = build(task, candidate.steps)
+        results = function.outputs()
+        function(*function.prepared(left, right), *results, threads=2)
+        wanted = (expected, expected * 2, np.maximum(expected * 2, 3.0).sum(axis=1))
+        for result, want in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(result, want, rtol=1e-4, err_msg=str(candidate.steps))

@@ -1,0 +1,94 @@
+"""A script from its first line to its result, on this machine."""
+
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import auto_scheduler, te
+from compiler.auto_scheduler import (
+    LocalBuilder,
+    LocalRPCMeasureContext,
+    ProgramMeasurer,
+    RecordToFile,
+    SearchTask,
+    SketchPolicy,
+    TaskScheduler,
+    TuningOptions,
+    XGBModel,
+    load_records,
+    register_workload,
+)
+from compiler.auto_scheduler.measure import MeasureInput
+from compiler.measure.record import MeasureStatus
+from compiler.schedule import workload_registry
+from compiler.te.tensor import Tensor
+from tests.unit.auto_scheduler.scripts import check, matmul
+
+README = Path(__file__).parents[3] / "README.md"
+
+register_workload("matmul", matmul, override=True)
+
+
+def test_a_matmul_is_tuned_and_is_right(tmp_path: Path) -> None:
+    """Races on this machine, then the default runner of scripts in a context, going on from the same log."""
+    task, log = SearchTask(func="matmul", args=(64, 64, 64), target="llvm"), tmp_path / "log.json"
+    recording = [RecordToFile(log)]
+    task.tune(TuningOptions(12, None, 6, measure_callbacks=recording))
+    with LocalRPCMeasureContext(min_repeat_ms=1) as context:
+        preload = [auto_scheduler.PreloadMeasuredStates(log)]
+        policy = SketchPolicy(task, XGBModel(num_warmup_sample=4), init_search_callbacks=preload)
+        task.tune(TuningOptions(4, runner=context.runner, measure_callbacks=recording), policy)
+    records = list(load_records(log))
+    assert len(records) == len({inp.state.steps for inp, _ in records}) == 16
+    assert sum(result.error_no is MeasureStatus.OK for _, result in records) >= 14
+    check(task, task.apply_best(log))
+
+
+def gather(rows: int) -> list[Tensor]:
+    """y[i] = x[index[i]]"""
+    x, index = te.placeholder((rows,), name="X"), te.placeholder((5,), "int32", name="Index")
+    return [x, index, te.compute((5,), lambda i: x[index[i]], "Y")]
+
+
+def test_h4_h6_programs_run_through_a_local_context() -> None:
+    register_workload("gather_through_context", gather, override=True)
+    indices = np.array([5, 0, 1_999_999, 7, 9], np.int32)
+    tasks = [
+        SearchTask(func="matmul", args=(128, 128, 128), target="llvm"),
+        SearchTask(func="gather_through_context", args=(2_000_000,), target="llvm", task_inputs={"Index": indices}),
+    ]
+    with LocalRPCMeasureContext() as context, LocalBuilder(n_parallel=1) as builder:
+        options = TuningOptions(1, builder=builder, runner=context.runner)
+        for task in tasks:
+            with ProgramMeasurer.of(options, [task]) as measurer:
+                naive = MeasureInput(task, task.compute_dag.get_init_state())
+                (result,) = measurer.measure(None, [naive])
+            assert (result.error_no, result.error_msg) == (MeasureStatus.OK, "")
+
+
+def scheduled(log: str) -> int:
+    """Tune two tasks, in whatever process this is; how many records there are then."""
+    register_workload("matmul", matmul, override=True)
+    tasks = [SearchTask(func="matmul", args=(size, size, size), target="llvm") for size in (2, 4)]
+    scheduler = TaskScheduler(tasks, strategy="round-robin", callbacks=[])
+    scheduler.tune(TuningOptions(4, None, 1, measure_callbacks=[RecordToFile(log)]), "sketch.random")
+    return sum(result.error_no is MeasureStatus.OK for _, result in load_records(log))
+
+
+def test_k1_tasks_are_tuned_in_a_spawned_process(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(scheduled, (str(tmp_path / "log.json"),)) == 4
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(workload_registry, "_REGISTRY", {})
+    (example,) = re.findall(r"```python\n(import numpy.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(example, scope)
+    np.testing.assert_allclose(scope["result"], scope["left"] @ scope["right"], rtol=1e-4)
+    assert len(list(load_records("matmul.json"))) == 16

@@ -1,0 +1,75 @@
+"""Tasks of networks, and networks compiled with the records of a script."""
+
+import numpy as np
+import pytest
+
+from compiler.auto_scheduler import (
+    ApplyHistoryBest,
+    HardwareParams,
+    LayoutRewriteOption,
+    MeasureErrorNo,
+    MeasureInput,
+    MeasureResult,
+    State,
+    create_task,
+    extract_tasks,
+    is_auto_scheduler_enabled,
+    register_workload,
+)
+from compiler.driver.compile_network import compile_graph
+from compiler.errors import ModelFormatError
+from compiler.frontend import zoo
+from compiler.frontend.network import load_network
+from compiler.graph.pipeline import optimize
+from compiler.schedule.default import default_steps
+from compiler.schedule.primitives import split
+from compiler.schedule.state import State as Immutable
+from compiler.schedule.state import replay
+from tests.unit.auto_scheduler.scripts import matmul
+
+
+def test_the_tasks_of_a_network_in_any_of_its_forms() -> None:
+    tasks, weights = extract_tasks("mlp", None, "llvm", "llvm", HardwareParams(num_cores=3))
+    assert len(tasks) == len(weights) > 0
+    assert all(task.layout is LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED for task in tasks)
+    assert {task.hardware_params.num_cores for task in tasks} == {3}
+    assert str(tasks[0].target_host) == "llvm"
+    keys = [task.workload_key for task in tasks]
+    for form in (zoo.build("mlp"), load_network("mlp")):
+        assert [task.workload_key for task in extract_tasks(form, {}, "llvm")[0]] == keys
+    assert len(extract_tasks("mlp", None, "llvm", include_simple_tasks=True)[0]) >= len(tasks)
+
+
+def test_parameters_become_constants() -> None:
+    graph = load_network("mlp")
+    (value,) = graph.inputs
+    with pytest.raises(ModelFormatError, match="no input weights"):
+        extract_tasks(graph, {"weights": np.zeros(3)}, "llvm")
+    with pytest.raises(ModelFormatError, match="which its parameter is not"):
+        extract_tasks(graph, {value.name: np.zeros(3, np.float32)}, "llvm")
+    assert extract_tasks(graph, {value.name: np.zeros(value.shape, np.float32)}, "llvm")[0] == []
+
+
+def test_a_network_is_compiled_with_the_programs_of_a_context() -> None:
+    tasks, _ = extract_tasks("mlp", None, "llvm", hardware_params=HardwareParams(num_cores=1))
+    task = tasks[0]
+    steps = split(Immutable.initial(task.dag), len(task.dag.ops) - 1, 0, [1])[0].steps
+    state = replay(task.dag, steps)
+    pair = MeasureInput(task, State(state)), MeasureResult((1e-6,), MeasureErrorNo.NO_ERROR, "", 0.1, 0)
+    graph = optimize(load_network("mlp"))
+    assert not is_auto_scheduler_enabled()
+    with ApplyHistoryBest([pair]):
+        assert is_auto_scheduler_enabled()
+        network = compile_graph(graph, task.target)
+    notes = {each.workload_key: each.note for each in network.coverage}
+    assert notes.pop(task.workload_key) == "the program of the dispatch context"
+    assert not any(notes.values())
+    assert not any(each.note for each in compile_graph(graph, task.target).coverage)
+    assert default_steps(task.dag) != steps
+
+
+def test_create_task_is_an_old_name() -> None:
+    register_workload("matmul", matmul, override=True)
+    with pytest.warns(DeprecationWarning, match="SearchTask"):
+        task = create_task("matmul", (8, 8, 8), "llvm")
+    assert task.workload_key == '["matmul", 8, 8, 8]'

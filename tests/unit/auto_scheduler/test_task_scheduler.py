@@ -1,0 +1,177 @@
+"""Several tasks are tuned together, with a machine that is simulated."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.auto_scheduler import (
+    LogEstimatedLatency,
+    PrintTableInfo,
+    RecordToFile,
+    SearchTask,
+    SketchPolicy,
+    TaskScheduler,
+    TaskSchedulerCallback,
+    TuningOptions,
+    XGBModel,
+    load_records,
+    register_workload,
+)
+from compiler.errors import OptionError
+from compiler.search.policy import EmptyPolicy
+from tests.unit.auto_scheduler.scripts import Simulated, matmul
+
+SMALL = {"evolutionary_search_population": 64, "evolutionary_search_num_iters": 2}
+
+register_workload("matmul", matmul, override=True)
+
+
+def tasks(*sizes: int) -> list[SearchTask]:
+    return [SearchTask(func="matmul", args=(size, size, size), target="llvm") for size in sizes]
+
+
+def options(trials: int, log: Path | None = None, machine: Simulated | None = None, **more: Any) -> TuningOptions:
+    callbacks = [] if log is None else [RecordToFile(log)]
+    given = {"num_measures_per_round": 1, **more}
+    return TuningOptions(trials, runner=machine or Simulated(), measure_callbacks=callbacks, **given)
+
+
+def counts(log: Path, of: list[SearchTask]) -> list[int]:
+    keys = [inp.task.workload_key for inp, _ in load_records(log)]
+    return [keys.count(task.workload_key) for task in of]
+
+
+@pytest.mark.parametrize("policy", ["sketch.random", "default"])
+def test_k1_round_robin_deals_evenly_and_goes_on_from_a_log(policy: str, tmp_path: Path) -> None:
+    mine, log = tasks(2, 4, 8), tmp_path / "log.json"
+    scheduler = TaskScheduler(mine, strategy="round-robin", callbacks=[])
+    scheduler.tune(options(6, log), policy, SMALL)
+    assert counts(log, mine) == [2, 2, 2]
+    again = TaskScheduler(mine, strategy="round-robin", load_log_file=log, callbacks=[])
+    again.tune(options(3, log), policy, SMALL)
+    assert counts(log, mine) == [3, 3, 3]
+    assert again.task_cts == [3, 3, 3]
+    assert all(len(state.history) == 3 for state in again.states)  # all of it, round by round
+    assert again.states[0].history[:2] == scheduler.states[0].history
+    programs = [(inp.task.workload_key, inp.state.steps) for inp, _ in load_records(log)]
+    assert len(set(programs)) == len(programs)
+
+
+def test_k2_an_objective_of_ones_own_decides(tmp_path: Path) -> None:
+    mine, log = tasks(2, 4), tmp_path / "log.json"
+    scheduler = TaskScheduler(mine, objective_func=lambda costs: 1e5 * costs[0], callbacks=[])
+    scheduler.best_costs = [1e2, 1e-8]
+    scheduler.tune(options(5, log), "sketch.random", SMALL)
+    assert counts(log, mine) == [4, 1]
+    assert scheduler.best_costs[1] == 1e-8
+    assert scheduler.cur_score == pytest.approx(1e5 * scheduler.best_costs[0])
+
+
+def test_records_of_another_target_are_not_taken_for_progress(tmp_path: Path) -> None:
+    log, mine = tmp_path / "log.json", tasks(4)
+    other = [SearchTask(func="matmul", args=(4, 4, 4), target="llvm -mcpu=znver3")]
+    TaskScheduler(mine, callbacks=[]).tune(options(2, log), "sketch.random", SMALL)
+    scheduler = TaskScheduler([*other, *mine], load_log_file=log, callbacks=[])
+    scheduler._restore(log, None)
+    assert scheduler.task_cts == [0, 2]
+
+
+def test_a_task_with_nothing_left_ends_alone() -> None:
+    mine = tasks(4, 8)
+    policies = [EmptyPolicy(mine[0]), SketchPolicy(mine[1], params=SMALL)]
+    machine = Simulated()
+    scheduler = TaskScheduler(mine, strategy="round-robin", callbacks=[])
+    scheduler.tune(options(8, machine=machine), policies)
+    assert scheduler.dead_tasks == {0}
+    assert scheduler.ct == 8
+    assert [key for key, _ in machine.seen].count(mine[0].workload_key) == 1
+
+
+def test_a_task_none_of_whose_programs_is_valid_does_not_end_the_run() -> None:
+    scheduler = TaskScheduler(tasks(4, 8), callbacks=[])
+    scheduler.tune(options(6, machine=Simulated(failing=True)), "sketch.random", SMALL)
+    assert scheduler.ct == 6
+    assert scheduler.dead_ends()
+    assert list(scheduler.best_costs) == [1e10, 1e10]
+
+
+def test_a_run_can_be_repeated() -> None:
+    def seen(seed: int) -> list[tuple[str, str]]:
+        machine = Simulated()
+        TaskScheduler(tasks(16, 32), callbacks=[], seed=seed).tune(options(6, machine=machine), "default", SMALL)
+        return machine.seen
+
+    assert seen(1) == seen(1) != seen(2)
+
+
+def test_early_stopping_of_a_task_and_of_all() -> None:
+    mine = tasks(8, 16)
+    scheduler = TaskScheduler(mine, callbacks=[])
+    scheduler.tune(options(200), "sketch.random", SMALL, per_task_early_stopping=3)
+    assert scheduler.dead_tasks == {0, 1}
+    assert scheduler.ct < 200
+    scheduler = TaskScheduler(mine, callbacks=[])
+    scheduler.tune(options(200, early_stopping=4), "sketch.random", SMALL)
+    assert scheduler.ct < 200
+
+
+def test_the_table_and_the_file_of_latencies(tmp_path: Path) -> None:
+    shown, told = io.StringIO(), tmp_path / "runs" / "latency.tsv"
+    told.parent.mkdir()
+    told.write_text("what an earlier run wrote\n", encoding="utf-8")
+    scheduler = TaskScheduler(tasks(8, 16), [1, 3], callbacks=[PrintTableInfo(shown), LogEstimatedLatency(told)])
+    scheduler.tune(options(4), "sketch.random", SMALL)
+    lines = told.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "what an earlier run wrote"
+    assert len(lines) == 5
+    assert lines[1].split("\t")[2:] == ["EstimatedLatency(ms)", "N/A", "Trials", "1"]
+    assert lines[-1].endswith(f"\t{scheduler.cur_score * 1e3:.3f}\tTrials\t4")
+    tables = shown.getvalue()
+    assert tables.count("Task Description") == 4
+    assert '["matmul", 16, 16, 16]' in tables
+    assert "Estimated total latency: -" in tables
+
+
+def test_callbacks_hear_of_every_round() -> None:
+    heard: list[tuple[str, int, int]] = []
+
+    class Listening(TaskSchedulerCallback):
+        def pre_tune(self, task_scheduler: TaskScheduler, task_id: int) -> None:
+            heard.append(("pre", task_id, task_scheduler.ct))
+
+        def post_tune(self, task_scheduler: TaskScheduler, task_id: int) -> None:
+            heard.append(("post", task_id, task_scheduler.ct))
+
+    TaskScheduler(tasks(4), callbacks=[Listening()]).tune(options(2), "sketch.random", SMALL)
+    assert heard == [("pre", 0, 0), ("post", 0, 1), ("pre", 0, 1), ("post", 0, 2)]
+
+
+def test_a_saved_model_is_where_a_run_begins(tmp_path: Path) -> None:
+    log, saved = tmp_path / "log.json", tmp_path / "model"
+    TaskScheduler(tasks(16), callbacks=[]).tune(options(4, log), "sketch.random", SMALL)
+    model = XGBModel(num_warmup_sample=2)
+    model.update_from_file(log, n_lines=3)
+    assert model.model.programs == 3
+    model.save(saved)
+    scheduler = TaskScheduler(tasks(16), load_model_file=saved, callbacks=[])
+    found = scheduler._model("default", False)
+    assert isinstance(found, XGBModel)
+    assert found.model.programs == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "tuned", "said"),
+    [
+        ({"tasks": []}, {}, "there must be tasks"),
+        ({"task_weights": [1]}, {}, "a weight for each"),
+        ({"strategy": "greedy"}, {}, "strategy must be one of"),
+        ({}, {"search_policy": "evolution"}, "search_policy must be"),
+        ({}, {"search_policy": [None]}, "each task needs a policy"),
+        ({}, {"tune_option": options(1)}, "num_measure_trials must be at least 2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], tuned: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        TaskScheduler(**{"tasks": tasks(2, 4), "callbacks": [], **given}).tune(**{"tune_option": options(4), **tuned})

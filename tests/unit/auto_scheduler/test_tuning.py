@@ -1,0 +1,295 @@
+"""A task is tuned from its definition to a kernel, with a machine that is simulated."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import auto_scheduler
+from compiler.auto_scheduler import (
+    EmptyPolicy,
+    LocalRPCMeasureContext,
+    MeasureInput,
+    MeasureResult,
+    PreloadCustomSketchRule,
+    PreloadMeasuredStates,
+    ProgramMeasurer,
+    RandomModel,
+    RecordToFile,
+    RPCRunner,
+    SearchTask,
+    SketchPolicy,
+    State,
+    TuningOptions,
+    XGBModel,
+    load_records,
+    register_workload,
+)
+from compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
+from compiler.errors import NoRecordError, NotYetError, OptionError
+from compiler.measure.log import read_log
+from compiler.measure.record import MeasureStatus
+from compiler.measure.runner import LocalRunner
+from compiler.schedule.steps import Split
+from compiler.search.options import SearchOptions
+from compiler.search.policy import EmptyPolicy as AskAndTell
+from tests.unit.auto_scheduler.scripts import Simulated, check, matmul, zero_rank_compute, zero_rank_reduce
+
+SMALL = {"evolutionary_search_population": 64, "evolutionary_search_num_iters": 2}
+
+for _function in (matmul, zero_rank_compute, zero_rank_reduce):
+    register_workload(_function.__name__, _function, override=True)
+register_workload("matmul_auto_scheduler_test_rename_1", matmul, override=True)
+
+
+class Checking:
+    """A callback that looks at what it is given."""
+
+    calls = 0
+
+    def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Only measurements of one task come."""
+        self.calls += 1
+        assert hasattr(policy, "search_task")
+        assert len(inputs) == len(results) > 0
+        assert all(isinstance(inp, MeasureInput) and isinstance(inp.state, State) for inp in inputs)
+        assert all(isinstance(result, MeasureResult) for result in results)
+
+
+def tuned(task: SearchTask, policy: Any, log: Path, trials: int = 100, **options: Any) -> Checking:
+    """Tune with a few trials a round into a log, and see to it that the best program is right."""
+    checking = Checking()
+    recording = [RecordToFile(log), checking]
+    given = {"early_stopping": 1, "num_measures_per_round": 2, "runner": Simulated(), **options}
+    task.tune(TuningOptions(trials, measure_callbacks=recording, **given), search_policy=policy)
+    check(task, task.apply_best(log))
+    return checking
+
+
+@pytest.mark.parametrize("workload", [matmul, "matmul", "matmul_auto_scheduler_test_rename_1"])
+def test_j1_the_empty_policy_measures_the_program_without_steps(workload: Any, tmp_path: Path) -> None:
+    task = SearchTask(func=workload, args=(64, 64, 64), target="llvm")
+    log = tmp_path / "log.json"
+    assert tuned(task, EmptyPolicy(task), log, trials=2).calls == 1
+    assert [trial.steps for trial in read_log(log)] == [()]
+
+
+@pytest.mark.parametrize("model", [RandomModel, XGBModel])
+def test_j2_j3_sketches_with_a_model_that_knows_nothing_or_learns(model: Any, tmp_path: Path) -> None:
+    task, log = SearchTask(func="matmul", args=(64, 64, 64), target="llvm"), tmp_path / "log.json"
+    policy = SketchPolicy(task, model(), SMALL, init_search_callbacks=[PreloadMeasuredStates(log)])
+    assert tuned(task, policy, log).calls >= 2
+    measured = len(list(load_records(log)))
+    again = SketchPolicy(task, model(), SMALL, init_search_callbacks=[PreloadMeasuredStates(log)])
+    machine = Simulated()
+    task.tune(TuningOptions(4, None, 2, runner=machine, measure_callbacks=[RecordToFile(log)]), again)
+    programs = [inp.state.steps for inp, _ in load_records(log)]
+    assert len(programs) == measured + 4
+    assert len(set(programs)) == len(programs)  # nothing is measured twice
+
+
+def test_j4_a_gpu_is_searched_for_and_not_measured_yet(tmp_path: Path) -> None:
+    task = SearchTask(func="matmul", args=(128, 128, 128), target="cuda -arch=sm_90")
+    policy = SketchPolicy(task, RandomModel(), SMALL)
+    (first,) = policy.propose(1)
+    assert "blockIdx.x" in str(first.state)
+    with LocalRPCMeasureContext() as context, pytest.raises(NotYetError, match="not built or measured yet"):
+        task.tune(TuningOptions(2, runner=context.runner), policy)
+    (tmp_path / "log.json").touch()
+    with pytest.raises(NotYetError, match="no code is generated"):
+        task.print_best(tmp_path / "log.json", "cuda")
+
+
+@pytest.mark.parametrize("workload", [zero_rank_compute, zero_rank_reduce])
+def test_j5_results_without_dimensions(workload: Any, tmp_path: Path) -> None:
+    task = SearchTask(func=workload, args=(10,), target="llvm")
+    tuned(task, SketchPolicy(task, RandomModel(), SMALL), tmp_path / "log.json")
+    gpu = SearchTask(func=workload, args=(10,), target="cuda -arch=sm_90")
+    assert SketchPolicy(gpu, RandomModel(), SMALL).propose(1)
+
+
+def test_j6_a_sketch_rule_of_ones_own(tmp_path: Path) -> None:
+    """Written as scripts for TVM are."""
+    seen = []
+
+    def meet_condition(search_policy: Any, state: Any, stage_id: int) -> int:
+        state = State(state, search_policy.search_task.compute_dag)
+        is_product = state.stages[stage_id].op.name == "C"
+        return PreloadCustomSketchRule.APPLY_AND_SKIP_REST if is_product else PreloadCustomSketchRule.PASS
+
+    def apply(search_policy: Any, state: Any, stage_id: int) -> Iterable[Any]:
+        seen.append(stage_id)
+        unchanged = State(state, search_policy.search_task.compute_dag)
+        split = unchanged.copy()
+        split.split("C", split["C"].iters[0], [8])
+        return [[unchanged.state_object, -1], [split, -1]]
+
+    task = SearchTask(func="matmul", args=(64, 64, 64), target="llvm")
+    rule = PreloadCustomSketchRule(meet_condition, apply)
+    policy = SketchPolicy(task, XGBModel(), SMALL, init_search_callbacks=[rule])
+    assert seen == [2]
+    assert [state.steps for state in policy.generate_sketches()] == [(), (Split(2, 0, 64, (8,), True),)]
+    tuned(task, policy, tmp_path / "log.json")
+
+
+def test_the_programs_of_a_search_follow_from_its_seed() -> None:
+    task = SearchTask(func="matmul", args=(64, 64, 64), target="llvm")
+
+    def programs(seed: int | None) -> list[tuple[str, str]]:
+        machine = Simulated()
+        policy = SketchPolicy(task, XGBModel(num_warmup_sample=2), SMALL, seed)
+        task.tune(TuningOptions(6, None, 2, runner=machine), policy)
+        return machine.seen
+
+    assert programs(0) == programs(0) == programs(None) != programs(7)
+
+
+def test_without_trials_nothing_is_measured_and_one_trial_is_one(tmp_path: Path) -> None:
+    task, machine = SearchTask(func="matmul", args=(32, 32, 32), target="llvm"), Simulated()
+    policy = SketchPolicy(task, RandomModel(), SMALL)
+    with pytest.warns(DeprecationWarning, match=r"task\.tune"):
+        check(task, auto_scheduler.auto_schedule(task, policy, TuningOptions(runner=machine)))
+    assert machine.seen == []
+    task.tune(TuningOptions(1, runner=machine, measure_callbacks=[RecordToFile(tmp_path / "log.json")]), policy)
+    assert len(machine.seen) == 1
+    assert len(list(load_records(tmp_path / "log.json"))) == 1
+
+
+def test_failures_keep_their_message_and_end_the_search(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    task, log = SearchTask(func="matmul", args=(32, 32, 32), target="llvm"), tmp_path / "log.json"
+    policy = SketchPolicy(task, RandomModel(), SMALL)
+    with ProgramMeasurer(runner=Simulated(failing=True), max_continuous_error=5) as measurer:
+        _, results = policy.continue_search_one_round(2, measurer)
+        assert policy.search(100, None, 4, measurer) is None
+        assert measurer.trials == 6
+    assert (results[0].costs, len(results[0].error_msg)) == ((), 2000)
+    assert "6 programs in a row failed" in caplog.text
+    fresh = SketchPolicy(task, RandomModel(), SMALL)
+    recording = [RecordToFile(log)]
+    task.tune(TuningOptions(2, runner=Simulated(failing=True), measure_callbacks=recording, verbose=0), fresh)
+    assert "the untuned one serves" in caplog.text
+    with pytest.raises(NoRecordError, match="no successful record") as caught:
+        task.apply_best(log)
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_the_best_program_is_known_when_operations_cannot_be_counted(tmp_path: Path) -> None:
+    task = SearchTask(func="zero_rank_compute", args=(10,), target="llvm")
+    assert task.compute_dag.flop_ct <= 0
+    policy = SketchPolicy(task, RandomModel(), SMALL)
+    with ProgramMeasurer(runner=Simulated()) as measurer:
+        assert policy.search(2, None, 2, measurer) is not None
+    del tmp_path
+
+
+def test_any_policy_that_asks_and_tells_will_do(tmp_path: Path) -> None:
+    task = SearchTask(func="matmul", args=(16, 16, 16), target="llvm")
+    tuned(task, AskAndTell(task), tmp_path / "log.json")
+    with pytest.raises(OptionError, match="methods ask and tell"):
+        task.tune(TuningOptions(2, runner=Simulated()), search_policy="sketch")
+
+
+class Narrow(auto_scheduler.PythonBasedModel):
+    """A model of one's own: it likes narrow vectors, and counts what it is taught."""
+
+    taught = 0
+
+    def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+        """Count."""
+        self.taught += len(inputs)
+        assert all(result.error_no is MeasureStatus.OK for result in results)
+
+    def predict(self, search_task: Any, states: Sequence[State]) -> Any:
+        """Prefer programs with a short text."""
+        assert search_task.workload_key
+        return np.array([-len(str(state)) for state in states], dtype=float)
+
+
+def test_a_model_of_ones_own_sees_programs() -> None:
+    task, model = SearchTask(func="matmul", args=(8, 8, 8), target="llvm"), Narrow()
+    params = {"evolutionary_search_population": 16, "evolutionary_search_num_iters": 1}
+    task.tune(TuningOptions(4, None, 2, runner=Simulated()), SketchPolicy(task, model, params))
+    assert model.taught == 4
+
+
+def test_layouts_are_applied_as_asked_and_no_rewrite_is_an_option(tmp_path: Path) -> None:
+    task, log = SearchTask(func="matmul", args=(64, 64, 64), target="llvm"), tmp_path / "log.json"
+    tuned(task, SketchPolicy(task, RandomModel(), SMALL), log)
+    option = auto_scheduler.LayoutRewriteOption
+    plain, args = task.apply_best(log, option.NO_REWRITE)
+    assert [op.name for op in plain.stage_ops if "transform" in op.name] == []
+    check(task, (plain, args))
+    laid, _ = task.apply_best(log)
+    assert any("layout_transform" in op.name for op in laid.stage_ops)
+    assert task.apply_best(log, option.REWRITE_FOR_PRE_TRANSFORMED)[1][1].shape != (64, 64)
+
+
+def test_print_best_gives_calls_that_make_the_program(tmp_path: Path) -> None:
+    task, log = SearchTask(func="matmul", args=(64, 64, 64), target="llvm"), tmp_path / "log.json"
+    tuned(task, SketchPolicy(task, RandomModel(), SMALL), log)
+    scope: dict[str, Any] = {"dag": task.compute_dag}
+    exec(task.print_best(log), scope)
+    assert str(scope["state"]) == str(task.best_of(log))
+    for mode, said in (("cuda", "no device code"), ("c", "must be 'schedule' or 'cuda'")):
+        with pytest.raises(OptionError, match=said):
+            task.print_best(log, mode)
+
+
+def test_h6_a_wrong_array_is_told_before_anything_is_built() -> None:
+    task = SearchTask(
+        func="matmul", args=(12, 12, 12), target="llvm", task_inputs={"A": np.zeros(5, np.float32)}
+    )
+    machine = Simulated()
+    with pytest.raises(OptionError, match=r"input A is float32\[12, 12\], the array given for it is float32\[5\]"):
+        task.tune(TuningOptions(2, runner=machine))
+    assert machine.seen == []
+
+
+def test_remote_machines_are_for_later_and_the_local_context_has_a_runner() -> None:
+    with pytest.raises(NotYetError, match="not on board through tracker:9190"):
+        RPCRunner("board", "tracker", 9190)
+    with pytest.raises(NotYetError, match="device 1"):
+        LocalRPCMeasureContext(device=1)
+    with LocalRPCMeasureContext(repeat=2) as context:
+        assert isinstance(context.runner, LocalRunner)
+        assert (context.runner.options.repeat, context.runner.options.min_repeat_ms) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_measure_trials": -1}, "num_measure_trials must be"),
+        ({"num_measures_per_round": 0}, "num_measures_per_round must be"),
+        ({"early_stopping": -1}, "early_stopping must be"),
+        ({"builder": "remote"}, "builder must be"),
+        ({"runner": "remote"}, "runner must be"),
+        ({"measure_callbacks": [5]}, "needs a method called callback"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        TuningOptions(**options)
+
+
+def test_the_parameters_of_the_policy_are_those_of_our_search() -> None:
+    assert SearchOptions.of_params(DEFAULT_PARAMS) == SearchOptions()
+    task = SearchTask(func="matmul", args=(8, 8, 8), target="llvm")
+    with pytest.raises(OptionError, match="no parameter 'populations'"):
+        SketchPolicy(task, params={"populations": 3})
+    with pytest.raises(OptionError, match="methods update and predict"):
+        SketchPolicy(task, program_cost_model="xgb")  # type: ignore[arg-type]
+
+
+def test_the_steps_of_a_search_can_be_called_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    task = SearchTask(func="matmul", args=(64, 64, 64), target="llvm")
+    policy = SketchPolicy(task, RandomModel(), SMALL)
+    assert all(not sketch.concrete for sketch in policy.generate_sketches(print_for_debug=True)[:1])
+    assert "sketch 0 of" in caplog.text
+    population = policy.sample_initial_population()
+    assert population
+    assert all(state.concrete for state in population)
+    assert len(policy.evolutionary_search(population, 5)) == 5
