@@ -1,4 +1,4 @@
-"""In: a task, and the steps of a program of it. Out: what scoring needs to know of the task, and the program's features.
+"""In: a task, and the steps of a program of it. Out: what scoring needs to know of the task; the program's features.
 
 Always: one program at a time; a search computes the features of thousands at once with `compiler.features.extract`.
 """
