@@ -1,6 +1,6 @@
 """In: programs and what they took. Out: scores of programs, higher is better.
 
-Always: a score depends on the program, the seed and what was learned, never on a global random state (quirk 9).
+Always: a score depends on the program, the seed and what was learned, never on a global random state.
 
 A model of one's own derives from `PythonBasedModel`, or is any object with its methods. The models here are faces of
 those in `compiler.cost_model`, which a search asks directly: it scores arrays of features, not programs.

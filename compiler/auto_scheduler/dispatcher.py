@@ -64,7 +64,7 @@ class ApplyHistoryBestOrSample(ApplyHistoryBest):
 
     That is done for workloads with heavy operators, or for all with `sample_simple_workloads`. `num_measure` programs
     are measured and the fastest serves; with less than 1 nothing is measured, and the program that a search would try
-    first serves (where TVM loops for ever, quirk 15). `cost_model_file` is a saved `XGBModel`.
+    first serves (where TVM loops for ever). `cost_model_file` is a saved `XGBModel`.
     """
 
     def __init__(

@@ -4,13 +4,12 @@ Always: a bad program is a value, whatever it does to its worker process; only t
 raises.
 
 Where TVM differs:
-* a failed result has no costs, instead of one of 1e10 seconds, and its message is whole (quirk 10); a log has no place
-  for the message;
-* too many failures in a row end the search, where TVM only talks more (quirk 10);
+* a failed result has no costs, instead of one of 1e10 seconds, and its message is whole; a log has no place for it;
+* too many failures in a row end the search, where TVM only talks more;
 * the best program is the one with the fastest repeat, since other load can only slow one down, also when its
-  operations cannot be counted (quirk 16); TVM compares operations per mean second;
+  operations cannot be counted; TVM compares operations per mean second;
 * the arrays for special inputs are checked before anything is built, so a wrong one does not end a run in its middle;
-  a worker that dies is a failed result (quirk 12).
+  a worker that dies is a failed result.
 """
 
 import logging

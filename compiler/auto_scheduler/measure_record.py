@@ -1,7 +1,7 @@
 """In: measurements. Out: lines of a tuning log in TVM's form, and the other way round.
 
 Always: what was written is read the same, but for error messages, which a log has no place for. A line with keys that
-are unknown is read all the same (quirk 21).
+are unknown is read all the same.
 
     python -m compiler.auto_scheduler.measure_record --mode distill -i tune.json [-o best.json]
 keeps the best record of every workload, target and layout option.

@@ -3,9 +3,9 @@
 Always: a search with equal seed, parameters and results proposes equal programs.
 
 Where TVM differs:
-* a seed of 0 is a seed like any other, and without one it is 0 (quirk 9);
-* scores that are all the same, or negative, make the selection random, not the first program of all (quirk 6);
-* a round in which no program is valid ends the search of its task with a message, not the process (quirk 7).
+* a seed of 0 is a seed like any other, and without one it is 0;
+* scores none of which is positive make the search select by rank, where TVM only ever selects the first program;
+* a round in which no program is valid ends the search of its task with a message, not the process.
 """
 
 import logging

@@ -147,7 +147,7 @@ class SearchTask(task.SearchTask):
 
         Records count when they are of this kind of target, those of this target and layout option first. The program
         is laid out as `layout_rewrite_option` says, by default as the task does; `NO_REWRITE` is an option like any
-        other (quirk 15). With `include_compatible` a record of a smaller size serves where there is none of this one.
+        other. With `include_compatible` a record of a smaller size serves where there is none of this one.
         Raises: NoRecordError when the log has no successful record that fits, LogFormatError when it cannot be read.
         """
         return self.applied(self.best_of(log_file, include_compatible), layout_rewrite_option)

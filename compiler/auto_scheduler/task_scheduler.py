@@ -3,12 +3,12 @@
 Always: decisions are those of `compiler.search.task_scheduler`, pure functions of what is known of every task.
 
 Where TVM differs:
-* a run can be repeated: there is a `seed`, and ties go to the task with fewer rounds (quirk 9);
-* a task without any valid program goes on getting rounds, and one whose round is empty ends alone (quirk 7);
+* a run can be repeated: there is a `seed`, and ties go to the task with fewer rounds;
+* a task without any valid program goes on getting rounds, and one whose round is empty ends alone;
 * a run that begins with a log has the whole history of every task, round by round, and each task finds the records of
-  its own target (quirk 14); the budget is what one call of `tune` may measure;
-* the table of latencies is appended to, never deleted (quirk 13);
-* tasks that compute alike form groups without being told to (quirk 1); `gamma` has no meaning, in TVM neither.
+  its own target; the budget is what one call of `tune` may measure;
+* the table of latencies is appended to, never deleted;
+* tasks that compute alike form groups without being told to; `gamma` has no meaning, in TVM neither.
 """
 
 import logging

@@ -242,3 +242,9 @@ def test_features_of_programs_and_their_labels() -> None:
     assert np.array_equal(get_per_store_features_from_states([state], task())[0], features[0])
 
 
+
+
+def test_i1_the_names_of_special_inputs_keep_their_order() -> None:
+    arrays = {name: np.zeros(3, np.float32) for name in ("index", "A", "mask")}
+    named = SearchTask(func="matmul_of_records", args=(28, 28, 28), target="llvm", task_inputs=arrays)
+    assert named.task_input_names == ("index", "A", "mask")
