@@ -17,6 +17,7 @@ from compiler.driver.tuning import Origin, Tuning, begin
 from compiler.driver.winners import Winner, choose_winner
 from compiler.measure.measurer import LocalMeasurer
 from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.search.options import SearchOptions
 from compiler.search.task_scheduler import SchedulerOptions
 from storage.files import new_id
 
@@ -76,12 +77,12 @@ def open_workers(threads: int, constant_bytes: int = 0) -> Iterator[Workers]:
         yield Workers(measurer)
 
 
-def begin_tuning(network: ExtractedNetwork, seed: int = 0) -> Tuning:
+def begin_tuning(network: ExtractedNetwork, seed: int = 0, search: SearchOptions | None = None) -> Tuning:
     """A run of the network's tasks before its first round."""
     options = network_options(network.threads, network.constant_bytes).to_json()
     device, target = config.device_name(), str(network.target)
     origin = Origin("benchmark", network.name, target, device, network.threads, seed, options)
-    return begin(network.tasks, network.weights, origin)
+    return begin(network.tasks, network.weights, origin, search)
 
 
 def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
@@ -95,7 +96,7 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
         if index is None:
             break
         count = budget.round_size(BATCH, len(tuning.tasks), tuning.trials)
-        measured, _ = play_round(tuning, index, count, workers, began)
+        measured, _ = play_round(tuning, index, count, workers, began, budget)
         records[tuning.tasks[index].task.workload_key] += measured
     spent = time.monotonic() - began
     winners = {}
@@ -108,14 +109,15 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
 
 
 def play_round(
-    tuning: Tuning, index: int, count: int, workers: Workers, began: float
+    tuning: Tuning, index: int, count: int, workers: Workers, began: float, budget: Budget | None = None
 ) -> tuple[tuple[MeasureRecord, ...], RoundTimes]:
-    """One round of one task, part by part. `began` is when the run's clock stood at 0; a task with nothing left is
-    exhausted.
+    """One round of one task, part by part. `began` is when the run's clock stood at 0, `budget` what the run may spend,
+    if anything limits it; a task with nothing left is exhausted.
     """
     task, best = tuning.tasks[index].task, tuning.tasks[index].state.best_seconds
     marks = [time.monotonic()]
-    candidates = tuning.ask(index, count)
+    spent = budget.spent(tuning.trials, marks[0] - began) if budget else 0.0
+    candidates = tuning.ask(index, count, spent)
     marks.append(time.monotonic())
     measured = workers.measurer.measure(task, [candidate.steps for candidate in candidates], best)
     marks.append(time.monotonic())

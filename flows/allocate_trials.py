@@ -36,7 +36,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
         others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
-    replay(run_id, tuning, known.history, known.own, lessons)
+    replay(run_id, tuning, known.history, known.own, lessons, known.foreign)
     announce(RunOpened.of(tuning, job.home, known.programs))
     budget = job.budget
     began = time.monotonic() - tuning.elapsed
@@ -59,7 +59,8 @@ def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Wo
     task, best = tuning.tasks[index].task, tuning.tasks[index].state.best_seconds
     name = f"{tuning.rounds:04d}-{task.name}"
     announce(RoundStarted(index, task.name, tuning.rounds))
-    candidates = sample(name, tuning, index, count)
+    spent = job.budget.spent(tuning.trials, time.monotonic() - began)
+    candidates = sample(name, tuning, index, count, spent)
     if candidates:
         measured = measure(name, workers, task, candidates, best)
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)

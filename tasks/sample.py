@@ -11,6 +11,8 @@ from compiler.search.policy import Candidate
 
 
 @task(name="sample", task_run_name="sample-{name}", cache_policy=NO_CACHE)
-def sample(name: str, tuning: Tuning, index: int, count: int) -> tuple[Candidate, ...]:
-    """Ask the policy of task `index` for up to `count` programs; none when it has no more."""
-    return tuning.ask(index, count)
+def sample(name: str, tuning: Tuning, index: int, count: int, spent: float = 0.0) -> tuple[Candidate, ...]:
+    """Ask the policy of task `index` for up to `count` programs; none when it has no more. `spent` is the
+    share of the budget that is gone.
+    """
+    return tuning.ask(index, count, spent)

@@ -20,10 +20,13 @@ from storage.runs import Run, RunInfo, RunLedger
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the store knows when a run begins: the run's own records, and those of earlier runs by task key."""
+    """What the store knows when a run begins: the run's own records, those of earlier runs by task key, and the best
+    record of every other task.
+    """
 
     own: tuple[MeasureRecord, ...]
     history: dict[str, tuple[MeasureRecord, ...]]
+    foreign: tuple[MeasureRecord, ...] = ()
 
     @property
     def programs(self) -> int:
@@ -39,8 +42,8 @@ def open_run(home: Path, fingerprint: str, describe: dict[str, Any]) -> Run:
 
 @task(name="recall", task_run_name="recall-{run_id}", cache_policy=NO_CACHE)
 def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: str, threads: int) -> Known:
-    """The records that a run starts from: its own, and those that other runs had stored for the same tasks when it
-    began.
+    """The records that a run starts from: its own, those that other runs had stored for the same tasks when it began,
+    and the best ones of other tasks.
     """
     records = ParquetRecordStore(home)
     began = RunLedger(home).get(run_id).started
@@ -50,7 +53,9 @@ def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: st
         found = records.records(task_key=key, target=target, device=device, threads=threads)
         own += [record for record in found if record.run_id == run_id]
         history[key] = tuple(record for record in found if record.run_id != run_id and record.timestamp < began)
-    return Known(tuple(own), history)
+    best = records.best_per_task(target, device, threads)
+    foreign = tuple(one for key, one in best.items() if key not in history and one.timestamp < began)
+    return Known(tuple(own), history, foreign)
 
 
 @task(name="store", task_run_name="store-{name}", retries=2, retry_delay_seconds=1, cache_policy=NO_CACHE)

@@ -35,9 +35,12 @@ def replay(
     history: Mapping[str, Sequence[MeasureRecord]],
     own: Sequence[MeasureRecord],
     lessons: Sequence[TrainingBatch],
+    foreign: Sequence[MeasureRecord] = (),
 ) -> None:
-    """Bring a run to where its stored records end, with what the models of earlier runs knew of other networks."""
-    tuning.replay(history, own, lessons)
+    """Bring a run to where its stored records end, with what the models of earlier runs knew of other networks;
+    `foreign` are the best programs of other tasks.
+    """
+    tuning.replay(history, own, lessons, foreign)
 
 
 @task(name="keep-lessons", task_run_name="keep-lessons-{run_id}", cache_policy=NO_CACHE)

@@ -28,6 +28,15 @@ class Budget:
         out_of_trials = self.trials is not None and trials >= self.trials
         return out_of_trials or (self.seconds is not None and elapsed + next_round / 2 >= self.seconds)
 
+    def spent(self, trials: int, elapsed: float) -> float:
+        """The share of the budget that is gone, in 0 … 1; 0 where nothing is limited."""
+        shares = [0.0]
+        if self.trials is not None:
+            shares.append(trials / self.trials)
+        if self.seconds is not None:
+            shares.append(elapsed / self.seconds)
+        return min(1.0, max(shares))
+
     def round_size(self, batch: int, tasks: int, trials: int) -> int:
         """How many programs the next round measures: at most `batch`, few enough that each of `tasks` tasks gets two
         rounds.

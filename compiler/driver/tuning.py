@@ -35,9 +35,16 @@ from compiler.search.task_scheduler import (
     leaves_group,
     network_latency,
 )
+from compiler.search.transfer import Relative, nearest
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""
+
+_SHARED = 3
+"""So many of its fastest programs a task shares with those like it."""
+
+_ADVICE = 24
+"""So many programs of other tasks a task hears of."""
 
 DEFAULT_SCHEDULE = "default"
 """The `mutation` of the candidate that is the untuned program."""
@@ -65,9 +72,17 @@ class TaskProgress:
     policy: Policy
     state: TaskState
     known: set[str]
+    fastest: tuple[Relative, ...] = ()
     trials: int = 0
     default_seconds: float = math.inf
     stop_reason: str = ""
+
+    def remember(self, records: Sequence[MeasureRecord]) -> None:
+        """Keep the fastest programs, for tasks that are like this one."""
+        key = self.task.workload_key
+        timed = {record.steps: Relative(key, record.steps, record.seconds) for record in records if record.costs}
+        known = {**timed, **{one.steps_text: one for one in self.fastest}}
+        self.fastest = tuple(sorted(known.values(), key=lambda one: (one.seconds, one.steps_text))[:_SHARED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +139,7 @@ class Tuning:
         self.elapsed = 0.0
         self.rounds = 0
         self._progress: list[tuple[int, float]] = []
+        self._foreign: tuple[Relative, ...] = ()
 
     @property
     def latency(self) -> float:
@@ -167,13 +183,16 @@ class Tuning:
         history: Mapping[str, Sequence[MeasureRecord]],
         own: Iterable[MeasureRecord],
         lessons: Sequence[TrainingBatch] = (),
+        foreign: Iterable[MeasureRecord] = (),
     ) -> None:
         """Bring the state to where the records end.
 
         `history` holds, by task key, what earlier runs measured: it is learned but is no part of this run's budget.
         `own` holds the records of this run; they are told round by round, in the order of their rounds. `lessons` are
-        what the models of earlier runs knew; of those the tasks of other networks are learned.
+        what the models of earlier runs knew; of those the tasks of other networks are learned. `foreign` are good
+        programs of tasks that are none of this run's, for tasks that are like them.
         """
+        self._foreign = tuple(Relative(one.task_key, one.steps, one.seconds) for one in foreign if one.costs)
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
                 keys = {task.task.workload_key for task in self.tasks}
@@ -197,9 +216,9 @@ class Tuning:
         """The index of the task that gets the next round; None when no task has anything left to try."""
         return choose_task([task.state for task in self.tasks], options)
 
-    def ask(self, index: int, count: int) -> tuple[Candidate, ...]:
+    def ask(self, index: int, count: int, spent: float = 0.0) -> tuple[Candidate, ...]:
         """Up to `count` programs of a task that nobody has measured; the first round begins with the untuned program.
-        May be empty.
+        May be empty. `spent` is the share of the run's budget that is gone.
         """
         task = self.tasks[index]
         first: tuple[Candidate, ...] = ()
@@ -209,9 +228,17 @@ class Tuning:
             if text not in task.known:
                 first = (Candidate(steps, text, None, None, DEFAULT_SCHEDULE),)
         if count > len(first):
-            asked = task.policy.ask(count - len(first), task.state.rounds)
+            asked = self._asked(task, count - len(first), spent)
             first = (*first, *(candidate for candidate in asked if candidate.steps_text not in task.known))
         return first
+
+    def _asked(self, task: TaskProgress, count: int, spent: float) -> tuple[Candidate, ...]:
+        if not isinstance(task.policy, SketchPolicy):
+            return task.policy.ask(count, task.state.rounds)
+        shared = (one for other in self.tasks if other is not task for one in other.fastest)
+        advice = nearest(task.task.workload_key, (*shared, *self._foreign), _ADVICE)
+        task.policy.advise([one.steps_text for one in advice])
+        return task.policy.ask(count, task.state.rounds, spent)
 
     def records_of(
         self,
@@ -290,6 +317,7 @@ class Tuning:
 
     def _learn(self, task: TaskProgress, records: Sequence[MeasureRecord]) -> None:
         task.policy.tell([Told(record.steps, record.seconds) for record in records])
+        task.remember(records)
         task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]
         task.default_seconds = min([task.default_seconds, *defaults])
@@ -299,11 +327,13 @@ def _untuned(task: SearchTask, weight: int) -> TaskState:
     return TaskState(flops=task.flop_count, weight=float(weight), group=structure_of(task.dag))
 
 
-def begin(tasks: Sequence[SearchTask], weights: Sequence[int], origin: Origin) -> Tuning:
+def begin(
+    tasks: Sequence[SearchTask], weights: Sequence[int], origin: Origin, options: SearchOptions | None = None
+) -> Tuning:
     """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model."""
     model = XGBModel(seed=origin.seed, threads=1)  # one thread: no idle ones that spin beside the programs being timed
-    options = SearchOptions()
-    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, options, origin.seed), model)
+    chosen = options or SearchOptions()
+    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model)
 
 
 def common_failure(records: Sequence[MeasureRecord]) -> str:

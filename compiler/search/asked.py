@@ -6,12 +6,15 @@ Always: a policy of one's own is any class with `ask` and `tell`; nothing here k
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from zlib import crc32
 
+from compiler.cost_model import CostModel
+from compiler.schedule.state import State
 from compiler.schedule.steps import Step, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.search import mutation
+from compiler.search.genome import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,18 @@ class Policy(Protocol):
 
     def tell(self, results: Sequence[Told]) -> None:
         """Take in results, of programs that were asked for or of any others of the task."""
+        ...
+
+
+@runtime_checkable
+class StateModel(CostModel, Protocol):
+    """A cost model that wants to see programs rather than their features: slow, but it may ask them anything.
+
+    First principles have no say beside it.
+    """
+
+    def predict_states(self, task: SearchTask, states: Sequence[State]) -> Scores:
+        """Score programs with their bounds, higher is better."""
         ...
 
 

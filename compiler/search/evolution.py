@@ -19,7 +19,15 @@ principles say (B,).
 Higher is better; a score of -inf means that the program must not be proposed.
 """
 
-_NAMES = (*mutation.MOVES, mutation.CROSSOVER, mutation.SAMPLE, mutation.MEASURED)
+_NAMES = (
+    *mutation.MOVES,
+    mutation.CROSSOVER,
+    mutation.SAMPLE,
+    mutation.MEASURED,
+    mutation.NEIGHBOUR,
+    mutation.TRANSFER,
+)
+_ORPHANS = frozenset({mutation.SAMPLE, mutation.MEASURED, mutation.TRANSFER})
 _CODE = {name: code for code, name in enumerate(_NAMES)}
 
 
@@ -53,6 +61,11 @@ class Brood:
     def take(self, which: npt.NDArray[np.intp] | Mask) -> "Brood":
         """The individuals at these positions."""
         return Brood(self.rows[which], self.parents[which], self.moves[which])
+
+    @classmethod
+    def children(cls, rows: Rows, parent: Rows, move: str) -> "Brood":
+        """Individuals (B, G) made from one parent (G,)."""
+        return cls(rows, np.broadcast_to(parent, rows.shape), np.full(len(rows), _CODE[move], dtype=np.int8))
 
     @staticmethod
     def join(broods: Sequence["Brood"]) -> "Brood":
@@ -136,7 +149,7 @@ def individual(generation: Generation, place: int) -> Individual:
     """One member of a generation."""
     brood = generation.brood
     move = _NAMES[int(brood.moves[place])]
-    parent = None if move in (mutation.SAMPLE, mutation.MEASURED) else brood.parents[place]
+    parent = None if move in _ORPHANS else brood.parents[place]
     key, score = int(generation.keys[place]), float(generation.scores[place])
     return Individual(generation.space, brood.rows[place], key, score, parent, move)
 
@@ -171,6 +184,7 @@ def _next_broods(
         return [one.brood for one in scored]
     weights = (1.0 - prior_share) * selection_weights(scores)
     weights += prior_share * selection_weights(np.concatenate([one.prior for one in scored]))
+    weights *= _thriving(breeds, scored, weights, options.extinction_ratio)
     picks = np.sort(rng.choice(len(scores), size=options.population, p=weights / weights.sum()))
     broods: list[Brood] = []
     start = 0
@@ -180,6 +194,26 @@ def _next_broods(
         broods.append(_breed(breed, one.brood.take(chosen), options, rng))
         start = end
     return broods
+
+
+def _thriving(
+    breeds: Sequence[Breed], scored: Sequence[Generation], weights: Scores, ratio: float
+) -> npt.NDArray[np.bool_]:
+    """Which individuals belong to a family, all programs of one placement in one space, whose share of the parents is
+    at least `ratio` of an equal one. At least the largest family does.
+
+    Each family is replayed for itself, however small it is, so the small ones cost most of a generation's time.
+    """
+    families: list[npt.NDArray[np.int64]] = []
+    first = 0
+    for breed, one in zip(breeds, scored, strict=True):
+        families.append(first + one.brood.rows[:, breed.layout.placement])
+        first += max(1, breed.placements)
+    family = np.concatenate(families)
+    shares = np.bincount(family, weights=weights, minlength=first)
+    alive = np.count_nonzero(np.bincount(family, minlength=first))
+    least = min(ratio * weights.sum() / alive, shares.max())
+    return np.asarray(shares[family] >= least)
 
 
 def _breed(breed: Breed, parents: Brood, options: SearchOptions, rng: np.random.Generator) -> Brood:
@@ -210,7 +244,7 @@ def _move(breed: Breed, move: str, rows: Rows, options: SearchOptions, rng: np.r
     if move == mutation.UNROLL:
         return mutation.redraw_unroll(rng, rows, breed.layout, breed.unroll_limits or options.unroll_limits)
     if move == mutation.PLACEMENT:
-        return mutation.redraw_placement(rng, rows, breed.layout, breed.placements)
+        return mutation.redraw_placement(rng, rows, breed.layout, np.unique(rows[:, breed.layout.placement]))
     if move == mutation.PARALLEL:
         return mutation.redraw_parallel(rng, rows, breed.layout, breed.deepest)
     if move == mutation.WIDTH:

@@ -1,5 +1,10 @@
 """In: bounds and loop choices of B programs. Out: which of them may be proposed. Always: limits are masks, nothing
 raises.
+
+Some programs cannot run, or are hopeless whatever the machine: those are never proposed. Others are known to be slow
+before they are built, because a step of their innermost loop needs more vector registers than there are, or because
+they are written out to more code than the compiler and the instruction cache bear: the static filters leave these out
+as well.
 """
 
 from collections.abc import Sequence
@@ -10,7 +15,7 @@ from compiler.schedule.bounds import StageNest
 from compiler.schedule.choices import LoopChoices
 from compiler.search.genome import Mask
 from compiler.search.options import SearchOptions
-from compiler.search.register_tile import point_bytes, register_tile
+from compiler.search.register_tile import point_bytes, register_tile, straight_line, tile_registers
 from compiler.target import HardwareParams
 
 _RESERVED = 8192
@@ -31,3 +36,15 @@ def legal(
             stack = stack + elements * point_bytes(nest)
         good &= register_tile(nest, choices.vector.get(nest.stage, 0), hardware, count) <= options.max_register_vectors
     return np.asarray(good & (stack <= hardware.stack_bytes))
+
+
+def promising(
+    nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, options: SearchOptions, count: int
+) -> Mask:
+    """Mask (B,): register tiles fit the registers together with their operands, and the code is of bearable length."""
+    good = np.ones(count, dtype=np.bool_)
+    for nest in nests:
+        vector, unroll = choices.vector.get(nest.stage, 0), choices.unroll.get(nest.stage, 0)
+        good &= tile_registers(nest, vector, hardware, count) <= hardware.vector_registers
+        good &= straight_line(nest, vector, unroll, hardware, count) <= options.max_straight_line
+    return good

@@ -9,6 +9,7 @@ from compiler.search.genome import Layout, Rows, SplitColumns
 
 TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH = "tile", "unroll", "placement", "parallel", "vector", "width"
 CROSSOVER, SAMPLE, MEASURED = "crossover", "sample", "measured"
+NEIGHBOUR, TRANSFER = "neighbour", "transfer"
 MOVES = (TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH)
 
 
@@ -61,10 +62,10 @@ def redraw_unroll(rng: np.random.Generator, rows: Rows, layout: Layout, limits: 
     return children
 
 
-def redraw_placement(rng: np.random.Generator, rows: Rows, layout: Layout, placements: int) -> Rows:
-    """Move the small producers of every row to another of the sketch's `placements`."""
+def redraw_placement(rng: np.random.Generator, rows: Rows, layout: Layout, placements: Rows) -> Rows:
+    """Move the small producers of every row to another of `placements`."""
     children = rows.copy()
-    _redraw(rng, children, np.full(len(rows), layout.placement), np.arange(placements, dtype=np.int64))
+    _redraw(rng, children, np.full(len(rows), layout.placement), placements)
     return children
 
 

@@ -40,8 +40,16 @@ class SearchOptions:
     most `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel loop has at
     most about `max_parallel_ratio` pieces a core. At most `max_location_variants` placements of the small producers are
     considered a sketch, at most `max_per_tiling` candidates of a batch share all their tile sizes, and sampling is
-    repeated at most `sample_attempts` times where few programs are valid. The `…_weight` fields say how often each kind
-    of mutation is drawn.
+    repeated at most `sample_attempts` times where few programs are valid. A placement whose programs get less than
+    `extinction_ratio` of an equal share of the parents has none in the next generation. The `…_weight` fields say how
+    often each kind of mutation is drawn.
+
+    What the search has beyond sampling and evolution can be switched off, each by itself: `static_filters` leave out
+    programs that need more registers than there are or more than `max_straight_line` operations written out one after
+    the other; `transfer_ratio` of a batch may be good programs of similar tasks, fitted to this one's sizes (0: none);
+    when no more than `finish_ratio` of the budget is left, half of each batch are neighbours, one column changed, of
+    the `finish_parents` best programs (0: never); with `learn_failures` the model is shown what failed, as programs
+    without speed.
     """
 
     population: int = 2048
@@ -62,6 +70,13 @@ class SearchOptions:
     max_location_variants: int = 6
     max_per_tiling: int = 2
     sample_attempts: int = 8
+    extinction_ratio: float = 0.5
+    static_filters: bool = True
+    max_straight_line: int = 8192
+    transfer_ratio: float = 0.1
+    finish_ratio: float = 0.25
+    finish_parents: int = 2
+    learn_failures: bool = True
     tile_weight: float = 0.86
     unroll_weight: float = 0.04
     location_weight: float = 0.05
@@ -98,12 +113,24 @@ class SearchOptions:
             ("max_location_variants", 1),
             ("max_per_tiling", 1),
             ("sample_attempts", 1),
+            ("max_straight_line", 1),
+            ("finish_parents", 1),
         )
         for name, least in whole:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        for name in ("mutation_probability", "crossover_probability", "eps_greedy", "measured_ratio", "prior_ratio"):
+        ratios = (
+            "mutation_probability",
+            "crossover_probability",
+            "eps_greedy",
+            "measured_ratio",
+            "prior_ratio",
+            "transfer_ratio",
+            "finish_ratio",
+            "extinction_ratio",
+        )
+        for name in ratios:
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise OptionError(f"{name} must lie between 0 and 1, not {value!r}")

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf, isfinite
-from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -29,18 +28,21 @@ from compiler.search.asked import (
     Policy,
     PreloadMeasuredStates,
     SearchCallback,
+    StateModel,
     Told,
     program_id,
 )
 from compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
 from compiler.search.finish import steps_of
-from compiler.search.genome import Mask, Rows, Scores, keys_of
+from compiler.search.genome import Rows, Scores, keys_of
+from compiler.search.neighbours import neighbours
 from compiler.search.options import SearchOptions
 from compiler.search.prior import blended, prior_scores
 from compiler.search.scored import features_of_steps, scored_dots, scored_hardware
 from compiler.search.sketch import derive_sketches, rules_of
 from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
-from compiler.search.space import Group, SketchSpace, spaces_of
+from compiler.search.space import SketchSpace, spaces_of
+from compiler.search.transfer import refitted
 
 __all__ = [
     "Candidate",
@@ -55,18 +57,6 @@ __all__ = [
 ]
 
 Features = npt.NDArray[np.float32]
-
-
-@runtime_checkable
-class StateModel(CostModel, Protocol):
-    """A cost model that wants to see programs rather than their features: slow, but it may ask them anything.
-
-    First principles have no say beside it.
-    """
-
-    def predict_states(self, task: SearchTask, states: Sequence[State]) -> npt.NDArray[np.float64]:
-        """Score programs with their bounds, higher is better."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +98,7 @@ class SketchPolicy:
         self._told: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._seen: set[int] = set()
+        self._advice: list[list[Rows]] = [[] for _ in self.spaces]
         self._experiments = 0
         for callback in init_search_callbacks:
             if not isinstance(callback, PreloadCustomSketchRule):
@@ -154,11 +145,12 @@ class SketchPolicy:
     def _state(self, one: Individual) -> State:
         return infer_bounds(replay(self.task.dag, self.spaces[one.space].steps(one.row)))
 
-    def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:
+    def ask(self, count: int, round_index: int, spent: float = 0.0) -> tuple[Candidate, ...]:
         """Propose at most `count` programs that were not told yet, the most promising first.
 
-        Fewer, or none, come back when no further valid program was found: the task is then exhausted. The result
-        depends only on the task, the seed, the options, the model, `round_index` and what was told.
+        `spent` is the share of the budget that is gone: towards the end the neighbours of the best programs get a
+        part. Fewer, or none, come back when no further valid program was found: the task is then exhausted. The result
+        depends only on the task, the seed, the options, the model, `round_index`, `spent`, what was told and advised.
         """
         if count < 1 or not self.spaces:
             return ()
@@ -166,13 +158,58 @@ class SketchPolicy:
         first = self._first_generation(rng)
         met = evolve(self._breeds, first, self._score, self.options, rng)
         random_share = self.options.eps_greedy if self._told else 1.0 - self.options.prior_ratio
-        chosen = self._best(met, count - int(random_share * count))
+        chosen = self._fitted(int(self.options.transfer_ratio * count))
+        if self.options.finish_ratio and spent >= 1.0 - self.options.finish_ratio:
+            chosen |= self._neighbours(count // 2, chosen.keys())
+        chosen = self._best(met, count - int(random_share * count), chosen)
         chosen = self._with_random(rng, first, chosen, count)
         for one in ranking(met, self._seen | chosen.keys()):
             if len(chosen) >= count:
                 break
             chosen[one.key] = one
         return self._candidates(chosen.values())
+
+    def advise(self, programs: Sequence[str]) -> None:
+        """Hear of good programs of similar tasks, as steps texts, the most helpful first.
+
+        Those that fit a sketch once their tiles are fitted to this task's sizes are among the next programs asked for,
+        and seed the populations. What was heard before is replaced.
+        """
+        self._advice = [[] for _ in self.spaces]
+        if not self.options.transfer_ratio:
+            return
+        for text in programs:
+            steps = load_steps(text)
+            found = ((number, refitted(space, steps)) for number, space in enumerate(self.spaces))
+            number, row = next(((number, row) for number, row in found if row is not None), (0, None))
+            if row is not None:
+                self._advice[number].append(row)
+
+    def _fitted(self, count: int) -> dict[int, Individual]:
+        """At most `count` of the advised programs that were not told yet."""
+        broods = [Brood.founders(rows, mutation.TRANSFER) for rows in map(self._stacked, self.spaces, self._advice)]
+        met = [evaluate(number, brood, self._score) for number, brood in enumerate(broods)] if count else []
+        ranked = ranking(met, self._seen)
+        return {one.key: one for one in islice(ranked, count)}
+
+    def _neighbours(self, count: int, taken: Iterable[int]) -> dict[int, Individual]:
+        """At most `count` programs near the best ones that were measured, the most promising first."""
+        valid = [known for known in self._known.values() if isfinite(known.seconds)]
+        parents = sorted(valid, key=lambda known: (known.seconds, known.text))[: self.options.finish_parents]
+        met = []
+        for known in parents:
+            breed = self._breeds[known.space]
+            limits = self.spaces[known.space].unroll_limits
+            rows = neighbours(
+                known.row, breed.layout, breed.placements, breed.deepest, limits, self.options.max_innermost
+            )
+            met.append(evaluate(known.space, Brood.children(rows, known.row, mutation.NEIGHBOUR), self._score))
+        ranked = ranking(met, self._seen | set(taken))
+        return {one.key: one for one in islice(ranked, count)}
+
+    @staticmethod
+    def _stacked(space: SketchSpace, rows: Sequence[Rows]) -> Rows:
+        return np.array(rows, dtype=np.int64).reshape(-1, space.layout.width)
 
     def tell(self, results: Sequence[Told]) -> None:
         """Take in results and let the model learn from them in one update.
@@ -184,7 +221,8 @@ class SketchPolicy:
         rows: list[Features] = []
         seconds: list[float] = []
         for told, features in zip(results, self._told_features(results), strict=True):
-            if features is not None:
+            failed = self._told[told.steps_text] == inf
+            if features is not None and (self.options.learn_failures or not failed):
                 rows.append(features)
                 seconds.append(self._told[told.steps_text])
         if rows:
@@ -209,7 +247,8 @@ class SketchPolicy:
         seeds = self._seeds()
         generations: list[Generation] = []
         for number, space in enumerate(self.spaces):
-            broods = [Brood.founders(seeds[number], mutation.MEASURED)]
+            advised = self._stacked(space, self._advice[number])
+            broods = [Brood.founders(seeds[number], mutation.MEASURED), Brood.founders(advised, mutation.TRANSFER)]
             generation = None
             for _ in range(self.options.sample_attempts):
                 broods.append(Brood.founders(space.sample(rng, share), mutation.SAMPLE))
@@ -229,7 +268,7 @@ class SketchPolicy:
         seeds = []
         for number, space in enumerate(self.spaces):
             rows = [known.row for known in best if known.space == number]
-            seeds.append(np.array(rows, dtype=np.int64).reshape(len(rows), space.layout.width))
+            seeds.append(self._stacked(space, rows))
         return seeds
 
     def _score(self, number: int, rows: Rows) -> tuple[Rows, Scores, Scores]:
@@ -237,26 +276,27 @@ class SketchPolicy:
         space = self.spaces[number]
         settled = rows.copy()
         scores, prior = np.full(len(rows), -inf), np.zeros(len(rows))
+        places: list[npt.NDArray[np.intp]] = []
+        blocks: list[Features] = []
         for which, group in space.groups(rows):
             settled[which] = group.rows
             good = space.legal(group)
-            if not good.any():
-                continue
-            features = self._padded_features(self._extract(group))
-            guess = self._guess(features)
-            predicted = self._predicted(space, group, good, features, guess)
-            prior[which] = guess
-            scores[which] = np.where(good, predicted, -inf)
+            if good.any():
+                blocks.append(self._padded_features(self._extract(group))[good])
+                places.append(which[good])
+        if places:
+            # One call for all: asking the model costs as much as a hundred programs.
+            valid, features = np.concatenate(places), np.concatenate(blocks)
+            prior[valid] = self._guess(features)
+            scores[valid] = self._predicted(space, settled[valid], features, prior[valid])
         return settled, scores, prior
 
-    def _predicted(self, space: SketchSpace, group: Group, good: Mask, features: Features, guess: Scores) -> Scores:
-        """The scores of a group: those of the model, tempered by first principles."""
+    def _predicted(self, space: SketchSpace, rows: Rows, features: Features, guess: Scores) -> Scores:
+        """The scores of programs: those of the model, tempered by first principles."""
         if not isinstance(self.model, StateModel):
             return blended(self.model.predict(features), guess, self._prior_weight)
-        scores = np.full(len(good), -inf)
-        states = [infer_bounds(replay(self.task.dag, space.steps(row))) for row in group.rows[good]]
-        scores[good] = self.model.predict_states(self.task, states)
-        return scores
+        states = [infer_bounds(replay(self.task.dag, space.steps(row))) for row in rows]
+        return self.model.predict_states(self.task, states)
 
     def _guess(self, features: Features) -> Scores:
         """What first principles say of programs, shape (B,); of GPUs they know nothing."""
@@ -272,11 +312,11 @@ class SketchPolicy:
         missing = self._statements - features.shape[1]
         return np.pad(features, ((0, 0), (0, missing), (0, 0))) if missing > 0 else features
 
-    def _best(self, met: Sequence[Generation], count: int) -> dict[int, Individual]:
-        """The best unmeasured individuals, at most `max_per_tiling` with the same tile sizes."""
-        chosen: dict[int, Individual] = {}
+    def _best(self, met: Sequence[Generation], count: int, taken: dict[int, Individual]) -> dict[int, Individual]:
+        """`taken`, and the best unmeasured individuals, at most `max_per_tiling` of them with the same tile sizes."""
+        chosen = dict(taken)
         tilings: dict[tuple[int, bytes], int] = {}
-        for one in ranking(met, self._seen):
+        for one in ranking(met, self._seen | taken.keys()):
             if len(chosen) >= count:
                 break
             layout = self.spaces[one.space].layout
@@ -354,4 +394,3 @@ class SketchPolicy:
 
 def _padded(features: Features, statements: int) -> Features:
     return np.pad(features, ((0, statements - len(features)), (0, 0)))
-

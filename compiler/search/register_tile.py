@@ -24,9 +24,51 @@ def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, cou
     `vector` says whether the last spatial loop is a vector loop. One a result where no spatial loop is inside a
     reduction.
     """
-    held = max(item_bytes(accumulated(dtype)) for dtype in nest.op.dtypes)
-    lanes = max(1, hardware.vector_unit_bytes // held)
+    return _tile_and_row(nest, vector, hardware, count)[0]
+
+
+def tile_registers(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Counts:
+    """Vector registers (B,) that the innermost reduction needs: the accumulators, a row of operands, and what is
+    broadcast to it. 0 where there is no tile, so nothing that has to stay in registers.
+
+    A tile of 6 rows of 64 floats needs 24 + 4 + 1; one of 7 rows 33, and with 32 registers each step moves some of them
+    to memory and back.
+    """
+    tile, row = _tile_and_row(nest, vector, hardware, count)
+    return np.where(tile > len(nest.writes), tile + row + 1, 0)
+
+
+def straight_line(nest: StageNest, vector: Number, limits: Number, hardware: HardwareParams, count: int) -> Counts:
+    """Vector operations (B,) that are written out one after the other: the register tile, the reduction loops that
+    `limits` unrolls, and the loops that are always unrolled.
+    """
+    lanes = max(1, hardware.vector_unit_bytes // accumulator_bytes(nest))
     tile = np.full(count, len(nest.writes), dtype=np.int64)
+    copies = np.ones(count, dtype=np.int64)
+    reduced, growing = np.zeros(count, dtype=np.bool_), np.ones(count, dtype=np.bool_)
+    last = True
+    for loop in reversed(_own(nest)):
+        extent = np.broadcast_to(np.asarray(loop.extent), (count,))
+        if loop.annotation is Annotation.UNROLL:
+            copies = copies * extent
+            reduced = reduced | ((extent > 1) & (loop.kind is IterKind.REDUCTION))
+        elif loop.kind is IterKind.REDUCTION:
+            growing = growing & (tile * copies * extent <= np.asarray(limits))
+            copies = np.where(growing, copies * extent, copies)
+            reduced = reduced | (extent > 1)
+        else:
+            turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if last else extent
+            tile = np.where(reduced, tile, tile * turns)
+            growing = growing & ~(reduced & (extent > 1))
+            last = False
+    return np.where(reduced, tile, len(nest.writes)) * copies
+
+
+def _tile_and_row(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> tuple[Counts, Counts]:
+    """Accumulators, and the vectors of one row of them; both (B,)."""
+    lanes = max(1, hardware.vector_unit_bytes // accumulator_bytes(nest))
+    tile = np.full(count, len(nest.writes), dtype=np.int64)
+    row = np.ones(count, dtype=np.int64)
     reduced = np.zeros(count, dtype=np.bool_)
     last = True
     for loop in reversed(_own(nest)):
@@ -37,8 +79,9 @@ def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, cou
         lane_loop = last and loop.annotation is not Annotation.UNROLL
         turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if lane_loop else extent
         tile = np.where(reduced, tile, tile * turns)
+        row = np.where(reduced, row, turns) if lane_loop else row
         last = last and not lane_loop
-    return np.where(reduced, tile, len(nest.writes))
+    return np.where(reduced, tile, len(nest.writes)), np.where(np.asarray(vector) > 0, row, 1)
 
 
 def settled_unroll(
@@ -75,6 +118,11 @@ def settled_unroll(
 def itemsize(nest: StageNest) -> int:
     """Bytes of an element of the statement's widest result."""
     return max(item_bytes(dtype) for dtype in nest.op.dtypes)
+
+
+def accumulator_bytes(nest: StageNest) -> int:
+    """Bytes of an element of the statement's widest result while it is being joined in registers."""
+    return max(item_bytes(accumulated(dtype)) for dtype in nest.op.dtypes)
 
 
 def point_bytes(nest: StageNest) -> int:

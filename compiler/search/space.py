@@ -23,7 +23,7 @@ from compiler.search.factorize import sample_factorizations
 from compiler.search.finish import finished_steps, skeleton
 from compiler.search.genome import Layout, Mask, Rows, SplitColumns, WidthColumn
 from compiler.search.gpu_legality import gpu_legal
-from compiler.search.legality import legal
+from compiler.search.legality import legal, promising
 from compiler.search.options import SearchOptions
 from compiler.search.placement import placements_of
 from compiler.search.register_tile import settled_unroll
@@ -132,7 +132,12 @@ class SketchSpace:
         """Which rows of a group may be proposed."""
         if self.gpu:
             return gpu_legal(group.nests, self.hardware, len(group.rows))
-        return legal(group.nests, group.choices, self.hardware, self.options, len(group.rows))
+        good = legal(group.nests, group.choices, self.hardware, self.options, len(group.rows))
+        if not self.options.static_filters:
+            return good
+        kept = good & promising(group.nests, group.choices, self.hardware, self.options, len(group.rows))
+        # Where nothing passes, what is tiled by the definition alone does not fit: the filters have nothing to say.
+        return kept if kept.any() else good
 
     def _facts(self, placement: int) -> tuple[LoopFacts, ...]:
         state = skeleton(self.dag, (*self.sketch, *self.placements[placement]))
@@ -358,9 +363,7 @@ def _read_width(row: Rows, width: WidthColumn, mine: Step, given: Step) -> bool:
     return True
 
 
-def _widths(
-    state: State, steps: Sequence[Step], hardware: HardwareParams
-) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _widths(state: State, steps: Sequence[Step], hardware: HardwareParams) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The splits of a finished GPU sketch whose inner part is a vector access or a block's threads, with what their
     lengths may be.
     """

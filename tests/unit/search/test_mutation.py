@@ -65,7 +65,7 @@ def test_redraws_change_one_column_of_every_row() -> None:
     rows = rows_of(rng, 50)
     for children in (
         mutation.redraw_unroll(rng, rows, LAYOUT, (0, 16, 64)),
-        mutation.redraw_placement(rng, rows, LAYOUT, 3),
+        mutation.redraw_placement(rng, rows, LAYOUT, np.arange(3)),
         mutation.redraw_parallel(rng, rows, LAYOUT, 4),
         mutation.flip_vector(rng, rows, LAYOUT),
     ):
@@ -76,7 +76,7 @@ def test_a_redraw_without_alternative_changes_nothing() -> None:
     rng = np.random.default_rng(3)
     rows = rows_of(rng, 5)
     rows[:, LAYOUT.placement] = 0
-    assert (mutation.redraw_placement(rng, rows, LAYOUT, 1) == rows).all()
+    assert (mutation.redraw_placement(rng, rows, LAYOUT, np.arange(1)) == rows).all()
 
 
 def test_crossover_takes_whole_splits_from_either_parent() -> None:
