@@ -14,7 +14,7 @@ from compiler.driver.budget import Budget
 from compiler.driver.extract import ExtractedNetwork
 from compiler.driver.measuring import network_options
 from compiler.driver.tuning import Origin, Tuning, begin
-from compiler.driver.winners import Winner, choose_winner
+from compiler.driver.winners import Program, Winner, choose_winner, first_guesses
 from compiler.measure.measurer import LocalMeasurer
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.search.options import SearchOptions
@@ -62,10 +62,10 @@ class Tuned:
     seconds: float
 
     @property
-    def best(self) -> dict[str, MeasureRecord]:
-        """The winning records by task key; tasks that the default schedule serves are left out."""
+    def best(self) -> dict[str, Program]:
+        """The winning programs by task key; tasks that the default schedule serves are left out."""
         served = {key: winner.program for key, winner in self.winners.items()}
-        return {key: program for key, program in served.items() if isinstance(program, MeasureRecord)}
+        return {key: program for key, program in served.items() if program is not None}
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
         index = tuning.choose(SchedulerOptions())
         if index is None:
             break
-        count = budget.round_size(BATCH, len(tuning.tasks), tuning.trials)
+        count = budget.round_size(BATCH, tuning.live, tuning.trials)
         measured, _ = play_round(tuning, index, count, workers, began, budget)
         records[tuning.tasks[index].task.workload_key] += measured
     spent = time.monotonic() - began
@@ -103,7 +103,7 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
     builder, runner = workers.measurer.builder, workers.measurer.runner
     for task in network.tasks:
         found = sorted((one for one in records[task.workload_key] if one.costs), key=lambda one: one.seconds)
-        winners[task.workload_key] = choose_winner(task, found[:FINALISTS], builder, runner)
+        winners[task.workload_key] = choose_winner(task, found[:FINALISTS] or first_guesses(task), builder, runner)
     failed = sum(one.status is not MeasureStatus.OK for found in records.values() for one in found)
     return Tuned(winners, tuning.trials, failed, spent)
 

@@ -48,7 +48,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
             index = tuning.choose(SchedulerOptions())
             if index is None:
                 break
-            count = budget.round_size(job.batch, len(tuning.tasks), tuning.trials)
+            count = budget.round_size(job.batch, tuning.live, tuning.trials)
             tune_round(job, tuning, index, count, workers, began)
     keep_lessons(run_id, Path(job.home), tuning)
     return tuning.summary()

@@ -19,6 +19,7 @@ from compiler import config
 from compiler.cost_model.base import TrainingBatch
 from compiler.cost_model.metrics import ModelMetrics
 from compiler.cost_model.xgb import XGBModel
+from compiler.driver.shares import are_small
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
 from compiler.schedule.default import default_steps
@@ -135,6 +136,10 @@ class Tuning:
             TaskProgress(task, weight, make_policy(task), _untuned(task, weight), known=set())
             for task, weight in zip(tasks, weights, strict=True)
         )
+        for progress, small in zip(self.tasks, are_small(tasks, weights), strict=True):
+            if small:  # its time is no part of the estimated latency: nothing measures it before the end
+                progress.stop_reason = "too small a share of the network's time for trials"
+                progress.state = replace(progress.state, exhausted=True, weight=0.0)
         self.trials = 0
         self.elapsed = 0.0
         self.rounds = 0
@@ -152,6 +157,11 @@ class Tuning:
     def latency_so_far(self) -> float:
         """The part of `latency` that is known, in seconds: a lower bound while some tasks have no time yet."""
         return network_latency([task.state for task in self.tasks if math.isfinite(task.state.best_seconds)])
+
+    @property
+    def live(self) -> int:
+        """How many tasks may still get a round."""
+        return sum(not task.state.exhausted for task in self.tasks)
 
     @property
     def round_seconds(self) -> float:

@@ -19,7 +19,7 @@ from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.ops import OpCall, lower_op
 from compiler.te.ops.call import Operand
-from compiler.te.tensor import Tensor
+from compiler.te.tensor import ComputeOp, Tensor
 
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
 
@@ -40,8 +40,9 @@ class Partition:
     """A network as calls of kernels.
 
     `kernels` are the calls in running order. `tasks` are the distinct kernels in order of first use, `weights` how
-    often each is called, `tunable` which of them have data reuse that a search can exploit (convolutions, products);
-    the others run with the default schedule. `aliases` maps a value to the one whose memory it shares.
+    often each is called, `tunable` which of them have loops worth searching: convolutions and products, whose data is
+    reused, and reductions, whose order matters; the others run with the default schedule. `aliases` maps a value to
+    the one whose memory it shares.
     """
 
     kernels: tuple[FusedCall, ...]
@@ -81,7 +82,7 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partiti
         if key not in tasks:
             name = _unique(_describe(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
-            tunable[key] = group.kind is FusionKind.COMPLEX
+            tunable[key] = group.kind is FusionKind.COMPLEX or _reduces(dag)
         weights[key] = weights.get(key, 0) + 1
         labels = tuple(node.name or node.output for node in group.nodes)
         kernels.append(FusedCall(tasks[key].name, tasks[key], inputs, (group.output,), labels))
@@ -92,6 +93,10 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partiti
         tunable=tuple(tunable.values()),
         aliases=fusion.aliases,
     )
+
+
+def _reduces(dag: ComputeDAG) -> bool:
+    return any(isinstance(op, ComputeOp) and op.reduce_axes for op in dag.ops)
 
 
 def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:

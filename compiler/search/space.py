@@ -19,6 +19,7 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
 from compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
 from compiler.schedule.task import SearchTask
+from compiler.search.depths import cumulative, random_true, settled_depth
 from compiler.search.factorize import sample_factorizations
 from compiler.search.finish import finished_steps, skeleton
 from compiler.search.genome import Layout, Mask, Rows, SplitColumns, WidthColumn
@@ -95,17 +96,32 @@ class SketchSpace:
         return replace(space, placements=tuple(space._sound_placements()))
 
     def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
+        for number, placement in enumerate(self.placements):
+            try:
+                statement_nests(self._replay(self._smallest, number))
+            except ScheduleError:
+                continue
+            yield placement
+
+    @property
+    def _smallest(self) -> Rows:
+        """The row (1, G) whose inner tiles are single points and that unrolls nothing."""
         smallest = np.ones((1, self.layout.width), dtype=np.int64)
         for split in self.layout.splits:
             smallest[0, split.start] = split.extent
         for width in self.layout.widths:
             smallest[0, width.column] = width.choices[0]
-        for number, placement in enumerate(self.placements):
-            try:
-                statement_nests(self._replay(smallest, number))
-            except ScheduleError:
-                continue
-            yield placement
+        for _, column in self.layout.unroll:
+            smallest[0, column] = 0
+        return smallest
+
+    @cached_property
+    def _filtered(self) -> tuple[bool, ...]:
+        """For every placement, whether the static filters apply: not where the definition alone, which the search
+        cannot change, is more than they let pass.
+        """
+        groups = [self._group(self._smallest, number) for number in range(len(self.placements))]
+        return tuple(bool(promising(one.nests, one.choices, self.hardware, self.options, 1).all()) for one in groups)
 
     @cached_property
     def facts(self) -> tuple[tuple[LoopFacts, ...], ...]:
@@ -133,11 +149,9 @@ class SketchSpace:
         if self.gpu:
             return gpu_legal(group.nests, self.hardware, len(group.rows))
         good = legal(group.nests, group.choices, self.hardware, self.options, len(group.rows))
-        if not self.options.static_filters:
-            return good
-        kept = good & promising(group.nests, group.choices, self.hardware, self.options, len(group.rows))
-        # Where nothing passes, what is tiled by the definition alone does not fit: the filters have nothing to say.
-        return kept if kept.any() else good
+        if self.options.static_filters and self._filtered[int(group.rows[0, self.layout.placement])]:
+            good &= promising(group.nests, group.choices, self.hardware, self.options, len(group.rows))
+        return good
 
     def _facts(self, placement: int) -> tuple[LoopFacts, ...]:
         state = skeleton(self.dag, (*self.sketch, *self.placements[placement]))
@@ -187,9 +201,9 @@ class SketchSpace:
         least, most = self.hardware.num_cores, self.hardware.num_cores * self.options.max_parallel_ratio
         for fact, (stage, column) in zip(self.facts[placement], self.layout.parallel, strict=True):
             extents = [iterator.extent for iterator in state.stages[stage].iters[: fact.depth]]
-            pieces = _cumulative(extents, len(rows))
+            pieces = cumulative(extents, len(rows))
             sensible = (pieces[:, 1:] >= least) & (pieces[:, :-1] < most)
-            drawn = _random_true(rng, sensible) + 1
+            drawn = random_true(rng, sensible) + 1
             rows[:, column] = np.where(drawn > 0, drawn, fact.depth)
         return rows
 
@@ -214,7 +228,7 @@ class SketchSpace:
             rows[:, vector] *= wide
             # A loop is either the vector loop or in parallel; the vector loop comes first.
             allowed = np.where(rows[:, vector] > 0, min(fact.depth, max(fact.vector, 0)), fact.depth)
-            rows[:, column] = _settled_depth(own, np.minimum(rows[:, column], allowed))
+            rows[:, column] = settled_depth(own, np.minimum(rows[:, column], allowed))
         for stage, column in self.layout.unroll:
             limits, vector_flags = rows[:, column], rows[:, vector_columns[stage]]
             nest = by_stage[stage]
@@ -389,28 +403,3 @@ def _doubling(first: int, most: int) -> tuple[int, ...]:
     while found[-1] * 2 <= most:
         found.append(found[-1] * 2)
     return tuple(found)
-
-
-def _cumulative(extents: Sequence[Number | None], count: int) -> Rows:
-    """Products of the first 0 … D extents, shape (count, D + 1)."""
-    pieces = np.ones((count, len(extents) + 1), dtype=np.int64)
-    for number, extent in enumerate(extents):
-        pieces[:, number + 1] = 1 if extent is None else extent
-    return np.cumprod(pieces, axis=1)
-
-
-def _random_true(rng: np.random.Generator, flags: Mask) -> Rows:
-    """A random true column of every row, -1 where there is none; (B, D) → (B,)."""
-    if not flags.shape[1]:
-        return np.full(len(flags), -1, dtype=np.int64)
-    drawn = np.argmax(flags * (1.0 - rng.random(flags.shape)), axis=1)
-    return np.where(flags.any(axis=1), drawn, -1).astype(np.int64)
-
-
-def _settled_depth(extents: Sequence[Number], depths: Rows) -> Rows:
-    """Leave loops of extent 1 at the end of the parallel ones out: they change nothing."""
-    settled = np.zeros_like(depths)
-    for number, extent in enumerate(extents):
-        real = (np.asarray(extent) > 1) & (depths > number)
-        settled = np.where(real, number + 1, settled)
-    return settled

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import (
+    ablation,
     compile_time,
     dot_products,
     harness,
@@ -19,7 +20,7 @@ from benchmarks import (
     operators,
     orchestration,
     peak,
-    score,
+    search_speed,
     store,
     tune_ops,
 )
@@ -154,10 +155,17 @@ def test_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line["programs"] == 4 for line in lines)
 
 
-def test_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--only", "14x14", "--seconds", "0.01", "--programs", "16"]
-    lines = _lines(score.main, argv, tmp_path / "out.jsonl", capsys)
+    lines = _lines(search_speed.main, argv, tmp_path / "out.jsonl", capsys)
     assert all(line["unit"] == "1/s" for line in lines)
+
+
+def test_ablation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "depthwise.*(everything|neighbours)", "--threads", "1", "--trials", "4", "--seeds", "1"]
+    lines = _lines(ablation.main, argv, tmp_path / "out.jsonl", capsys)
+    assert [line["metric"] for line in lines] == ["everything, 4 trials", "without neighbours, 4 trials"]
+    assert [line["ratio"] > 0 for line in lines] == [True, True]
 
 
 def test_dot_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

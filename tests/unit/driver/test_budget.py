@@ -49,3 +49,11 @@ def test_time_left_is_the_nearer_of_both_limits() -> None:
     assert Budget(None, 60.0).seconds_left(50, 10.0) == pytest.approx(50.0)
     assert Budget(100, 15.0).seconds_left(50, 10.0) == pytest.approx(5.0)
     assert Budget(100, None).seconds_left(0, 0.0) is None
+
+
+def test_the_share_that_is_gone_is_that_of_the_tighter_limit() -> None:
+    assert Budget(None, None).spent(100, 100.0) == 0.0
+    assert Budget(200, None).spent(50, 1e9) == 0.25
+    assert Budget(None, 60.0).spent(10, 45.0) == 0.75
+    assert Budget(200, 60.0).spent(150, 15.0) == 0.75
+    assert Budget(10, None).spent(20, 0.0) == 1.0

@@ -10,13 +10,13 @@ from zlib import crc32
 import pytest
 
 from compiler import te
-from compiler.cost_model import TrainingBatch
+from compiler.cost_model import RandomModel, TrainingBatch
 from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
-from compiler.search.policy import Candidate, Told
+from compiler.search.policy import Candidate, SketchPolicy, Told
 from compiler.search.task_scheduler import SchedulerOptions
 from compiler.target import HardwareParams, Target
 from tests.unit.cost_model.synthetic import programs
@@ -245,3 +245,39 @@ def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
     again = begin([matmul(64)], [1], ORIGIN)
     again.replay({}, stored)
     assert [one.steps_text for one in again.ask(0, 16)] == [one.steps_text for one in run.ask(0, 16)]
+
+
+def test_small_reductions_get_no_round_and_do_not_keep_the_latency_unknown() -> None:
+    a = te.placeholder((4, 4), name="a")
+    k = te.reduce_axis(4, "k")
+    sums = ComputeDAG([a, te.compute((4,), lambda i: te.sum(a[i, k], k), "s")])
+    small = SearchTask("sums", sums, Target.host(), HardwareParams(num_cores=1))
+    run = Tuning(ORIGIN, [matmul(256), small], [1, 1], CountingPolicy)
+    assert run.live == 1
+    assert "too small" in run.row(1).stop_reason
+    for _ in range(3):
+        assert run.choose(SchedulerOptions()) == 0
+        run.tell(0, one_round(run, 0))
+    assert run.latency == run.row(0).best_seconds
+
+
+def test_tasks_hear_of_the_best_programs_of_those_like_them() -> None:
+    heard: dict[str, list[str]] = {}
+
+    class Listening(SketchPolicy):
+        def advise(self, programs: Sequence[str]) -> None:
+            heard[self.task.name] = list(programs)
+
+    run = Tuning(ORIGIN, [matmul(8), matmul(16)], [1, 3], lambda task: Listening(task, RandomModel(0)))
+    texts = [candidate.steps_text for candidate in run.ask(1, 5)]
+    (sample, *_) = one_round(tuning(), 0)
+    costs = [5e-3, 2e-3, 4e-3, 3e-3, 1e-3]
+    shared = zip(texts, costs, strict=True)
+    key = run.tasks[1].task.workload_key
+    run.tell(1, [replace(sample, task_key=key, steps=text, costs=(cost,)) for text, cost in shared])
+    foreign = replace(sample, task_key=matmul(32).workload_key, steps="[]", costs=(1e-9,))
+    run.replay({}, (), foreign=[foreign])
+    run.ask(0, 4)
+    assert heard["matmul8"] == [texts[4], "[]", texts[1], texts[3]]
+    run.ask(1, 4)
+    assert heard["matmul16"] == ["[]"]

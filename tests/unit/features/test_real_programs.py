@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.score import HARDWARE, convolution
+from benchmarks.search_speed import HARDWARE, convolution
 from compiler.features import FEATURE_NAMES, extract
 from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of

@@ -83,10 +83,10 @@ def test_equal_kernels_are_one_task() -> None:
         "softmax_1x3",
     ]
     assert parts.weights == (2, 1, 1, 1, 1)
-    assert parts.tunable == (True, True, False, True, False)
+    assert parts.tunable == (True, True, True, True, True)
     tasks, weights = parts.worth_tuning()
-    assert [task.name for task in tasks] == [parts.tasks[0].name, parts.tasks[1].name, parts.tasks[3].name]
-    assert weights == (2, 1, 1)
+    assert tasks == parts.tasks
+    assert weights == parts.weights
     assert len({task.workload_key for task in parts.tasks}) == len(parts.tasks)
 
 
@@ -119,8 +119,8 @@ def test_only_a_weight_of_its_own_may_be_packed() -> None:
     ("name", "options", "calls", "tasks", "tunable"),
     [
         ("mlp", {}, 3, 3, 3),
-        ("resnet18", {"image": 64}, 24, 19, 16),
-        ("mobilenet_v2", {"image": 64}, 55, 33, 31),
+        ("resnet18", {"image": 64}, 24, 19, 18),
+        ("mobilenet_v2", {"image": 64}, 55, 33, 32),
     ],
 )
 def test_counts_of_known_networks(name: str, options: dict[str, int], calls: int, tasks: int, tunable: int) -> None:

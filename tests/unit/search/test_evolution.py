@@ -1,12 +1,22 @@
 """Evolution with a planted score: it finds what the score rewards, survives scores that say nothing, and is seeded."""
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 
 from compiler.search import mutation
-from compiler.search.evolution import Breed, Brood, Generation, evaluate, evolve, ranking, selection_weights
-from compiler.search.genome import Rows, Scores
+from compiler.search.evolution import (
+    Breed,
+    Brood,
+    Generation,
+    evaluate,
+    evolve,
+    individual,
+    ranking,
+    selection_weights,
+)
+from compiler.search.genome import Layout, Rows, Scores
 from compiler.search.options import SearchOptions
 from compiler.search.space import SketchSpace, build_spaces
 from tests.unit.search.workloads import matmul, task_of
@@ -85,3 +95,51 @@ def test_selection_follows_positive_scores_and_falls_back_to_ranks() -> None:
     negative = selection_weights(np.array([-3.0, -1.0, -2.0]))
     assert negative.argmax() == 1
     assert negative.min() > 0.0
+
+
+def test_families_with_few_parents_die_out_unless_all_may_live() -> None:
+    layout = Layout.of(((0, 64, 2),), (), ())
+    rows = np.array([[64, 1, placement] for placement in (0, 1, 2) for _ in range(100)], dtype=np.int64)
+
+    def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:
+        return given, np.array([8.0, 4.0, 1.0])[given[:, layout.placement]], np.zeros(len(given))
+
+    first = (evaluate(0, Brood.founders(rows, mutation.SAMPLE), score),)
+    breeds = (Breed(layout, 3, 0),)
+    for ratio, alive in ((0.5, {0, 1}), (0.0, {0, 1, 2}), (1.0, {0})):
+        options = SearchOptions(population=300, generations=1, prior_ratio=0.0, extinction_ratio=ratio)
+        _, second = evolve(breeds, first, score, options, np.random.default_rng(0))
+        assert set(second.brood.rows[:, layout.placement].tolist()) == alive
+
+
+def test_moves_are_drawn_by_their_weights_and_crossover_by_its_probability() -> None:
+    space = tiled_matmul()
+    options = SearchOptions(
+        population=4000,
+        generations=1,
+        mutation_probability=0.5,
+        crossover_probability=0.4,
+        tile_weight=0.6,
+        unroll_weight=0.2,
+        parallel_weight=0.2,
+        vector_weight=0.0,
+    )
+
+    def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:
+        return given, np.ones(len(given)), np.ones(len(given))
+
+    founders = Brood.founders(space.sample(np.random.default_rng(0), 500), mutation.SAMPLE)
+    first = (evaluate(0, founders, score),)
+    breeds = (Breed(space.layout, 1, space.deepest),)
+    _, second = evolve(breeds, first, score, options, np.random.default_rng(0))
+    found = Counter(individual(second, place).move for place in range(len(second.scores)))
+    wanted = {
+        mutation.TILE: 0.3,
+        mutation.UNROLL: 0.1,
+        mutation.PARALLEL: 0.1,
+        mutation.CROSSOVER: 0.2,
+        mutation.SAMPLE: 0.3,
+    }
+    assert found.keys() == wanted.keys()
+    for move, share in wanted.items():
+        assert abs(found[move] / 4000 - share) < 0.03, move

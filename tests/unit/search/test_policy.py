@@ -190,3 +190,33 @@ def test_more_told_than_asked_and_nothing_told_are_fine() -> None:
     policy.tell([*results, *results])
     assert not {told.steps_text for told in results} & {one.steps_text for one in policy.ask(8, 1)}
     assert policy.ask(0, 2) == ()
+
+
+def test_a_batch_has_its_share_of_random_programs() -> None:
+    class Shortest(RandomModel):
+        """Prefers programs by one column of their features, so that the best are known."""
+
+        def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+            return np.asarray(features.sum(axis=(1, 2)), dtype=np.float64)
+
+    def random_ones(eps: float) -> int:
+        options = SearchOptions(population=256, generations=0, eps_greedy=eps, prior_trials=0, max_per_tiling=64)
+        policy = SketchPolicy(MATMUL, Shortest(0), options)
+        policy.tell(timed(policy.ask(4, 0)))
+        scores = [one.predicted for one in policy.ask(40, 1)]
+        best = sorted((score for score in scores if score is not None), reverse=True)
+        return next((at for at, (one, other) in enumerate(zip(scores, best, strict=True)) if one != other), 40)
+
+    assert random_ones(0.0) == 40
+    assert 36 <= random_ones(0.1) <= 40
+    assert 20 <= random_ones(0.5) <= 24
+
+
+def test_failures_are_taught_only_where_the_model_may_learn_from_them() -> None:
+    for learn in (True, False):
+        model = Spy()
+        policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2, learn_failures=learn))
+        asked = policy.ask(8, 0)
+        policy.tell([Told(one.steps_text, None if place < 3 else 1e-3) for place, one in enumerate(asked)])
+        assert [len(batch.seconds) for batch in model.batches] == [8 if learn else 5]
+        assert not {one.steps_text for one in policy.ask(8, 1)} & {one.steps_text for one in asked}

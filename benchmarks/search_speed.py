@@ -1,12 +1,15 @@
-"""In: how many programs to draw. Out: JSON lines, programs scored a second and core.
+"""In: how many programs to draw. Out: JSON lines, programs sampled, scored and evolved a second and core.
 
-    python -m benchmarks.score [--only REGEX] [--seconds S] [--out FILE] [--programs N]
+    python -m benchmarks.search_speed [--only REGEX] [--seconds S] [--out FILE] [--programs N]
 
-For convolutions of a ResNet-50 programs are drawn; timed are the replay of their steps with bounds, the features, the
-prediction, and all of them. Always: real search spaces, a trained model. The bar is 20,000 for features and model.
+For convolutions of a ResNet-50 programs are drawn; timed are the drawing, the replay of their steps with bounds, the
+features, the prediction, and all of them; then whole rounds of the policy, a population and all of its generations with
+features and model: individuals a second. Always: real search spaces, a trained model. The bar is 20,000 for features
+and model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from compiler.features import extract
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
 from compiler.search.space import SketchSpace, build_spaces
 from compiler.target import HardwareParams, Target
 from compiler.te.tensor import Tensor
@@ -92,6 +96,7 @@ def figures(name: str, run: Run) -> Iterator[Figure]:
 
     found = features()
     stages: dict[str, Callable[[], object]] = {
+        "sampling": lambda: space.sample(np.random.default_rng(0), programs),
         "replay": lambda: list(space.groups(rows)),
         "features": features,
         "prediction": lambda: [model.predict(one) for one in found],
@@ -104,11 +109,26 @@ def figures(name: str, run: Run) -> Iterator[Figure]:
     details = {"programs": programs, "families": len(groups), "statements": found[0].shape[1]}
     for stage, work in stages.items():
         speed = programs / seconds_of(work, seconds=run.seconds)
-        yield Figure(name, "retune", 1, f"programs scored: {stage}", speed, "1/s", details=details)
+        yield Figure(name, "retune", 1, f"programs a second: {stage}", speed, "1/s", details=details)
+    yield evolution(name, task, model, run)
+
+
+def evolution(name: str, task: SearchTask, model: XGBModel, run: Run) -> Figure:
+    """Individuals a second of whole rounds, in all spaces and generations; twins count, as they do in a search."""
+    options = SearchOptions(population=run.options["programs"])
+    policy = SketchPolicy(task, model, options)
+    rounds = count()
+    speed = (
+        options.population
+        * (1 + options.generations)
+        / seconds_of(lambda: policy.ask(64, next(rounds)), seconds=run.seconds)
+    )
+    details = {"population": options.population, "generations": options.generations, "spaces": len(policy.spaces)}
+    return Figure(name, "retune", 1, "programs a second: evolution", speed, "1/s", details=details)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print five JSON lines a convolution."""
+    """Print seven JSON lines a convolution."""
     run = parse(
         __doc__,
         argv,

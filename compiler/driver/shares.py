@@ -1,0 +1,37 @@
+"""In: the tasks of a network and how often each is called. Out: which of them are not worth a trial.
+
+Always: nothing is measured; operations and bytes are counted.
+"""
+
+import math
+from collections.abc import Sequence
+
+from compiler.dtype import item_bytes
+from compiler.schedule.access import needs_multi_level_tiling
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+
+SMALL_SHARE = 0.01
+"""A reduction of less than this share of a network's time gets no trials."""
+
+_OPERATIONS_PER_CYCLE = 32.0
+_BYTES_PER_CYCLE = 8.0
+
+
+def are_small(tasks: Sequence[SearchTask], weights: Sequence[int]) -> tuple[bool, ...]:
+    """Which tasks are reductions without reuse of data that take, roughly, less than `SMALL_SHARE` of the network's
+    time. First guesses of the search serve them: those come near what trials would find.
+    """
+    times = [weight * _cycles(task.dag) for task, weight in zip(tasks, weights, strict=True)]
+    least = SMALL_SHARE * sum(times)
+    return tuple(
+        spent < least and not any(needs_multi_level_tiling(task.dag, op) for op in range(len(task.dag.ops)))
+        for task, spent in zip(tasks, times, strict=True)
+    )
+
+
+def _cycles(dag: ComputeDAG) -> float:
+    """Cycles of one core: operations at the rate of multiply-adds, or bytes at that of memory, whichever are more."""
+    tensors = (*dag.inputs, *dag.outputs)
+    moved = sum(math.prod(tensor.shape) * item_bytes(tensor.dtype) for tensor in tensors)
+    return max(dag.flop_count / _OPERATIONS_PER_CYCLE, moved / _BYTES_PER_CYCLE)

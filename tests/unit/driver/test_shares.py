@@ -1,0 +1,28 @@
+"""Reductions that take next to nothing get no trials; whatever reuses data does, and so does a large reduction."""
+
+from compiler import te
+from compiler.driver.shares import are_small
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+
+def product(size: int) -> SearchTask:
+    a, b = te.placeholder((size, size), name="a"), te.placeholder((size, size), name="b")
+    k = te.reduce_axis(size, "k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c")
+    return SearchTask("product", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
+
+
+def sums(rows: int, columns: int) -> SearchTask:
+    a = te.placeholder((rows, columns), name="a")
+    k = te.reduce_axis(columns, "k")
+    s = te.compute((rows,), lambda i: te.sum(a[i, k], k), "s")
+    return SearchTask("sums", ComputeDAG([a, s]), Target.host(), HardwareParams(num_cores=1))
+
+
+def test_only_small_reductions_are_small() -> None:
+    assert are_small([product(512), sums(64, 64), product(4)], [1, 1, 1]) == (False, True, False)
+    assert are_small([product(64), sums(1024, 1024)], [1, 1]) == (False, False)
+    assert are_small([product(512), sums(64, 64)], [1, 1000]) == (False, False)
+    assert are_small([sums(8, 8)], [1]) == (False,)
