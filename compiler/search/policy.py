@@ -41,7 +41,7 @@ from compiler.search.prior import blended, prior_scores
 from compiler.search.scored import features_of_steps, scored_dots, scored_hardware
 from compiler.search.sketch import derive_sketches, rules_of
 from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
-from compiler.search.space import SketchSpace, spaces_of
+from compiler.search.space import Group, SketchSpace, spaces_of
 from compiler.search.transfer import refitted
 
 __all__ = [

@@ -28,14 +28,15 @@ def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, cou
 
 
 def tile_registers(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Counts:
-    """Vector registers (B,) that the innermost reduction needs: the accumulators, a row of operands, and what is
-    broadcast to it. 0 where there is no tile, so nothing that has to stay in registers.
+    """Vector registers (B,) that the innermost reduction needs: the accumulators, a row of operands where several rows
+    share it, and what is broadcast to it. 0 where there is no tile, so nothing that has to stay in registers.
 
     A tile of 6 rows of 64 floats needs 24 + 4 + 1; one of 7 rows 33, and with 32 registers each step moves some of them
     to memory and back.
     """
     tile, row = _tile_and_row(nest, vector, hardware, count)
-    return np.where(tile > len(nest.writes), tile + row + 1, 0)
+    shared = np.where(tile > row * len(nest.writes), row, 1)
+    return np.where(tile > len(nest.writes), tile + shared + 1, 0)
 
 
 def straight_line(nest: StageNest, vector: Number, limits: Number, hardware: HardwareParams, count: int) -> Counts:
