@@ -29,6 +29,9 @@ Always: everything a user can cause derives from `RetuneError`.
 A failed *candidate* is not an exception but a value: see `compiler.measure.record.MeasureStatus`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RetuneError(Exception):
     """Base of every error that is meant for the person using Retune."""
@@ -123,3 +126,15 @@ class MeasureError(RetuneError):
 
 class OptionError(RetuneError):
     """An option has a value that makes no sense."""
+
+
+@contextmanager
+def refusing_depth(where: str, error: type[RetuneError]) -> Iterator[None]:
+    """Work on expressions that may be nested deeper than Python can follow. Raises: `error` for those."""
+    try:
+        yield
+    except RecursionError:
+        raise error(
+            f"{where}: its expressions are nested too deep, perhaps by stages that are inlined into one another; "
+            "compute some parts as tensors of their own, in loops of their own"
+        ) from None

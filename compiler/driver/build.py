@@ -11,7 +11,7 @@ from compiler.codegen.cpu import assembly, compile_module, describe, function_at
 from compiler.codegen.dot_instructions import dots_of
 from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.driver.hardware import hardware_of
-from compiler.errors import LoweringError
+from compiler.errors import LoweringError, refusing_depth
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
@@ -47,8 +47,9 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     describe(task.target)
     if not _C_NAME.fullmatch(name):
         raise LoweringError(f"a kernel cannot be called {name!r}: letters, digits and _ make the name of a function")
-    function = lower(replay(task.dag, steps), name, task.hardware, task.layout, dots=dots_of(task))
-    text = _text(task, function)
+    with refusing_depth(name, LoweringError):
+        function = lower(replay(task.dag, steps), name, task.hardware, task.layout, dots=dots_of(task))
+        text = _text(task, function)
     packings = dict(function.packings)
     tensors = (*task.dag.inputs, *task.dag.outputs)
     args = []

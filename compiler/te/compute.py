@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from compiler.errors import DefinitionError
+from compiler.errors import DefinitionError, refusing_depth
 from compiler.ir import expr as ir
 from compiler.ir.expr import BinaryOp, Expr, Operand
 from compiler.ir.visit import walk
@@ -83,6 +83,15 @@ def compute(
         for axis, extent in zip(_axis_names(function, len(extents)), extents, strict=True)
     )
     value = function(*axes)
+    with refusing_depth(name, DefinitionError):
+        results = _defined(name, axes, value, attrs)
+    return results if isinstance(value, tuple) else results[0]
+
+
+def _defined(
+    name: str, axes: tuple[Axis, ...], value: Operand | tuple[Operand, ...], attrs: Mapping[str, Any] | None
+) -> tuple[Tensor, ...]:
+    """The tensors of a checked body."""
     body = _joined(name, value) if isinstance(value, tuple) else ir.as_expr(value)
     reduce_axes = body.axes if isinstance(body, Reduce) else ()
     names = [axis.name for axis in (*axes, *reduce_axes)]
@@ -96,8 +105,7 @@ def compute(
         if isinstance(node, Axis) and node not in axes and node not in reduce_axes:
             raise DefinitionError(f"{name}: the body uses the axis {node}, which is none of its own")
     check_reads(name, body)
-    results = results_of(ComputeOp(name, axes, body, checked_attributes(name, attrs)))
-    return results if isinstance(value, tuple) else results[0]
+    return results_of(ComputeOp(name, axes, body, checked_attributes(name, attrs)))
 
 
 def _joined(name: str, values: tuple[Operand, ...]) -> Expr:

@@ -8,7 +8,8 @@ import pytest
 
 from compiler import auto_scheduler, te
 from compiler.driver.build import build, build_kernel
-from compiler.errors import ArtifactError, LoweringError, RetuneError, ScheduleError
+from compiler.errors import ArtifactError, DefinitionError, LoweringError, RetuneError, ScheduleError
+from compiler.ir.expr import Expr
 from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.function import KernelFunction
 from compiler.schedule.dag import ComputeDAG
@@ -223,6 +224,30 @@ def test_a_result_larger_than_memory() -> None:
     inner = build([x, te.compute((4,), lambda i: y[i], "few")], ())
     with pytest.raises(ArtifactError, match="no memory for an array"):
         inner(*inner.prepared(np.zeros(4, np.float32)), *inner.outputs())
+
+
+def test_expressions_nested_too_deep_are_refused() -> None:
+    x = te.placeholder((4,), name="x")
+
+    def nested(depth: int) -> list[Tensor]:
+        def body(i: Expr) -> Expr:
+            value = x[i]
+            for _ in range(depth):
+                value = te.maximum(value, 0.0) * 2.0
+            return value
+
+        return [x, te.compute((4,), body, "y")]
+
+    assert build(nested(20)).args[1].name == "y"
+    with pytest.raises(RetuneError, match="nested too deep"):
+        build(nested(400))
+    with pytest.raises(DefinitionError, match="y: its expressions are nested too deep"):
+        nested(4000)
+    last = x
+    for _ in range(400):
+        last = te.compute((4,), lambda i, last=last: last[i] + 1.0, "next")
+    with pytest.raises(LoweringError, match="inlined into one another"):
+        build([x, last])
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the processor is an x86 one")
