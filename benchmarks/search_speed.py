@@ -4,8 +4,9 @@
 
 For convolutions of a ResNet-50 programs are drawn; timed are the drawing, the replay of their steps with bounds, the
 features, the prediction, and all of them; then whole rounds of the policy, a population and all of its generations with
-features and model: individuals a second. Always: real search spaces, a trained model. The bar is 20,000 for features
-and model.
+features and model: individuals a second; then how long the model trains on as many programs as a long run has measured,
+and on one round more. Always: real search spaces, a trained model. The bars are 20,000 for features and model, and 1 s
+of training.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ CONVOLUTIONS = {
 
 HARDWARE = HardwareParams(num_cores=2)
 TRAINED_ON = 1024
+LONG_RUN = 5000
+ROUND = 64
 
 
 def convolution(size: int, inputs: int, outputs: int, kernel: int, stride: int) -> SearchTask:
@@ -111,6 +114,7 @@ def figures(name: str, run: Run) -> Iterator[Figure]:
         speed = programs / seconds_of(work, seconds=run.seconds)
         yield Figure(name, "retune", 1, f"programs a second: {stage}", speed, "1/s", details=details)
     yield evolution(name, task, model, run)
+    yield from training_figures(name, space, run)
 
 
 def evolution(name: str, task: SearchTask, model: XGBModel, run: Run) -> Figure:
@@ -127,8 +131,30 @@ def evolution(name: str, task: SearchTask, model: XGBModel, run: Run) -> Figure:
     return Figure(name, "retune", 1, "programs a second: evolution", speed, "1/s", details=details)
 
 
+def training_figures(name: str, space: SketchSpace, run: Run) -> Iterator[Figure]:
+    """Seconds of a training from scratch on a long run's programs, and of an update with a round."""
+    rng = np.random.default_rng(2)
+    groups = [group for _, group in space.groups(space.sample(rng, LONG_RUN + ROUND))]
+    features = np.concatenate([extract(one.nests, one.choices, HARDWARE, count=len(one.rows)) for one in groups])
+    seconds = rng.lognormal(-7.0, 0.5, len(features))
+    known = TrainingBatch("conv", features[:LONG_RUN], seconds[:LONG_RUN])
+    fresh = TrainingBatch("conv", features[LONG_RUN:], seconds[LONG_RUN:])
+    trained = XGBModel(seed=0, threads=1)
+
+    def scratch() -> XGBModel:
+        model = XGBModel(seed=0, threads=1)
+        model.learn([known])
+        return model
+
+    taken = seconds_of(scratch, seconds=run.seconds)
+    yield Figure(name, "retune", 1, "training from scratch", taken, "s", details={"programs": LONG_RUN})
+    trained.learn([known])
+    taken = seconds_of(lambda: trained.update(fresh), seconds=min(run.seconds, 0.5))
+    yield Figure(name, "retune", 1, "training on a round", taken, "s", details={"programs": ROUND})
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print seven JSON lines a convolution."""
+    """Print nine JSON lines a convolution."""
     run = parse(
         __doc__,
         argv,
