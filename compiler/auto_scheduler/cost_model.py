@@ -77,7 +77,8 @@ class XGBModel:
 
     Until `num_warmup_sample` programs were measured, scores are random. `model_file` is written after every update.
     With `seed` None it is 0. The trees learn from what is new and a bounded sample of what is known, so the work of an
-    update does not grow; that is why `verbose_eval` and `adapative_training` (also spelled rightly) change nothing.
+    update does not grow; `verbose_eval` changes nothing. With `adapative_training` (also spelled rightly) they wait until
+    what is new has come to a fifth of what they were trained on.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class XGBModel:
         self.verbose_eval = verbose_eval
         self.adaptive_training = adapative_training or adaptive_training
         self.model_file = model_file
-        self.model = cost_model.XGBModel(seed or 0, options=XGBOptions(warmup=num_warmup_sample))
+        options = XGBOptions(warmup=num_warmup_sample, adaptive=self.adaptive_training)
+        self.model = cost_model.XGBModel(seed or 0, options=options)
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Learn from measurements, of one task or of several. Programs that do not fit their task teach nothing."""

@@ -36,8 +36,7 @@ class XGBOptions:
     trees on the batch and at most `scratch_programs` older programs, an update grows `update_rounds` on the batch and
     at most `replay_programs` older ones; when that would make more than `most_trees`, training starts from scratch.
     `worst_weight` is the weight of a failed program, where the best one has 1; `column_share` the share of features a
-    tree may look at. Programs that failed are learned as those of no throughput, unless `failures` is off. An
-    `adaptive` model trains only when what is new has come to a fifth of what it was trained on.
+    tree may look at. An `adaptive` model trains only when what is new has come to a fifth of what it was trained on.
     """
 
     warmup: int = 32
@@ -51,7 +50,6 @@ class XGBOptions:
     eta: float = 0.2
     max_bin: int = 128
     column_share: float = 0.4
-    failures: bool = True
     adaptive: bool = False
 
 
@@ -172,9 +170,6 @@ class XGBModel:
             raise OptionError(f"the batch has {batch.features.shape[2]} features, the model needs {len(FEATURE_NAMES)}")
 
     def _take(self, batch: TrainingBatch) -> None:
-        if not self._options.failures:
-            valid = np.isfinite(batch.seconds)
-            batch = TrainingBatch(batch.task_key, batch.features[valid], batch.seconds[valid])
         self._history.append(batch)
         self._updates += 1
 

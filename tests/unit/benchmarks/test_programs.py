@@ -158,7 +158,8 @@ def test_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_search_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--only", "14x14", "--seconds", "0.01", "--programs", "16"]
     lines = _lines(search_speed.main, argv, tmp_path / "out.jsonl", capsys)
-    assert all(line["unit"] == "1/s" for line in lines)
+    assert all(line["unit"] == ("s" if line["metric"].startswith("training") else "1/s") for line in lines)
+    assert {line["programs"] for line in lines if line["unit"] == "s"} == {5000, 64}
 
 
 def test_ablation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -255,17 +255,6 @@ def test_lessons_share_what_there_is_room_for_and_keep_the_fastest() -> None:
     assert lessons["large"].seconds.min() == min(batch("large", 100, 1 + index).seconds.min() for index in range(3))
 
 
-def test_failures_can_be_left_out() -> None:
-    features, seconds = programs(64, 0)
-    failed = np.where(np.arange(64) % 2 > 0, np.inf, seconds)
-    model = XGBModel(1, 1, replace(QUICK, failures=False))
-    model.update(TrainingBatch("task", features, failed))
-    assert model.programs == 32
-    alone = XGBModel(1, 1, QUICK)
-    alone.update(TrainingBatch("task", features[::2], seconds[::2]))
-    np.testing.assert_array_equal(model.predict(features), alone.predict(features))
-
-
 def test_an_adaptive_model_waits_for_a_fifth_more() -> None:
     model = XGBModel(1, 1, replace(QUICK, adaptive=True))
     model.update(batch("task", 100, 0))
