@@ -77,8 +77,8 @@ class XGBModel:
 
     Until `num_warmup_sample` programs were measured, scores are random. `model_file` is written after every update.
     With `seed` None it is 0. The trees learn from what is new and a bounded sample of what is known, so the work of an
-    update does not grow; `verbose_eval` changes nothing. With `adapative_training` (also spelled rightly) they wait until
-    what is new has come to a fifth of what they were trained on.
+    update does not grow; `verbose_eval` changes nothing. With `adapative_training` (also spelled rightly) they wait
+    until what is new has come to a fifth of what they were trained on.
     """
 
     def __init__(
