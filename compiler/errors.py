@@ -15,6 +15,7 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── ModelError               a network cannot be imported
     │   ├── ModelFormatError         the file is missing, unreadable or not ONNX
     │   ├── UnsupportedOperatorError an operator or attribute has no conversion
+    │   │   └── UnknownValueError        an operand must be known beforehand, and an input decides on it
     │   └── DynamicShapeError        a dimension is not a number
     ├── StoreError               the record store cannot be used
     │   ├── SchemaError              a file was written by a newer version
@@ -86,6 +87,14 @@ class ModelFormatError(ModelError):
 
 class UnsupportedOperatorError(ModelError):
     """An operator, or an attribute of one, has no conversion."""
+
+
+class UnknownValueError(UnsupportedOperatorError):
+    """A shape, an axis or the like depends on the values of `inputs`, which are not known before the network runs."""
+
+    def __init__(self, message: str, inputs: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.inputs = inputs
 
 
 class DynamicShapeError(ModelError):

@@ -26,10 +26,19 @@ POOL: dict[str, Attribute] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1
 MAX_POOL: dict[str, Attribute] = {**POOL, "dilations": (1, 1)}
 AVG_POOL: dict[str, Attribute] = {**POOL, "count_include_pad": False}
 
+CONV_3D: dict[str, Attribute] = {
+    "strides": (1, 2, 1),
+    "pads": (1, 0, 1, 0, 1, 1),
+    "dilations": (1, 1, 2),
+    "groups": 1,
+    "layout": "NDHWC",
+}
+
 KEPT: dict[str, Attribute] = {"axes": (0, 2), "keepdims": True}
 
 UNARY = ("relu", "sigmoid", "tanh", "exp", "erf", "neg", "abs", "floor", "ceil", "round", "identity")
-BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
+UNARY += ("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "sign", "is_nan")
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "mod", "fmod", "equal", "less", "less_equal")
 
 CASES: list[tuple[str, Shapes, Attrs]] = [
     *((op, ((2, 3, 4),), {}) for op in UNARY),
@@ -61,7 +70,11 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("avg_pool2d", ((1, 7, 8, 3),), {**AVG_POOL, "count_include_pad": True}),
     ("avg_pool2d", ((1, 3, 7, 8),), {**AVG_POOL, "layout": "NCHW", "pads": (0, 0, 1, 1)}),
     ("avg_pool2d", ((1, 8, 8, 3),), {**AVG_POOL, "pads": (0, 0, 0, 0), "kernel": (2, 4)}),
-    *((f"reduce_{name}", ((2, 3, 4),), KEPT) for name in ("sum", "mean", "max", "min")),
+    *((f"reduce_{name}", ((2, 3, 4),), KEPT) for name in ("sum", "mean", "max", "min", "prod")),
+    ("conv3d", ((1, 4, 5, 6, 3), (2, 3, 2, 3, 4)), CONV_3D),
+    ("conv3d", ((2, 4, 3, 6, 5), (6, 2, 1, 3, 3)), {**CONV_3D, "layout": "NCDHW", "groups": 2}),
+    *((op, ((2, 5, 4),), {"axis": 1, "keepdims": op == "arg_max"}) for op in ("arg_max", "arg_min")),
+    *(("top_k", ((3, 7, 2),), {"axis": 1, "k": 4, "largest": largest}) for largest in (True, False)),
     ("reduce_mean", ((2, 3, 4),), {"axes": (1,), "keepdims": False}),
     ("reduce_sum", ((2, 3),), {"axes": (0, 1), "keepdims": False}),
     ("softmax", ((2, 3, 4),), {"axis": 1}),
@@ -75,6 +88,44 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("pad", ((2, 3),), {"pads_before": (0, 0), "pads_after": (0, 0), "value": 1.5}),
     ("broadcast_to", ((3, 1),), {"shape": (2, 3, 4)}),
 ]
+
+_RNG = np.random.default_rng(11)
+_PART = _RNG.uniform(-0.9, 0.9, (3, 4)).astype(np.float32)
+_WHOLE = np.array([[-7, 7, 5], [-8, 3, 0]], np.int32)
+_BITS = np.array([[12, 10, 255], [1, 0, 128]], np.uint8)
+_TRUE = np.array([[True, False, True], [False, False, True]])
+_DATA = _RNG.standard_normal((4, 3, 5)).astype(np.float32)
+_ALONG = np.array([[[2, 0, 1, -1, 2]], [[0, -3, 1, 1, 0]]])
+_ROWS = np.array([[0, 2], [3, -1], [1, 0]])
+_SLICES = _RNG.standard_normal((3, 5)).astype(np.float32)
+_SCATTERED = ("none", "add", "mul", "max", "min")
+
+TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
+    *((op, [_PART], {}) for op in ("asin", "acos", "atanh")),
+    ("acosh", [1 + np.abs(_PART)], {}),
+    ("sign", [_WHOLE], {}),
+    ("is_nan", [np.array([1, np.nan, -np.inf], np.float32)], {}),
+    *((op, [_WHOLE, np.array([2, -2, 3], np.int32)], {}) for op in ("mod", "fmod", "less", "equal")),
+    *((op, [array], {}) for op in ("bit_not",) for array in (_WHOLE, _BITS, _TRUE)),
+    *((op, [array, array[:1]], {}) for op in ("bit_and", "bit_or", "bit_xor") for array in (_WHOLE, _BITS, _TRUE)),
+    *((op, [_BITS, np.array([1, 3, 7], np.uint8)], {}) for op in ("shift_left", "shift_right")),
+    ("where", [_TRUE, np.ones((3, 2, 1), np.float32), np.zeros((1, 3), np.float32)], {}),
+    ("gather", [_DATA, np.array([[2, -1, 0], [1, 1, -3]])], {"axis": 1}),
+    ("gather", [_DATA, np.array(-2, np.int32)], {"axis": 0}),
+    ("gather", [_DATA, np.array([9, -9])], {"axis": 2}),
+    ("gather_elements", [_DATA, _ALONG], {"axis": 1}),
+    ("gather_nd", [_DATA, _ROWS], {"batch_dims": 0}),
+    ("gather_nd", [_DATA, np.array([[2], [0], [-1], [1]])], {"batch_dims": 1}),
+    *(
+        ("scatter_elements", [_DATA, _ALONG, _DATA[:2, :1] * 3], {"axis": 1, "reduction": reduction})
+        for reduction in _SCATTERED
+    ),
+    *(("scatter_nd", [_DATA, _ROWS, _SLICES], {"reduction": reduction}) for reduction in _SCATTERED),
+    ("scatter_nd", [_DATA, _ROWS[[0, 0, 1]], _SLICES], {"reduction": "none"}),
+    ("scatter_nd", [_DATA, _ROWS[[0, 0, 0]], _SLICES], {"reduction": "add"}),
+    ("conv2d", [_RNG.integers(-9, 9, (1, 5, 5, 3), "int32"), _RNG.integers(-9, 9, (3, 3, 3, 2), "int32")], CONV),
+]
+"""Operators with operands of other types than float32, or of a part of its range."""
 
 
 def lowered(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> tuple[Tensor, list[Tensor], Node]:

@@ -13,6 +13,7 @@ from compiler.codegen.vector_math import erf, exp, log, tanh
 from compiler.codegen.vector_pow import pow
 from compiler.dtype import BFLOAT16
 from compiler.errors import LoweringError
+from compiler.ir.expr import TRIGONOMETRIC
 
 _INTRINSICS = {
     "exp": "exp",
@@ -28,8 +29,14 @@ _INTRINSICS = {
 }
 FLOAT32: dict[str, Callable[..., Value]] = {"exp": exp, "log": log, "tanh": tanh, "erf": erf, "pow": pow}
 """Our own functions; without them LLVM calls libm lane by lane."""
-_LIBRARY = {"erf": {"float32": "erff", "float64": "erf"}}
-"""libm functions that LLVM has no name for, by type."""
+_LIBRARY = {name: {"float32": f"{name}f", "float64": name} for name in ("erf", *TRIGONOMETRIC)}
+"""libm functions, by type: those that LLVM has no name for, or makes into these calls itself."""
+DECLARATIONS = tuple(
+    f"declare {llvm_type(dtype)} @{symbol}({llvm_type(dtype)})"
+    for symbols in _LIBRARY.values()
+    for dtype, symbol in symbols.items()
+)
+"""What a module that may call those says of them."""
 _EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
 """Functions that half-width floats need no wider type for."""
 

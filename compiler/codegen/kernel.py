@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from compiler.codegen.body import BodyEmitter
 from compiler.codegen.dot_instructions import DotInstruction
+from compiler.codegen.intrinsics import DECLARATIONS
 from compiler.errors import LoweringError
 from compiler.ir.dot import Pair
 from compiler.ir.expr import Buffer
@@ -64,8 +65,7 @@ def write_kernel(
             "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
             "declare i32 @omp_get_thread_num()",
             "declare i32 @omp_get_num_threads()",
-            "declare float @erff(float)",
-            "declare double @erf(double)",
+            *DECLARATIONS,
         )
     )
     module = "\n\n".join([declarations, *parts, entry, f"attributes #0 = {{ nounwind {attributes} }}"])

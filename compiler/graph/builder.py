@@ -12,7 +12,9 @@ from compiler.graph.ops import infer_value
 
 
 class GraphBuilder:
-    """Collects nodes. Names of values are made unique, and what is emitted on constants alone becomes a constant."""
+    """Collects nodes. Names of values are made unique, and what is emitted on constants alone becomes a constant, as
+    does what has no elements or is computed of none.
+    """
 
     def __init__(self, name: str, inputs: Iterable[Value] = ()) -> None:
         self.name = name
@@ -64,6 +66,11 @@ class GraphBuilder:
         value = infer_value(node, tuple(self._values[operand] for operand in inputs))
         if op != "identity" and all(operand in self._constants for operand in inputs):
             return self.constant(evaluate_node(node, [self._constants[operand] for operand in inputs]), wish)
+        if value.size == 0:
+            return self.constant(np.empty(value.shape, value.dtype), wish)
+        described = [self._values[operand] for operand in inputs]
+        if all(operand.size == 0 for operand in described):
+            return self.constant(evaluate_node(node, [np.empty(v.shape, v.dtype) for v in described]), wish)
         self._nodes.append(node)
         self._values[output] = value
         self._producers[output] = node
@@ -80,6 +87,16 @@ class GraphBuilder:
     def producer(self, name: str) -> Node | None:
         """The node that computes a value; None for inputs and constants."""
         return self._producers.get(name)
+
+    def inputs_of(self, name: str) -> tuple[str, ...]:
+        """The inputs that a value depends on, in their order."""
+        found, stack = {name}, [name]
+        while stack:
+            producer = self._producers.get(stack.pop())
+            fresh = [] if producer is None else [operand for operand in producer.inputs if operand not in found]
+            found.update(fresh)
+            stack += fresh
+        return tuple(value.name for value in self._inputs if value.name in found)
 
     def finish(self, outputs: Mapping[str, str]) -> Graph:
         """The graph whose outputs have the names of the keys and are the values that they map to.

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from compiler.errors import DefinitionError
-from compiler.graph.ir import Array, Graph, Node
+from compiler.graph.evaluate_places import PLACE_EVALUATORS
+from compiler.graph.ir import Array, Graph, Node, Value
+from compiler.graph.ops import infer_value
 
 Evaluator = Callable[[Node, Sequence[Array]], Array]
 
@@ -41,7 +43,8 @@ def evaluate_node(node: Node, operands: Sequence[Array]) -> Array:
     """The result of one node for concrete operands, in the operands' dtype."""
     with np.errstate(all="ignore"):
         result = np.asarray(EVALUATORS[node.op](node, operands))
-    dtype = node.text("dtype") if node.op == "cast" else operands[0].dtype
+    described = tuple(Value(name, a.shape, a.dtype.name) for name, a in zip(node.inputs, operands, strict=True))
+    dtype = infer_value(node, described).dtype
     return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
 
 
@@ -97,37 +100,41 @@ def _batch_norm(node: Node, operands: Sequence[Array]) -> Array:
 
 
 def _channels_last(node: Node, x: Array) -> Array:
-    return x if node.text("layout") == "NHWC" else x.transpose(0, 2, 3, 1)
+    return x if node.text("layout").endswith("C") else np.moveaxis(x, 1, -1)
 
 
 def _from_channels_last(node: Node, x: Array) -> Array:
-    return x if node.text("layout") == "NHWC" else x.transpose(0, 3, 1, 2)
+    return x if node.text("layout").endswith("C") else np.moveaxis(x, -1, 1)
 
 
 def _window_view(node: Node, x: Array, kernel: tuple[int, ...], dilations: tuple[int, ...], fill: float) -> Array:
-    """All windows of the channels-last `x`: (N, OH, OW, C, KH, KW)."""
-    top, left, bottom, right = node.ints("pads")
-    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
+    """All windows of the channels-last `x`: (N, OH, OW, C, KH, KW), or one dimension more of each in 3-D."""
+    rank = len(kernel)
+    before, after = node.ints("pads")[:rank], node.ints("pads")[rank:]
+    padded = np.pad(x, ((0, 0), *zip(before, after, strict=True), (0, 0)), constant_values=fill)
     reach = tuple(dilation * (extent - 1) + 1 for extent, dilation in zip(kernel, dilations, strict=True))
-    windows = sliding_window_view(padded, reach, axis=(1, 2))
-    rows, columns = node.ints("strides")
-    return np.asarray(windows[:, ::rows, ::columns, :, :: dilations[0], :: dilations[1]])
+    windows = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
+    whole = slice(None)
+    strides = (slice(None, None, stride) for stride in node.ints("strides"))
+    return np.asarray(windows[(whole, *strides, whole, *(slice(None, None, step) for step in dilations))])
 
 
-def _conv2d(node: Node, operands: Sequence[Array]) -> Array:
+def _convolution(node: Node, operands: Sequence[Array]) -> Array:
     x, weight = operands
     groups = node.integer("groups")
-    if node.text("layout") == "NCHW":
-        weight = weight.transpose(2, 3, 1, 0)
-    elif weight.ndim == 3:
-        weight = weight[:, :, None, :]
-    windows = _window_view(node, _channels_last(node, x), weight.shape[:2], node.ints("dilations"), 0)
-    taken, made = weight.shape[2], weight.shape[3] // groups
+    rank = x.ndim - 2
+    if node.text("layout").startswith("NC"):
+        weight = weight.transpose(*range(2, rank + 2), 1, 0)
+    elif weight.ndim == rank + 1:
+        weight = weight[..., None, :]
+    windows = _window_view(node, _channels_last(node, x), weight.shape[:rank], node.ints("dilations"), 0)
+    windows = np.moveaxis(windows, rank + 1, -1)
+    taken, made = weight.shape[-2], weight.shape[-1] // groups
     parts = [
         np.tensordot(
-            windows[..., g * taken : (g + 1) * taken, :, :],
+            windows[..., g * taken : (g + 1) * taken],
             weight[..., g * made : (g + 1) * made],
-            axes=((3, 4, 5), (2, 0, 1)),
+            axes=(tuple(range(rank + 1, 2 * rank + 2)), tuple(range(rank + 1))),
         )
         for g in range(groups)
     ]
@@ -175,6 +182,14 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "ceil": _unary(np.ceil),
     "round": _unary(np.round),
     "identity": _unary(np.copy),
+    **{
+        name: _unary(getattr(np, name.replace("a", "arc", 1)))
+        for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")
+    },
+    **{name: _unary(getattr(np, name)) for name in ("sin", "cos", "tan", "sinh", "cosh")},
+    "sign": _unary(np.sign),
+    "bit_not": _unary(np.invert),
+    "is_nan": _unary(np.isnan),
     "leaky_relu": _leaky_relu,
     "clip": _clip,
     "cast": lambda node, operands: operands[0].astype(node.text("dtype")),
@@ -185,11 +200,25 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "pow": _binary(np.power),
     "maximum": _binary(np.maximum),
     "minimum": _binary(np.minimum),
+    "mod": _binary(np.mod),
+    "fmod": _binary(np.fmod),
+    "bit_and": _binary(np.bitwise_and),
+    "bit_or": _binary(np.bitwise_or),
+    "bit_xor": _binary(np.bitwise_xor),
+    "shift_left": _binary(np.left_shift),
+    "shift_right": _binary(np.right_shift),
+    "equal": _binary(np.equal),
+    "less": _binary(np.less),
+    "less_equal": _binary(np.less_equal),
+    "where": lambda _, operands: np.where(*operands),
+    **PLACE_EVALUATORS,
     "reduce_sum": _reduce(np.sum),
     "reduce_mean": _reduce(np.mean),
+    "reduce_prod": _reduce(np.prod),
     "reduce_max": _reduce(np.max),
     "reduce_min": _reduce(np.min),
-    "conv2d": _conv2d,
+    "conv2d": _convolution,
+    "conv3d": _convolution,
     "dense": _binary(np.matmul),
     "batch_matmul": _binary(np.matmul),
     "max_pool2d": _max_pool2d,

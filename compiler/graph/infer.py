@@ -48,6 +48,29 @@ def broadcast(node: Node, operands: Sequence[Value]) -> Result:
     return shape, first.dtype
 
 
+def predicate(node: Node, operands: Sequence[Value]) -> Result:
+    """Element-wise tests: a bool for each element."""
+    del node
+    return operands[0].shape, "bool"
+
+
+def comparison(node: Node, operands: Sequence[Value]) -> Result:
+    """Two operands of one dtype, a bool for each pair."""
+    return broadcast(node, operands)[0], "bool"
+
+
+def where(node: Node, operands: Sequence[Value]) -> Result:
+    """A bool condition and two operands of one dtype, all broadcast together."""
+    condition, *choices = operands
+    if condition.dtype != "bool":
+        raise misfit(node, operands, "the condition must be bool")
+    shape, dtype = broadcast(node, choices)
+    joined = broadcast_shapes(condition.shape, shape)
+    if joined is None:
+        raise misfit(node, operands, "the shapes do not broadcast")
+    return joined, dtype
+
+
 def cast(node: Node, operands: Sequence[Value]) -> Result:
     """The operand's shape in the dtype of the attribute `dtype`."""
     return operands[0].shape, node.text("dtype")
@@ -88,48 +111,51 @@ def batch_matmul(node: Node, operands: Sequence[Value]) -> Result:
     return (a.shape[0], a.shape[1], b.shape[2]), a.dtype
 
 
-def _spatial_axes(node: Node, operands: Sequence[Value]) -> tuple[int, int]:
-    if len(operands[0].shape) != 4:
-        raise misfit(node, operands, "the first operand must have four dimensions")
+def _spatial_axes(node: Node, operands: Sequence[Value]) -> tuple[int, ...]:
+    volume = node.op == "conv3d"
+    if len(operands[0].shape) != 4 + volume:
+        raise misfit(node, operands, f"the first operand must have {'five' if volume else 'four'} dimensions")
+    first, last = ("NCDHW", "NDHWC") if volume else ("NCHW", "NHWC")
     layout = node.text("layout")
-    if layout not in ("NCHW", "NHWC"):
-        raise misfit(node, operands, f"layout {layout!r} is neither NCHW nor NHWC")
-    return (2, 3) if layout == "NCHW" else (1, 2)
+    if layout not in (first, last):
+        raise misfit(node, operands, f"layout {layout!r} is neither {first} nor {last}")
+    return tuple(range(2, 4 + volume)) if layout == first else tuple(range(1, 3 + volume))
 
 
 def _windows(node: Node, operands: Sequence[Value], kernel: tuple[int, ...], dilations: tuple[int, ...]) -> list[int]:
     axes = _spatial_axes(node, operands)
-    strides, (top, left, bottom, right) = node.ints("strides"), node.ints("pads")
-    pads = ((top, bottom), (left, right))
+    strides, pads, rank = node.ints("strides"), node.ints("pads"), len(axes)
+    if not len(kernel) == len(strides) == len(dilations) == rank or len(pads) != 2 * rank:
+        raise misfit(node, operands, f"the window, strides, dilations and pads must be for {rank} dimensions")
     extents = [
-        window_extent(operands[0].shape[axes[i]], kernel[i], strides[i], dilations[i], pads[i][0], pads[i][1])
-        for i in range(2)
+        window_extent(operands[0].shape[axes[i]], kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
+        for i in range(rank)
     ]
     if min(extents) < 1:
         raise misfit(node, operands, f"the window {kernel} does not fit")
     return extents
 
 
-def conv2d(node: Node, operands: Sequence[Value]) -> Result:
+def convolution(node: Node, operands: Sequence[Value]) -> Result:
     """Convolution in either layout; the weight's axes are given with the operator in `compiler.graph.ops`."""
     x, w = operands
     groups = node.integer("groups")
-    _spatial_axes(node, operands)
-    if node.text("layout") == "NCHW":
+    rank = len(_spatial_axes(node, operands))
+    if node.text("layout").startswith("NC"):
         channels = x.shape[1]
-        fits = len(w.shape) == 4 and w.shape[1] * groups == channels and w.shape[0] % groups == 0
+        fits = len(w.shape) == rank + 2 and w.shape[1] * groups == channels and w.shape[0] % groups == 0
         if not fits:
             raise misfit(node, operands, f"the weight must be (O, I/{groups}, KH, KW)")
-        height, width = _windows(node, operands, w.shape[2:], node.ints("dilations"))
-        return (x.shape[0], w.shape[0], height, width), x.dtype
-    channels = x.shape[3]
-    if len(w.shape) == 3:
-        if not groups == channels == w.shape[2]:
+        extents = _windows(node, operands, w.shape[2:], node.ints("dilations"))
+        return (x.shape[0], w.shape[0], *extents), x.dtype
+    channels = x.shape[-1]
+    if len(w.shape) == rank + 1:
+        if not groups == channels == w.shape[-1]:
             raise misfit(node, operands, "a depthwise weight must be (KH, KW, C) with one group a channel")
-    elif len(w.shape) != 4 or w.shape[2] * groups != channels or w.shape[3] % groups:
+    elif len(w.shape) != rank + 2 or w.shape[-2] * groups != channels or w.shape[-1] % groups:
         raise misfit(node, operands, f"the weight must be (KH, KW, I/{groups}, O)")
-    height, width = _windows(node, operands, w.shape[:2], node.ints("dilations"))
-    return (x.shape[0], height, width, w.shape[-1]), x.dtype
+    extents = _windows(node, operands, w.shape[:rank], node.ints("dilations"))
+    return (x.shape[0], *extents, w.shape[-1]), x.dtype
 
 
 def pool2d(node: Node, operands: Sequence[Value]) -> Result:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from compiler.errors import DefinitionError
-from compiler.graph import infer
+from compiler.graph import infer, infer_places
 from compiler.graph.ir import Attribute, Graph, Node, Value
 
 
@@ -50,6 +50,10 @@ _UNARY = {
     "floor": "largest whole number not above x",
     "ceil": "smallest whole number not below x",
     "round": "nearest whole number, ties to even",
+    **{name: f"{name} of x, in radians" for name in ("sin", "cos", "tan", "sinh", "cosh")},
+    **{name: f"the inverse of {name[1:]}" for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    "sign": "-1, 0 or 1",
+    "bit_not": "every bit turned, of a bool the other one",
     "identity": "a copy; only where a graph output would be an input, a constant or another output",
 }
 _BINARY = {
@@ -60,12 +64,27 @@ _BINARY = {
     "pow": "a to the b",
     "maximum": "the larger",
     "minimum": "the smaller",
+    "mod": "what is left of a after division by b, with the sign of b",
+    "fmod": "what is left of a after division by b, with the sign of a",
+    "bit_and": "bits that both have; of bools whether both hold",
+    "bit_or": "bits that one has; of bools whether one holds",
+    "bit_xor": "bits that one of the two has; of bools whether they differ",
+    "shift_left": "the bits of a moved up by b, of which b fall out",
+    "shift_right": "the bits of a moved down by b, of which b fall out",
 }
-_REDUCE = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "maximum", "reduce_min": "minimum"}
+_COMPARISONS = {"equal": "whether a = b", "less": "whether a < b", "less_equal": "whether a <= b"}
+_REDUCE = {
+    "reduce_prod": "product",
+    "reduce_sum": "sum",
+    "reduce_mean": "mean",
+    "reduce_max": "maximum",
+    "reduce_min": "minimum",
+}
 
 _CONV = {"strides": tuple, "pads": tuple, "dilations": tuple, "groups": int, "layout": str}
 _MAX_POOL = {"kernel": tuple, "strides": tuple, "pads": tuple, "dilations": tuple, "layout": str}
 _AVG_POOL = {"kernel": tuple, "strides": tuple, "pads": tuple, "count_include_pad": bool, "layout": str}
+_TOP_K = {"axis": int, "k": int, "largest": bool}
 _KIND = FusionKind
 
 _SPECS = (
@@ -73,12 +92,16 @@ _SPECS = (
     OpSpec("leaky_relu", 1, _KIND.ELEMENTWISE, infer.same_as_first, "x, or alpha * x below 0", {"alpha": float}),
     OpSpec("clip", 1, _KIND.ELEMENTWISE, infer.same_as_first, "min(max(x, low), high)", {"low": float, "high": float}),
     OpSpec("cast", 1, _KIND.ELEMENTWISE, infer.cast, "x in another dtype; floats truncate to ints", {"dtype": str}),
+    OpSpec("is_nan", 1, _KIND.ELEMENTWISE, infer.predicate, "whether x is not a number"),
     *(OpSpec(name, 2, _KIND.BROADCAST, infer.broadcast, meaning) for name, meaning in _BINARY.items()),
+    *(OpSpec(name, 2, _KIND.BROADCAST, infer.comparison, meaning) for name, meaning in _COMPARISONS.items()),
+    OpSpec("where", 3, _KIND.BROADCAST, infer.where, "b where the condition a holds, else c"),
     *(
         OpSpec(name, 1, _KIND.REDUCTION, infer.reduction, f"{what} over axes", {"axes": tuple, "keepdims": bool})
         for name, what in _REDUCE.items()
     ),
-    OpSpec("conv2d", 2, _KIND.COMPLEX, infer.conv2d, "grouped 2-D convolution of (x, weight)", _CONV),
+    OpSpec("conv2d", 2, _KIND.COMPLEX, infer.convolution, "grouped 2-D convolution of (x, weight)", _CONV),
+    OpSpec("conv3d", 2, _KIND.COMPLEX, infer.convolution, "the same in 3-D: layouts NCDHW and NDHWC", _CONV),
     OpSpec("dense", 2, _KIND.COMPLEX, infer.dense, "(M, K) x (K, N)"),
     OpSpec("batch_matmul", 2, _KIND.COMPLEX, infer.batch_matmul, "(B, M, K) x (B, K, N)"),
     OpSpec("max_pool2d", 1, _KIND.REDUCTION, infer.pool2d, "maximum of a window; padding never wins", _MAX_POOL),
@@ -117,6 +140,54 @@ _SPECS = (
         infer.pad,
         "a border of `value`; one entry an axis",
         {"pads_before": tuple, "pads_after": tuple, "value": float},
+    ),
+    *(
+        OpSpec(name, 1, _KIND.REDUCTION, infer_places.arg_reduction, meaning, {"axis": int, "keepdims": bool})
+        for name, meaning in (
+            ("arg_max", "place of the first largest element along an axis"),
+            ("arg_min", "place of the first smallest element along an axis"),
+        )
+    ),
+    OpSpec("top_k", 1, _KIND.OPAQUE, infer_places.top_k, "places of the k largest along an axis, in order", _TOP_K),
+    OpSpec(
+        "gather",
+        2,
+        _KIND.INJECTIVE,
+        infer_places.gather,
+        "slices of x along an axis, one for each index; negative ones count from the end, those outside are clipped",
+        {"axis": int},
+    ),
+    OpSpec(
+        "gather_elements",
+        2,
+        _KIND.INJECTIVE,
+        infer_places.gather_elements,
+        "for each index the element of x at the index along an axis, and at the index's own place along the others",
+        {"axis": int},
+    ),
+    OpSpec(
+        "gather_nd",
+        2,
+        _KIND.INJECTIVE,
+        infer_places.gather_nd,
+        "slices of x, one for each row of indices into its dimensions after the first batch_dims",
+        {"batch_dims": int},
+    ),
+    OpSpec(
+        "scatter_elements",
+        3,
+        _KIND.OPAQUE,
+        infer_places.scatter_elements,
+        "x with updates joined to it at the indices along an axis; the last one wins where nothing joins them",
+        {"axis": int, "reduction": str},
+    ),
+    OpSpec(
+        "scatter_nd",
+        3,
+        _KIND.OPAQUE,
+        infer_places.scatter_nd,
+        "x with slices of updates joined to it, each at a row of indices into the first dimensions of x",
+        {"reduction": str},
     ),
     OpSpec("broadcast_to", 1, _KIND.INJECTIVE, infer.broadcast_to, "x repeated to a shape", {"shape": tuple}),
 )

@@ -33,9 +33,11 @@ from compiler.ir.operators import BinaryOp as BinaryOp
 
 _NOT_OF_BOOLS = frozenset({BinaryOp.SUB, BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.FLOORMOD})
 
+TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+"""Functions of a circle's or a hyperbola's angle, in radians, and their inverses."""
 INTRINSICS = frozenset(
     {"exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "round", "abs", "fma", "isnan"}
-)
+) | set(TRIGONOMETRIC)
 
 Operand = Union["Expr", int, float, bool]
 

@@ -215,6 +215,17 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
     "fma": lambda a, b, c: a * b + c,
     "isnan": np.isnan,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
 }
 
 

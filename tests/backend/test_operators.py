@@ -14,7 +14,7 @@ from compiler.schedule.default import default_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
-from tests.operator_cases import CASES, MAX_POOL, Attrs, Shapes, lowered, random_arrays
+from tests.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 
 
 def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
@@ -30,6 +30,11 @@ def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
 @pytest.mark.parametrize(("op", "shapes", "attrs"), CASES)
 def test_float32(op: str, shapes: Shapes, attrs: Attrs) -> None:
     _check(op, random_arrays(shapes), attrs)
+
+
+@pytest.mark.parametrize(("op", "arrays", "attrs"), TYPED_CASES)
+def test_other_operands(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
+    _check(op, arrays, attrs)
 
 
 @pytest.mark.parametrize("op", ["log", "sqrt", "pow"])

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from compiler.errors import UnsupportedOperatorError
+from compiler.errors import UnknownValueError, UnsupportedOperatorError
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Array, Value
 
@@ -83,9 +83,13 @@ class OnnxNode:
 
     def array(self, builder: GraphBuilder, index: int, what: str) -> Array:
         """An operand that must be a constant; `what` says in a message what it is for."""
-        array = builder.array(self.operand(builder, index).name)
+        name = self.operand(builder, index).name
+        array = builder.array(name)
         if array is None:
-            raise self.unsupported(f"{what} must be a constant")
+            inputs = builder.inputs_of(name)
+            raise UnknownValueError(
+                f"{self.label}: {what} must be a constant, but depends on {_listed(inputs)}", inputs
+            )
         return array
 
     def int_list(self, builder: GraphBuilder, index: int, what: str) -> tuple[int, ...]:
@@ -112,6 +116,10 @@ class OnnxNode:
     def label(self) -> str:
         """How messages name the node."""
         return f"{self.name!r} ({self.op_type})"
+
+
+def _listed(inputs: Sequence[str]) -> str:
+    return f"the input{'s' if len(inputs) > 1 else ''} {', '.join(map(repr, inputs))}"
 
 
 def read_attributes(node: onnx.NodeProto) -> dict[str, Any]:

@@ -14,7 +14,10 @@ from compiler.graph.builder import GraphBuilder
 
 Converter = Callable[[GraphBuilder, OnnxNode], Sequence[str]]
 
-_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "bool"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
 
 
 class Formula:
@@ -36,7 +39,9 @@ def formula_of(builder: GraphBuilder, node: OnnxNode) -> tuple[Formula, str]:
     return Formula(builder, node, x.dtype), x.name
 
 
-def _same(op: str) -> Converter:
+def same(op: str) -> Converter:
+    """A converter to one of our operators with the same operands."""
+
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         node.operand(builder, 0)
         return [builder.emit(op, node.inputs, name=node.name, output=node.outputs[0])]
@@ -133,6 +138,19 @@ def _swish(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("mul", x, write("sigmoid", x if alpha == 1.0 else write("mul", x, alpha)))]
 
 
+def _celu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    alpha = node.number("alpha", 1.0)
+    below = write("minimum", x, 0)
+    branch = write("mul", write("sub", write("exp", write("div", below, alpha)), 1), alpha)
+    return [write("add", write("relu", x), branch)]
+
+
+def _softsign(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    return [write("div", x, write("add", write("abs", x), 1))]
+
+
 def _gelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     if node.text("approximate", "none") == "tanh":
@@ -182,39 +200,53 @@ def _cast_like(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "Abs": _same("abs"),
-    "Add": _same("add"),
+    "Abs": same("abs"),
+    "Acos": same("acos"),
+    "Acosh": same("acosh"),
+    "Add": same("add"),
+    "Asin": same("asin"),
+    "Asinh": same("asinh"),
+    "Atan": same("atan"),
+    "Atanh": same("atanh"),
     "Cast": _cast,
     "CastLike": _cast_like,
-    "Ceil": _same("ceil"),
+    "Ceil": same("ceil"),
+    "Celu": _celu,
     "Clip": _clip,
-    "Div": _same("div"),
+    "Cos": same("cos"),
+    "Cosh": same("cosh"),
+    "Div": same("div"),
     "Elu": _elu,
-    "Erf": _same("erf"),
-    "Exp": _same("exp"),
-    "Floor": _same("floor"),
+    "Erf": same("erf"),
+    "Exp": same("exp"),
+    "Floor": same("floor"),
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "LeakyRelu": _leaky_relu,
-    "Log": _same("log"),
+    "Log": same("log"),
     "Max": _variadic("maximum"),
     "Mean": _mean,
     "Min": _variadic("minimum"),
     "Mish": _mish,
-    "Mul": _same("mul"),
-    "Neg": _same("neg"),
+    "Mul": same("mul"),
+    "Neg": same("neg"),
     "PRelu": _prelu,
     "Pow": _pow,
     "Reciprocal": _reciprocal,
-    "Relu": _same("relu"),
-    "Round": _same("round"),
+    "Relu": same("relu"),
+    "Round": same("round"),
     "Selu": _selu,
-    "Sigmoid": _same("sigmoid"),
+    "Sigmoid": same("sigmoid"),
+    "Sign": same("sign"),
+    "Sin": same("sin"),
+    "Sinh": same("sinh"),
     "Softplus": _softplus,
-    "Sqrt": _same("sqrt"),
-    "Sub": _same("sub"),
+    "Softsign": _softsign,
+    "Sqrt": same("sqrt"),
+    "Sub": same("sub"),
     "Sum": _variadic("add"),
     "Swish": _swish,
-    "Tanh": _same("tanh"),
+    "Tan": same("tan"),
+    "Tanh": same("tanh"),
 }

@@ -5,55 +5,86 @@ A node that fails does not stop the others, so its error comes together with the
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 import onnx
-from onnx import inliner, numpy_helper
+from onnx import numpy_helper
 
-from compiler.errors import DefinitionError, DynamicShapeError, ModelFormatError, UnsupportedOperatorError
-from compiler.frontend.onnx import elementwise, folding, nn, reduce, shape
+from compiler.errors import (
+    DefinitionError,
+    DynamicShapeError,
+    ModelFormatError,
+    UnknownValueError,
+    UnsupportedOperatorError,
+)
+from compiler.frontend.onnx import (
+    conv_transpose,
+    elementwise,
+    indexing,
+    logic,
+    nn,
+    pool,
+    quantised,
+    reduce,
+    resize,
+    shape,
+)
 from compiler.frontend.onnx.attributes import OnnxNode, read_attributes
 from compiler.frontend.onnx.elementwise import Converter
+from compiler.frontend.onnx.model_edits import at_supported_opset, expand_functions, with_fixed_inputs
 from compiler.frontend.onnx.model_file import check_model, is_standard, opset_of, read_model
 from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Graph, Value
+from compiler.graph.ir import Array, Graph, Value
 from compiler.graph.ops import verify
 
 _log = logging.getLogger(__name__)
 
 CONVERTERS: Mapping[str, Converter] = {
+    **conv_transpose.CONVERTERS,
     **elementwise.CONVERTERS,
+    **indexing.CONVERTERS,
+    **logic.CONVERTERS,
     **nn.CONVERTERS,
+    **pool.CONVERTERS,
+    **quantised.CONVERTERS,
     **reduce.CONVERTERS,
+    **resize.CONVERTERS,
     **shape.CONVERTERS,
 }
-_SHAPE_READERS = ("Shape", "Size", "Constant")
 
 Shapes = Mapping[str, Sequence[int]]
+Constants = Mapping[str, Array]
 
 
 def load_model(
-    source: str | Path | bytes | onnx.ModelProto, *, name: str | None = None, shapes: Shapes | None = None
+    source: str | Path | bytes | onnx.ModelProto,
+    *,
+    name: str | None = None,
+    shapes: Shapes | None = None,
+    constants: Constants | None = None,
 ) -> Graph:
     """Import an ONNX model.
 
     `name` is the graph's name (else the file's stem, else the model's own), `shapes` gives static shapes to inputs that
-    have dynamic dimensions. Inputs and outputs keep their names and order; activations are NCHW as in ONNX.
+    have dynamic dimensions. `constants` fixes inputs for good: the graph has no such inputs, and may have shapes that
+    follow from their values. Inputs and outputs keep their names and order; activations are NCHW as in ONNX. An
+    operator without a converter that ONNX defines as a function of others is replaced by that function.
 
     Raises: ModelFormatError when there is no such file or it is not ONNX; DynamicShapeError when a dimension of an
-    input is not a number; UnsupportedOperatorError that names every node which cannot be converted.
+    input is not a number; UnsupportedOperatorError that names every node which cannot be converted (UnknownValueError
+    when all that is missing are values of inputs).
     """
-    model = read_model(source)
+    model = with_fixed_inputs(read_model(source), constants or {})
     if name is None:
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
+    original = at_supported_opset(model)
+    model = expand_functions(original, CONVERTERS)
     opset = opset_of(model)
-    if model.functions:
-        model = inliner.inline_local_functions(model)
     inputs = _read_inputs(model, shapes or {})
     _check_operators(model)
-    check_model(model)
+    check_model(original)
     graph = _convert(model, name or "network", inputs, opset)
     verify(graph)
     _log.info("imported %s: %d nodes, %d constants", graph.name, len(graph.nodes), len(graph.constants))
@@ -80,7 +111,7 @@ def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
             dynamic.append(f"input {entry.name!r} has no shape")
         else:
             for axis, dimension in enumerate(tensor.shape.dim):
-                if dimension.HasField("dim_value") and dimension.dim_value > 0:
+                if dimension.HasField("dim_value") and dimension.dim_value >= 0:
                     extents.append(dimension.dim_value)
                 else:
                     dynamic.append(f"dimension {axis} ({dimension.dim_param or '?'}) of input {entry.name!r}")
@@ -110,27 +141,22 @@ def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor)
 
 def _check_operators(model: onnx.ModelProto) -> None:
     """Find the nodes that no converter takes, without converting anything."""
-    constant = {"", *(tensor.name for tensor in model.graph.initializer)}
     missing: list[str] = []
     for node in model.graph.node:
-        settled = node.op_type in _SHAPE_READERS or all(name in constant for name in node.input)
-        if settled:
-            constant.update(node.output)
-        known = node.op_type in CONVERTERS or (settled and node.op_type in folding.CONVERTERS)
-        if not (known and is_standard(node.domain)):
+        if not (node.op_type in CONVERTERS and is_standard(node.domain)):
             domain = "" if is_standard(node.domain) else f"{node.domain}."
             missing.append(f"{_name_of(node)!r} ({domain}{node.op_type})")
-            constant.difference_update(node.output)
     if missing:
         _refuse(model, missing)
 
 
-def _refuse(model: onnx.ModelProto, problems: Sequence[str]) -> None:
+def _refuse(model: onnx.ModelProto, problems: Sequence[str], inputs: Iterable[str] = ()) -> None:
+    """`inputs` are those whose values would solve all the problems."""
     count = "1 node" if len(problems) == 1 else f"{len(problems)} nodes"
-    raise UnsupportedOperatorError(
-        f"model {model.graph.name or 'without a name'}: cannot convert {count}: {', '.join(problems)}; "
-        f"supported operators: {', '.join(sorted(CONVERTERS))}"
-    )
+    what = f"model {model.graph.name or 'without a name'}: cannot convert {count}: {', '.join(problems)}"
+    if inputs:
+        raise UnknownValueError(f"{what}; fix these inputs with constants={{name: array}}", tuple(inputs))
+    raise UnsupportedOperatorError(f"{what}; supported operators: {', '.join(sorted(CONVERTERS))}")
 
 
 def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: int) -> Graph:
@@ -139,6 +165,8 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
     for tensor in model.graph.initializer:
         names[tensor.name] = builder.constant(numpy_helper.to_array(tensor), tensor.name)
     problems: list[str] = []
+    unknown: dict[str, None] = {}
+    solvable = 0
     lost: set[str] = set()
     for proto in model.graph.node:
         if lost.intersection(proto.input):
@@ -153,7 +181,11 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
             opset=opset,
         )
         try:
-            results = _converter_of(builder, node)(builder, node)
+            results = CONVERTERS[node.op_type](builder, node)
+        except UnknownValueError as error:
+            problems.append(str(error))
+            unknown.update(dict.fromkeys(error.inputs))
+            solvable += 1
         except UnsupportedOperatorError as error:
             problems.append(str(error))
         except DefinitionError as error:
@@ -163,16 +195,8 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
             continue
         lost.update(proto.output)
     if problems:
-        _refuse(model, problems)
+        _refuse(model, problems, unknown if solvable == len(problems) else ())
     return builder.finish({entry.name: names[entry.name] for entry in model.graph.output})
-
-
-def _converter_of(builder: GraphBuilder, node: OnnxNode) -> Converter:
-    """The folding converter when there is one and all operands are constant, else the one that emits operators."""
-    constant = all(name == "" or builder.array(name) is not None for name in node.inputs)
-    if node.op_type in folding.CONVERTERS and (constant or node.op_type not in CONVERTERS):
-        return folding.CONVERTERS[node.op_type]
-    return CONVERTERS[node.op_type]
 
 
 def _name_of(node: onnx.NodeProto) -> str:

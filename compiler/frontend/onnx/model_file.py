@@ -40,13 +40,18 @@ def opset_of(model: onnx.ModelProto) -> int:
 
     Raises: ModelFormatError when it is older than what we convert.
     """
-    version = max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0)
+    version = version_of(model)
     if version < OLDEST_OPSET:
         raise ModelFormatError(
             f"model {model.graph.name or 'without a name'} uses operator set {version}; the oldest supported is "
             f"{OLDEST_OPSET}: export it again, or convert it with onnx.version_converter"
         )
-    return int(version)
+    return version
+
+
+def version_of(model: onnx.ModelProto) -> int:
+    """The version of the standard operators, supported or not; 0 when none is named."""
+    return int(max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0))
 
 
 def check_model(model: onnx.ModelProto) -> None:

@@ -1,14 +1,15 @@
-"""In: an ONNX convolution, pool, product or batch-norm node. Out: our operators. Always: activations stay NCHW here."""
+"""In: an ONNX convolution, product or batch-norm node. Out: our operators. Always: activations stay NCHW here."""
 
 from collections.abc import Mapping, Sequence
 
 from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
+from compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
 from compiler.graph.builder import GraphBuilder
-from compiler.graph.infer import broadcast_shapes, window_extent
+from compiler.graph.infer import broadcast_shapes
+from compiler.graph.ir import Attribute
 
 
-def _pads(
+def pads_of(
     node: OnnxNode,
     extents: tuple[int, ...],
     kernel: tuple[int, ...],
@@ -42,85 +43,59 @@ def _widened(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
 
 
 def _spatial_rank(node: OnnxNode, rank: int) -> int:
-    if rank not in (3, 4):
-        raise node.unsupported(f"only 1-D and 2-D is supported, not {rank - 2}-D")
+    if rank not in (3, 4, 5):
+        raise node.unsupported(f"only 1-D, 2-D and 3-D is supported, not {rank - 2}-D")
     return rank - 2
 
 
 def _convolution(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    shape, weight = builder.value(x).shape, node.operand(builder, 1)
-    rank, w = _spatial_rank(node, len(shape)), weight.name
-    kernel = weight.shape[2:]
-    strides = node.ints("strides") or (1,) * rank
-    dilations = node.ints("dilations") or (1,) * rank
-    pads = _pads(node, shape[2:], kernel, strides, dilations)
-    if rank == 1:
-        x = write("reshape", x, shape=(*shape[:2], 1, shape[2]))
-        w = write("reshape", w, shape=(*weight.shape[:2], 1, kernel[0]))
-        strides, dilations, pads = _widened(strides, 1), _widened(dilations, 1), _widened(pads, 0)
-    groups = node.integer("group", 1)
-    x = write("conv2d", x, w, strides=strides, pads=pads, dilations=dilations, groups=groups, layout="NCHW")
+    x = convolved(builder, node, x, node.operand(builder, 1).name)
     if node.has_input(2):
-        bias = node.operand(builder, 2)
-        x = write("add", x, write("reshape", bias.name, shape=(1, bias.size, 1, 1)))
-    if rank == 1:
-        n, channels, _, width = builder.value(x).shape
-        x = write("reshape", x, shape=(n, channels, width))
+        x = write("add", x, as_channels(builder, node.inputs[2], len(builder.value(x).shape)))
     return [x]
 
 
-def _pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    if any(node.outputs[1:]):
-        raise node.unsupported("the indices output is not supported")
-    write, x = formula_of(builder, node)
-    shape = builder.value(x).shape
-    rank = _spatial_rank(node, len(shape))
-    kernel = node.ints("kernel_shape") or ()
+def as_channels(builder: GraphBuilder, name: str, rank: int) -> str:
+    """A vector with an element a channel, to be combined with activations of `rank`."""
+    return builder.emit("reshape", [name], {"shape": (1, builder.value(name).size, *(1 for _ in range(rank - 2)))})
+
+
+def convolved(builder: GraphBuilder, node: OnnxNode, x: str, w: str) -> str:
+    """The convolution of `x` with `w` as the attributes of `node` say, without a bias."""
+    shape, weight = builder.value(x).shape, builder.value(w).shape
+    rank, kernel = _spatial_rank(node, len(shape)), weight[2:]
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank
-    pads = _pads(node, shape[2:], kernel, strides, dilations)
-    is_max = node.op_type == "MaxPool"
-    include = bool(node.integer("count_include_pad", 0)) and any(pads)
-    if node.integer("ceil_mode", 0):
-        grown = _ceiled(shape[2:], kernel, strides, dilations, pads)
-        if include and grown != pads:
-            raise node.unsupported("count_include_pad together with ceil_mode")
-        pads = grown
-    if rank == 1:
-        x = write("reshape", x, shape=(*shape[:2], 1, shape[2]))
-        kernel, strides, dilations = _widened(kernel, 1), _widened(strides, 1), _widened(dilations, 1)
-        pads = _widened(pads, 0)
-    if is_max:
-        x = write("max_pool2d", x, kernel=kernel, strides=strides, pads=pads, dilations=dilations, layout="NCHW")
-    elif any(dilation != 1 for dilation in dilations):
-        raise node.unsupported("dilations")
-    else:
-        x = write("avg_pool2d", x, kernel=kernel, strides=strides, pads=pads, count_include_pad=include, layout="NCHW")
-    if rank == 1:
-        n, channels, _, width = builder.value(x).shape
-        x = write("reshape", x, shape=(n, channels, width))
-    return [x]
+    pads = pads_of(node, shape[2:], kernel, strides, dilations)
+    return plain_convolution(builder, x, w, strides, pads, dilations, node.integer("group", 1), node.name)
 
 
-def _ceiled(
-    extents: tuple[int, ...],
-    kernel: tuple[int, ...],
+def plain_convolution(
+    builder: GraphBuilder,
+    x: str,
+    w: str,
     strides: tuple[int, ...],
-    dilations: tuple[int, ...],
     pads: tuple[int, ...],
-) -> tuple[int, ...]:
-    """Pads that make room for the last, partial window; a window that would start in the padding is dropped."""
-    rank = len(extents)
-    after = list(pads[rank:])
-    for i, extent in enumerate(extents):
-        windows = window_extent(extent, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
-        reach = windows * strides[i] + dilations[i] * (kernel[i] - 1) + 1
-        missing = reach - (extent + pads[i] + pads[rank + i])
-        starts_inside = windows * strides[i] < extent + pads[i]
-        if 0 < missing < strides[i] and starts_inside:
-            after[i] += missing
-    return (*pads[:rank], *after)
+    dilations: tuple[int, ...],
+    groups: int,
+    name: str,
+) -> str:
+    """A convolution of one, two or three dimensions, channels first; the first becomes one of two."""
+    shape, weight = builder.value(x).shape, builder.value(w).shape
+    line = len(shape) == 3
+    if line:
+        x = builder.emit("reshape", [x], {"shape": (*shape[:2], 1, shape[2])})
+        w = builder.emit("reshape", [w], {"shape": (*weight[:2], 1, weight[2])})
+        strides, dilations, pads = _widened(strides, 1), _widened(dilations, 1), _widened(pads, 0)
+    op, layout = ("conv3d", "NCDHW") if len(shape) == 5 else ("conv2d", "NCHW")
+    attrs: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": dilations}
+    attrs |= {"groups": groups, "layout": layout}
+    x = builder.emit(op, [x, w], attrs, name=name)
+    if line:
+        n, channels, _, width = builder.value(x).shape
+        x = builder.emit("reshape", [x], {"shape": (n, channels, width)})
+    return x
 
 
 def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -148,8 +123,13 @@ def _gemm(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _matmul(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    write, a = formula_of(builder, node)
-    b = node.operand(builder, 1).name
+    _, a = formula_of(builder, node)
+    return [matrix_product(builder, node, a, node.operand(builder, 1).name)]
+
+
+def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str:
+    """The product of two values of any rank by NumPy's rule."""
+    write = Formula(builder, node, builder.value(a).dtype)
     a_shape, b_shape = builder.value(a).shape, builder.value(b).shape
     if not a_shape or not b_shape:
         raise node.unsupported("an operand has no dimensions")
@@ -180,14 +160,12 @@ def _matmul(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         left = shaped(expanded(a, a_shape), (count, *a_shape[-2:]))
         right = shaped(expanded(b, b_shape), (count, *b_shape[-2:]))
         product = write("batch_matmul", left, right)
-    return [shaped(product, (*batch, *result_tail))]
+    return shaped(product, (*batch, *result_tail))
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "AveragePool": _pool,
     "BatchNormalization": _batch_normalization,
     "Conv": _convolution,
     "Gemm": _gemm,
     "MatMul": _matmul,
-    "MaxPool": _pool,
 }

@@ -64,13 +64,48 @@ def _normalised(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, 
 
 
 def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    if any(node.outputs[1:]):
-        raise node.unsupported("the mean and deviation outputs are for training")
     write, x = formula_of(builder, node)
     rank = len(builder.value(x).shape)
     axes = tuple(range(node.axis(node.integer("axis", -1), rank), rank))
     result = write("mul", _normalised(builder, node, x, axes), node.operand(builder, 1).name)
-    return [write("add", result, node.inputs[2]) if node.has_input(2) else result]
+    result = write("add", result, node.inputs[2]) if node.has_input(2) else result
+    if not any(node.outputs[1:]):
+        return [result]
+    mean = write("reduce_mean", x, axes=axes, keepdims=True)
+    centred = write("sub", x, mean)
+    variance = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=True)
+    deviation = write("sqrt", write("add", variance, node.number("epsilon", 1e-5)))
+    return [result, mean, write("div", 1, deviation)]
+
+
+def _lp_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """x / norm; where the norm is 0 the result is 0."""
+    write, x = formula_of(builder, node)
+    p = node.integer("p", 2)
+    axes = (node.axis(node.integer("axis", -1), len(builder.value(x).shape)),)
+    if p not in (1, 2):
+        raise node.unsupported(f"p must be 1 or 2, not {p}")
+    terms = write("abs", x) if p == 1 else write("mul", x, x)
+    total = write("reduce_sum", terms, axes=axes, keepdims=True)
+    norm = total if p == 1 else write("sqrt", total)
+    return [write("where", write("equal", norm, 0), 0, write("div", x, norm))]
+
+
+def _local_response(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """x / (bias + alpha / size * sum of squares of neighbouring channels)^beta."""
+    write, x = formula_of(builder, node)
+    n, channels, *extents = builder.value(x).shape
+    size = node.integer("size", 1)
+    rows = 1
+    for extent in extents:
+        rows *= extent
+    squares = write("reshape", write("mul", x, x), shape=(n, 1, channels, rows))
+    before = (size - 1) // 2
+    window = {"kernel": (size, 1), "strides": (1, 1), "pads": (before, 0, size - 1 - before, 0), "layout": "NCHW"}
+    mean = write("avg_pool2d", squares, **window, count_include_pad=True)
+    scaled = write("mul", write("reshape", mean, shape=(n, channels, *extents)), node.number("alpha", 1e-4))
+    base = write("add", scaled, node.number("bias", 1.0))
+    return [write("div", x, write("pow", base, node.number("beta", 0.75)))]
 
 
 def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -87,12 +122,15 @@ CONVERTERS: Mapping[str, Converter] = {
     "GlobalMaxPool": _global("reduce_max"),
     "InstanceNormalization": _instance_normalization,
     "LayerNormalization": _layer_normalization,
+    "LRN": _local_response,
     "LogSoftmax": _softmax,
+    "LpNormalization": _lp_normalization,
     "ReduceL1": _reduce("reduce_sum", 18, before="abs"),
     "ReduceL2": _reduce("reduce_sum", 18, before="square", after="sqrt"),
     "ReduceMax": _reduce("reduce_max", 18),
     "ReduceMean": _reduce("reduce_mean", 18),
     "ReduceMin": _reduce("reduce_min", 18),
+    "ReduceProd": _reduce("reduce_prod", 18),
     "ReduceSum": _reduce("reduce_sum", 13),
     "ReduceSumSquare": _reduce("reduce_sum", 18, before="square"),
     "Softmax": _softmax,

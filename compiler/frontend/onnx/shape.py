@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from onnx import helper
 
+from compiler.dtype import is_float
 from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.frontend.onnx.elementwise import Converter, formula_of
+from compiler.frontend.onnx.indexing import taken
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.infer import broadcast_shapes
 from compiler.graph.ir import Array
 
 _FAR = 2**62
-_MOST_PIECES = 64
 
 
 def _identity(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -131,25 +133,15 @@ def _cut(builder: GraphBuilder, node: OnnxNode, axis: int, start: int, stop: int
 
 
 def _slice(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    write, x = formula_of(builder, node)
+    x = node.operand(builder, 0).name
     shape = builder.value(x).shape
     first, last = (node.int_list(builder, i, what) for i, what in ((1, "the starts"), (2, "the ends")))
     axes = node.int_list(builder, 3, "the axes") if node.has_input(3) else tuple(range(len(first)))
     jumps = node.int_list(builder, 4, "the steps") if node.has_input(4) else (1,) * len(first)
-    data = builder.array(x)
-    if data is not None:
-        cuts = [slice(None)] * len(shape)
-        for axis, *bound in zip(axes, first, last, jumps, strict=True):
-            cuts[node.axis(axis, len(shape))] = slice(*bound)
-        return [builder.constant(data[tuple(cuts)], node.outputs[0])]
-    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
-    for axis, start, stop, step in zip(axes, first, last, jumps, strict=True):
-        if step < 1:
-            raise node.unsupported("negative steps are not supported")
+    for axis, *bound in zip(axes, first, last, jumps, strict=True):
         at = node.axis(axis, len(shape))
-        starts[at], stops[at], steps[at] = (*slice(start, stop).indices(shape[at])[:2], step)
-        stops[at] = max(stops[at], starts[at])
-    return [write("slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))]
+        x = taken(builder, x, at, range(shape[at])[slice(*bound)], node.name)
+    return [x]
 
 
 def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -164,42 +156,98 @@ def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [_cut(builder, node, axis, at, at + size) for at, size in zip(offsets, sizes, strict=True)]
 
 
-def _gather(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    write, x = formula_of(builder, node)
-    shape = builder.value(x).shape
-    axis = node.axis(node.integer("axis", 0), len(shape))
-    indices = node.array(builder, 1, "the indices")
-    data = builder.array(x)
-    if data is not None:
-        return [builder.constant(np.take(data, indices.astype("int64"), axis=axis), node.outputs[0])]
-    places = [int(place) % shape[axis] for place in indices.ravel()]
-    step = places[1] - places[0] if len(places) > 1 else 1
-    if places and step > 0 and places == list(range(places[0], places[-1] + 1, step)):
-        x = _cut(builder, node, axis, places[0], places[-1] + 1, step)
-    elif 0 < len(places) <= _MOST_PIECES:
-        x = builder.emit("concat", [_cut(builder, node, axis, p, p + 1) for p in places], {"axis": axis})
-    else:
-        raise node.unsupported(f"{len(places)} indices without a pattern")
-    result = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
-    return [write("reshape", x, shape=result) if result != builder.value(x).shape else x]
-
-
 def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    rank = len(builder.value(x).shape)
-    if node.text("mode", "constant") != "constant":
-        raise node.unsupported(f"mode {node.text('mode', '')!r}; only 'constant' is supported")
+    shape = builder.value(x).shape
+    rank, mode = len(shape), node.text("mode", "constant")
     pads = node.int_list(builder, 1, "the pads")
     axes = node.int_list(builder, 3, "the axes") if node.has_input(3) else tuple(range(rank))
-    value = float(node.array(builder, 2, "the value").item()) if node.has_input(2) else 0.0
     before, after = [0] * rank, [0] * rank
     for i, axis in enumerate(axes):
         before[node.axis(axis, rank)], after[node.axis(axis, rank)] = pads[i], pads[len(axes) + i]
-    if min(pads, default=0) < 0:
-        raise node.unsupported("negative pads are not supported")
-    if not any(pads):
+    if mode not in _PAD_MODES:
+        raise node.unsupported(f"mode {mode!r} is none of {', '.join(_PAD_MODES)}")
+    for axis, extent in enumerate(shape):
+        low, high = (before[axis], after[axis]) if mode != "constant" else (min(before[axis], 0), min(after[axis], 0))
+        x = taken(builder, x, axis, _padded_places(extent, low, high, mode), node.name)
+    outer = [tuple(max(0, pad) for pad in pads) for pads in (before, after)]
+    if mode != "constant" or not any((*outer[0], *outer[1])):
         return [x]
-    return [write("pad", x, pads_before=tuple(before), pads_after=tuple(after), value=value)]
+    if not node.has_input(2):
+        return [write("pad", x, pads_before=outer[0], pads_after=outer[1], value=0.0)]
+    fill = builder.array(node.inputs[2])
+    if fill is not None and is_float(fill.dtype.name):
+        return [write("pad", x, pads_before=outer[0], pads_after=outer[1], value=float(fill.item()))]
+    inside = np.pad(np.ones(builder.value(x).shape, bool), tuple(zip(*outer, strict=True)))
+    wide = write("pad", x, pads_before=outer[0], pads_after=outer[1], value=0.0)
+    value = builder.emit("reshape", [node.inputs[2]], {"shape": ()})
+    return [write("where", builder.constant(inside, "inside"), wide, value)]
+
+
+_PAD_MODES = ("constant", "edge", "reflect", "wrap")
+
+
+def _padded_places(extent: int, low: int, high: int, mode: str) -> Sequence[int]:
+    """Which element of an axis each place of the padded one shows."""
+    places = np.arange(-low, extent + high)
+    if mode == "reflect" and extent > 1:
+        places = np.abs((places + extent - 1) % (2 * extent - 2) - extent + 1)
+    elif mode == "wrap":
+        places = places % extent
+    return [int(place) for place in np.clip(places, 0, extent - 1)]
+
+
+def _range(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    start, limit, delta = (
+        node.array(builder, i, what) for i, what in enumerate(("the start", "the limit", "the step"))
+    )
+    count = max(0, int(np.ceil((limit.astype("float64") - start.astype("float64")) / delta.astype("float64"))))
+    wide = "float64" if is_float(start.dtype.name) else "int64"
+    values = start.astype(wide) + np.arange(count) * delta.astype(wide)
+    return [builder.constant(values.astype(start.dtype), node.outputs[0])]
+
+
+def _tile(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    shape, repeats = builder.value(x).shape, node.int_list(builder, 1, "the repeats")
+    split = tuple(n for extent in shape for n in (1, extent))
+    wide = tuple(n for pair in zip(repeats, shape, strict=True) for n in pair)
+    spread = write("broadcast_to", write("reshape", x, shape=split), shape=wide)
+    return [write("reshape", spread, shape=tuple(n * times for n, times in zip(shape, repeats, strict=True)))]
+
+
+def _eye_like(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    x = node.operand(builder, 0)
+    dtype = helper.tensor_dtype_to_np_dtype(node.integer("dtype", 1)) if "dtype" in node.attributes else x.dtype
+    return [builder.constant(np.eye(x.shape[0], x.shape[1], node.integer("k", 0)).astype(dtype), node.outputs[0])]
+
+
+def _depth_to_space(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    n, c, h, w = builder.value(x).shape
+    b = node.integer("blocksize", 1)
+    deep = node.text("mode", "DCR") == "DCR"
+    x = write("reshape", x, shape=(n, b, b, c // b**2, h, w) if deep else (n, c // b**2, b, b, h, w))
+    x = write("transpose", x, perm=(0, 3, 4, 1, 5, 2) if deep else (0, 1, 4, 2, 5, 3))
+    return [write("reshape", x, shape=(n, c // b**2, h * b, w * b))]
+
+
+def _space_to_depth(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    n, c, h, w = builder.value(x).shape
+    b = node.integer("blocksize", 1)
+    x = write("reshape", x, shape=(n, c, h // b, b, w // b, b))
+    deep = node.text("mode", "DCR") == "DCR"
+    x = write("transpose", x, perm=(0, 3, 5, 1, 2, 4) if deep else (0, 1, 3, 5, 2, 4))
+    return [write("reshape", x, shape=(n, c * b**2, h // b, w // b))]
+
+
+def _compress(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    kept = [int(place) for place in np.flatnonzero(node.array(builder, 1, "the condition"))]
+    if "axis" not in node.attributes:
+        return [taken(builder, write("reshape", x, shape=(builder.value(x).size,)), 0, kept, node.name)]
+    return [taken(builder, x, node.axis(node.integer("axis", 0), len(builder.value(x).shape)), kept, node.name)]
 
 
 def _expand(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -211,50 +259,27 @@ def _expand(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [x if target == shape else write("broadcast_to", x, shape=target)]
 
 
-def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """Nearest-neighbour enlargement by whole factors: every element is repeated."""
-    x = node.operand(builder, 0)
-    factors = _whole_factors(builder, node, x.shape)
-    mode, how = node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel")
-    rounding = node.text("nearest_mode", "round_prefer_floor")
-    plain = (how, rounding) == ("asymmetric", "floor") or (how == "half_pixel" and rounding.startswith("round"))
-    if mode != "nearest" or factors is None or not plain:
-        raise node.unsupported("only nearest-neighbour enlargement by whole factors is supported")
-    write, name = formula_of(builder, node)
-    split = tuple(n for extent in x.shape for n in (extent, 1))
-    wide = tuple(n for pair in zip(x.shape, factors, strict=True) for n in pair)
-    name = write("broadcast_to", write("reshape", name, shape=split), shape=wide)
-    return [write("reshape", name, shape=tuple(n * f for n, f in zip(x.shape, factors, strict=True)))]
-
-
-def _whole_factors(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    if node.has_input(3):
-        sizes = node.int_list(builder, 3, "the sizes")
-        ratios = [size / extent for size, extent in zip(sizes, shape, strict=False)]
-    else:
-        ratios = [float(scale) for scale in node.array(builder, 2, "the scales").astype("float64").ravel()]
-    if len(ratios) != len(shape) or any(ratio < 1 or ratio != int(ratio) for ratio in ratios):
-        return None
-    return tuple(int(ratio) for ratio in ratios)
-
-
 CONVERTERS: Mapping[str, Converter] = {
+    "Compress": _compress,
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
+    "DepthToSpace": _depth_to_space,
     "Dropout": _dropout,
+    "EyeLike": _eye_like,
     "Expand": _expand,
     "Flatten": _flatten,
-    "Gather": _gather,
     "Identity": _identity,
     "Pad": _pad,
+    "Range": _range,
     "Reshape": _reshape,
-    "Resize": _resize,
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

@@ -73,9 +73,10 @@ def trim_constant(builder: GraphBuilder, node: Node) -> str | None:
     if OPS[node.op].kind is not FusionKind.BROADCAST:
         return None
     inputs = list(node.inputs)
-    for i in range(2):
-        constant, other = builder.array(inputs[i]), builder.value(inputs[1 - i])
-        if constant is None or not constant.shape or len(other.shape) < constant.ndim:
+    for i in range(len(inputs)):
+        constant = builder.array(inputs[i])
+        rank = max(len(builder.value(name).shape) for name in (*inputs[:i], *inputs[i + 1 :]))
+        if constant is None or not constant.shape or rank < constant.ndim:
             continue
         shape = constant.shape if constant.size > 1 else ()
         while shape and shape[0] == 1:
@@ -89,7 +90,7 @@ def trim_constant(builder: GraphBuilder, node: Node) -> str | None:
 
 def drop_broadcast(builder: GraphBuilder, node: Node) -> str | None:
     """a + broadcast_to(b) -> a + b when a alone gives the result its shape."""
-    if OPS[node.op].kind is not FusionKind.BROADCAST:
+    if OPS[node.op].kind is not FusionKind.BROADCAST or len(node.inputs) != 2:
         return None
     for i in range(2):
         producer, other = builder.producer(node.inputs[i]), builder.value(node.inputs[1 - i])

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from compiler.graph.builder import GraphBuilder, rewrite
 from compiler.graph.ir import Graph, Node
 
-_TO_LAST = (0, 2, 3, 1)
-_TO_FIRST = (0, 3, 1, 2)
-_OPS = ("conv2d", "max_pool2d", "avg_pool2d")
+_LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
+_OPS = ("conv2d", "conv3d", "max_pool2d", "avg_pool2d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +28,25 @@ class ChannelsLast:
 
 
 def _convert(builder: GraphBuilder, node: Node) -> str | None:
-    if node.op not in _OPS or node.text("layout") == "NHWC":
+    if node.op not in _OPS or node.text("layout") not in _LAST:
         return None
-    operands = [builder.emit("transpose", [node.inputs[0]], {"perm": _TO_LAST}, output=f"{node.inputs[0]}_nhwc")]
-    if node.op == "conv2d":
+    layout = _LAST[node.text("layout")]
+    axes = tuple(range(1, len(layout)))
+    to_last, to_first = (0, *axes[1:], 1), (0, axes[-1], *axes[:-1])
+    operands = [builder.emit("transpose", [node.inputs[0]], {"perm": to_last}, output=f"{node.inputs[0]}_nhwc")]
+    if node.op in ("conv2d", "conv3d"):
         operands.append(_weight(builder, node))
-    attrs = {**node.attrs, "layout": "NHWC"}
+    attrs = {**node.attrs, "layout": layout}
     result = builder.emit(node.op, operands, attrs, name=node.name, output=f"{node.output}_nhwc")
-    return builder.emit("transpose", [result], {"perm": _TO_FIRST}, output=node.output)
+    return builder.emit("transpose", [result], {"perm": to_first}, output=node.output)
 
 
 def _weight(builder: GraphBuilder, node: Node) -> str:
     weight = builder.value(node.inputs[1])
-    made, taken, height, width = weight.shape
+    made, taken, *kernel = weight.shape
     depthwise = taken == 1 and node.integer("groups") == made
-    name = builder.emit("transpose", [weight.name], {"perm": (2, 3, 1, 0)}, output=f"{weight.name}_hwio")
+    perm = (*range(2, len(weight.shape)), 1, 0)
+    name = builder.emit("transpose", [weight.name], {"perm": perm}, output=f"{weight.name}_hwio")
     if not depthwise:
         return name
-    return builder.emit("reshape", [name], {"shape": (height, width, made)}, output=f"{weight.name}_hwc")
+    return builder.emit("reshape", [name], {"shape": (*kernel, made)}, output=f"{weight.name}_hwc")

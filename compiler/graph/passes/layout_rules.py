@@ -10,7 +10,7 @@ from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Attribute, Node, Value
 from compiler.graph.ops import OPS, FusionKind
 
-_REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
+_REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 
 
 def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
     With two operands: both reshaped alike, or one a constant that only sees the last axis.
     """
     kind = OPS[node.op].kind
-    if kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST):
+    if kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST) or len(node.inputs) > 2:
         return None
     source = builder.producer(node.inputs[0])
     if source is None or source.op != "reshape":

@@ -8,7 +8,7 @@ Always: the operator library is written in tensor expressions alone.
 from collections.abc import Callable, Mapping
 
 from compiler.errors import DefinitionError
-from compiler.te.ops import conv, elementwise, matmul, pool, reduce, shape
+from compiler.te.ops import conv, elementwise, matmul, places, pool, reduce, shape
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Tensor
 
@@ -16,13 +16,21 @@ Lowering = Callable[[OpCall], Tensor]
 
 LOWERINGS: Mapping[str, Lowering] = {
     **dict.fromkeys(sorted(elementwise.NAMES), elementwise.elementwise),
-    **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min"), reduce.reduction),
+    **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), reduce.reduction),
     "conv2d": conv.convolution,
+    "conv3d": conv.convolution,
     "dense": matmul.dense,
     "batch_matmul": matmul.batch_matmul,
     "max_pool2d": pool.max_pool2d,
     "avg_pool2d": pool.avg_pool2d,
     "softmax": reduce.softmax,
+    **dict.fromkeys(("arg_max", "arg_min"), places.arg_reduction),
+    "top_k": places.top_k,
+    "gather": places.gather,
+    "gather_elements": places.gather_elements,
+    "gather_nd": places.gather_nd,
+    "scatter_elements": places.scatter_elements,
+    "scatter_nd": places.scatter_nd,
     "reshape": shape.reshape,
     "transpose": shape.transpose,
     "concat": shape.concat,

@@ -145,7 +145,8 @@ def zero_padded(
             if after[dim]:
                 conditions.append(index < before[dim] + inside[dim])
             moved[first + dim] = index - before[dim]
-        return te.if_then_else(te.logical_and(*conditions), data[tuple(moved)], 0.0)
+        zero = te.const(0, data.dtype)
+        return te.if_then_else(te.logical_and(*conditions), data[tuple(moved)], zero)
 
     functions: dict[int, Callable[..., Expr]] = {
         3: lambda a, b, c: body((a, b, c)),

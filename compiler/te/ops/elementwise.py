@@ -6,11 +6,28 @@ Always: result element i needs operand element i only, after broadcasting.
 from collections.abc import Callable
 from typing import cast as as_type
 
+import numpy as np
+
 from compiler import te
 from compiler.dtype import is_float
-from compiler.ir.expr import Expr
+from compiler.ir.expr import TRIGONOMETRIC, Expr
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Tensor
+
+
+def _all_bits(dtype: str) -> Expr:
+    return te.const(int(np.iinfo(dtype).max) if dtype.startswith("u") else -1, dtype)
+
+
+def _left_over(a: Expr, b: Expr, *, floored: bool) -> Expr:
+    """a less the multiple of b below it (`floored`: the result has the sign of b) or towards zero (that of a)."""
+    if is_float(a.dtype):
+        quotient = a / b
+        down = te.floor(quotient)
+        whole = down if floored else te.if_then_else(quotient < 0, te.ceil(quotient), down)
+        return a - whole * b
+    return a % b if floored else a - a / b * b
+
 
 _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "relu": lambda x: te.maximum(x, 0),
@@ -25,6 +42,10 @@ _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "floor": te.floor,
     "ceil": te.ceil,
     "round": te.round,
+    **{name: getattr(te, name) for name in TRIGONOMETRIC},
+    "sign": lambda x: te.if_then_else(x > 0, 1, te.if_then_else(x < 0, -1, x)),
+    "bit_not": lambda x: te.logical_not(x) if x.dtype == "bool" else x ^ _all_bits(x.dtype),
+    "is_nan": te.isnan,
     "identity": lambda x: x,
 }
 
@@ -36,9 +57,19 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "pow": te.pow,
     "maximum": te.maximum,
     "minimum": te.minimum,
+    "mod": lambda a, b: _left_over(a, b, floored=True),
+    "fmod": lambda a, b: _left_over(a, b, floored=False),
+    "bit_and": lambda a, b: a & b,
+    "bit_or": lambda a, b: a | b,
+    "bit_xor": lambda a, b: a ^ b,
+    "shift_left": lambda a, b: a << b,
+    "shift_right": lambda a, b: a >> b,
+    "equal": te.equal,
+    "less": lambda a, b: a < b,
+    "less_equal": lambda a, b: a <= b,
 }
 
-NAMES = frozenset({*_UNARY, *_BINARY, "leaky_relu", "clip", "cast"})
+NAMES = frozenset({*_UNARY, *_BINARY, "leaky_relu", "clip", "cast", "where"})
 """The operators that `elementwise` expresses."""
 
 
@@ -59,6 +90,8 @@ def _value(call: OpCall, values: list[Expr]) -> Expr:
         return te.select(te.const(0, x.dtype) < x, x, x * call.number("alpha"))
     if call.op == "clip":
         return _clip(x, call.number("low"), call.number("high"))
+    if call.op == "where":
+        return te.select(x, values[1], values[2])
     if call.op == "cast":
         return te.cast(call.text("dtype"), x)
     return _UNARY[call.op](x)

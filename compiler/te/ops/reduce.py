@@ -19,6 +19,7 @@ _COMBINERS: dict[str, _Combine] = {
     "reduce_mean": te.sum,
     "reduce_max": te.max,
     "reduce_min": te.min,
+    "reduce_prod": te.prod,
 }
 
 

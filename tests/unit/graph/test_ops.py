@@ -10,13 +10,23 @@ from compiler.errors import DefinitionError
 from compiler.graph.evaluate import EVALUATORS, evaluate_node
 from compiler.graph.ir import Attribute, Graph, Node, Value
 from compiler.graph.ops import OPS, FusionKind, infer_value, verify
+from tests.operator_cases import TYPED_CASES
 
 Shapes = list[tuple[int, ...]]
 Attributes = dict[str, Attribute]
 
 CONV: Attributes = {"strides": (2, 1), "pads": (1, 0, 2, 1), "dilations": (1, 2), "groups": 1, "layout": "NCHW"}
+CONV_3D: Attributes = {
+    "strides": (1, 2, 1),
+    "pads": (0, 1, 1, 0, 1, 1),
+    "dilations": (1, 1, 1),
+    "groups": 1,
+    "layout": "NCDHW",
+}
 MAX_POOL: Attributes = {"kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 0, 1), "dilations": (1, 1)}
 AVG_POOL: Attributes = {"kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 0, 1), "count_include_pad": False}
+
+_OF_FLOATS_TOO = {"sign", "is_nan", "mod", "fmod", "less", "equal"}
 
 STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("leaky_relu", [(2, 3)], {"alpha": 0.1}),
@@ -40,18 +50,24 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("slice", [(5, 6)], {"starts": (1, 0), "stops": (5, 6), "steps": (2, 4)}),
     ("pad", [(2, 3)], {"pads_before": (0, 1), "pads_after": (2, 0), "value": 1.0}),
     ("broadcast_to", [(3, 1)], {"shape": (2, 3, 4)}),
+    ("arg_max", [(2, 3)], {"axis": 1, "keepdims": True}),
+    ("arg_min", [(2, 3)], {"axis": 0, "keepdims": False}),
+    ("top_k", [(2, 3)], {"axis": 1, "k": 2, "largest": True}),
+    ("conv3d", [(1, 4, 3, 5, 6), (2, 4, 1, 3, 3)], CONV_3D),
 ]
 
 
 def all_cases() -> list[tuple[str, Shapes, Attributes]]:
     cases = list(STRUCTURED)
-    covered = {op for op, _, _ in cases}
+    covered = {op for op, _, _ in (*cases, *TYPED_CASES)} - _OF_FLOATS_TOO
     for spec in OPS.values():
+        if spec.name in covered:
+            continue
         if spec.kind is FusionKind.BROADCAST:
             cases.append((spec.name, [(2, 3, 4), (3, 1)], {}))
         elif spec.name.startswith("reduce_"):
             cases += [(spec.name, [(2, 3, 4)], {"axes": (0, 2), "keepdims": keep}) for keep in (False, True)]
-        elif spec.name not in covered:
+        else:
             cases.append((spec.name, [(2, 3)], {}))
     return cases
 
@@ -63,7 +79,7 @@ def operand(value: Value) -> np.ndarray[Any, Any]:
 
 def test_every_operator_is_evaluated() -> None:
     assert set(EVALUATORS) == set(OPS)
-    assert {op for op, _, _ in all_cases()} == set(OPS)
+    assert {op for op, _, _ in (*all_cases(), *TYPED_CASES)} == set(OPS)
 
 
 @pytest.mark.parametrize(("op", "shapes", "attrs"), all_cases())
@@ -72,6 +88,14 @@ def test_evaluator_agrees_with_the_shape_rule(op: str, shapes: Shapes, attrs: At
     node = Node(op, tuple(value.name for value in values), ("y",), attrs)
     described = infer_value(node, values)
     result = evaluate_node(node, [operand(value) for value in values])
+    assert (result.shape, result.dtype.name) == (described.shape, described.dtype)
+
+
+@pytest.mark.parametrize(("op", "arrays", "attrs"), TYPED_CASES)
+def test_evaluator_of_other_operands(op: str, arrays: list[np.ndarray[Any, Any]], attrs: Attributes) -> None:
+    values = tuple(Value(f"x{i}", array.shape, array.dtype.name) for i, array in enumerate(arrays))
+    node = Node(op, tuple(value.name for value in values), ("y",), attrs)
+    described, result = infer_value(node, values), evaluate_node(node, arrays)
     assert (result.shape, result.dtype.name) == (described.shape, described.dtype)
 
 
@@ -97,6 +121,11 @@ MISFITS: list[tuple[str, Shapes, Attributes, str]] = [
     ("slice", [(5,)], {"starts": (0,), "stops": (6,), "steps": (1,)}, "cannot slice"),
     ("pad", [(5,)], {"pads_before": (-1,), "pads_after": (0,), "value": 0.0}, "none negative"),
     ("broadcast_to", [(3,)], {"shape": (2,)}, "does not broadcast"),
+    ("where", [(3,), (3,), (3,)], {}, "condition must be bool"),
+    ("gather", [(3,), (2,)], {"axis": 0}, "indices must be integers"),
+    ("top_k", [(3,)], {"axis": 0, "k": 4, "largest": True}, "no 4 elements"),
+    ("arg_max", [(3,)], {"axis": 1, "keepdims": True}, "outside the rank"),
+    ("conv3d", [(2, 4, 9, 8), (6, 4, 3, 2)], CONV_3D, "five dimensions"),
 ]
 
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.errors import DynamicShapeError, ModelFormatError, UnsupportedOperatorError
+from compiler.errors import DynamicShapeError, ModelFormatError, UnknownValueError, UnsupportedOperatorError
 from compiler.frontend import zoo
 from compiler.frontend.onnx.importer import load_model
 from compiler.graph.evaluate import evaluate
@@ -30,7 +30,7 @@ def test_every_unknown_operator_is_named(model_of: ModelOf) -> None:
     with pytest.raises(UnsupportedOperatorError) as caught:
         load_model(model_of(nodes, {"x": (3, 3)}))
     text = str(caught.value)
-    assert "cannot convert 2 nodes: 'first' (Det), 'second' (NonZero); supported operators: Abs, Add" in text
+    assert "cannot convert 2 nodes: 'first' (Det), 'second' (NonZero); supported operators: Abs, Acos" in text
     assert "\n" not in text
 
 
@@ -47,24 +47,53 @@ def test_other_domains_are_refused(model_of: ModelOf) -> None:
         load_model(model)
 
 
-def test_an_operator_for_constants_alone_is_refused_on_data(model_of: ModelOf) -> None:
-    node = helper.make_node("Tile", ["x", "n"], ["y"], name="copies")
-    with pytest.raises(UnsupportedOperatorError, match=r"'copies' \(Tile\)"):
-        load_model(model_of([node], {"x": (3,)}, weights={"n": np.asarray([2])}))
+def _wide_reshape(model_of: ModelOf) -> onnx.ModelProto:
+    """A model whose shapes depend on what the input `n` holds."""
+    nodes = [
+        helper.make_node("Cast", ["n"], ["whole"], to=TensorProto.INT64),
+        helper.make_node("Tile", ["x", "whole"], ["y"], name="copies"),
+    ]
+    return model_of(nodes, {"x": (3,), "n": (1,)})
+
+
+def test_an_input_that_shapes_depend_on_is_named(model_of: ModelOf) -> None:
+    with pytest.raises(UnknownValueError, match=r"'copies' \(Tile\): the repeats .* on the input 'n'") as caught:
+        load_model(_wide_reshape(model_of))
+    assert caught.value.inputs == ("n",)
+
+
+def test_an_input_can_be_fixed(model_of: ModelOf) -> None:
+    graph = load_model(_wide_reshape(model_of), constants={"n": np.array([2], np.float32)})
+    assert [value.name for value in graph.inputs] == ["x"]
+    (found,) = evaluate(graph, {"x": np.arange(3, dtype=np.float32)})
+    np.testing.assert_array_equal(found, [0, 1, 2, 0, 1, 2])
+
+
+def test_a_value_for_an_unknown_input_is_refused(model_of: ModelOf) -> None:
+    with pytest.raises(ModelFormatError, match="values are given for z"):
+        load_model(model_of([relu()], {"x": (1, 3)}), constants={"z": np.zeros(3, np.float32)})
+
+
+def test_operators_that_are_functions_are_expanded(model_of: ModelOf) -> None:
+    node = helper.make_node("ReduceLogSumExp", ["x"], ["y"], keepdims=0)
+    graph = load_model(model_of([node], {"x": (2, 3)}, opset=18))
+    x = np.random.default_rng(0).standard_normal((2, 3), dtype=np.float32)
+    (found,) = evaluate(graph, {"x": x})
+    np.testing.assert_allclose(found, np.log(np.exp(x).sum()), rtol=1e-5)
 
 
 def test_attributes_that_do_not_convert_come_together(model_of: ModelOf) -> None:
     nodes = [
-        helper.make_node("Pad", ["x", "p"], ["a"], name="mirror", mode="reflect"),
-        helper.make_node("MaxPool", ["x"], ["b"], name="solid", kernel_shape=[2, 2, 2]),
+        helper.make_node("Pad", ["x", "p"], ["a"], name="mirror", mode="mirrored"),
+        helper.make_node("MaxPool", ["x"], ["b"], name="solid", kernel_shape=[2, 2, 2, 2]),
         relu("a", "y"),
         relu("b", "z"),
     ]
-    model = model_of(nodes, {"x": (1, 1, 4, 4, 4)}, ["y", "z"], {"p": np.ones(10, np.int64)})
+    model = model_of(nodes, {"x": (1, 1, 4, 4, 4, 4)}, ["y", "z"], {"p": np.ones(12, np.int64)})
     with pytest.raises(UnsupportedOperatorError) as caught:
         load_model(model)
-    assert "cannot convert 2 nodes: 'mirror' (Pad): mode 'reflect'" in str(caught.value)
-    assert "'solid' (MaxPool): only 1-D and 2-D" in str(caught.value)
+    assert "cannot convert 2 nodes: 'mirror' (Pad): mode 'mirrored'" in str(caught.value)
+    assert "'solid' (MaxPool): only 1-D, 2-D and 3-D" in str(caught.value)
 
 
 def test_training_mode_is_refused(model_of: ModelOf) -> None:
@@ -121,8 +150,15 @@ def test_an_invalid_model(model_of: ModelOf) -> None:
 
 
 def test_an_old_operator_set(model_of: ModelOf) -> None:
-    with pytest.raises(ModelFormatError, match="operator set 9; the oldest supported is 11"):
-        load_model(model_of([relu()], {"x": (1, 3)}, opset=9))
+    slope = {"w": np.ones(3, np.float32)}
+    graph = load_model(model_of([helper.make_node("PRelu", ["x", "w"], ["y"])], {"x": (1, 3)}, weights=slope, opset=9))
+    assert graph.values["y"].shape == (1, 3)
+
+
+def test_an_old_operator_set_that_cannot_be_converted(model_of: ModelOf) -> None:
+    node = helper.make_node("Scan", ["x"], ["y"], body=helper.make_graph([], "body", [], []))
+    with pytest.raises(ModelFormatError, match="operator set 7; the oldest supported is 11"):
+        load_model(model_of([node], {"x": (1, 3)}, opset=7))
 
 
 def test_a_shape_that_contradicts_the_model_is_refused(model_of: ModelOf) -> None:

@@ -13,7 +13,7 @@ from compiler.graph.ops import OPS
 from compiler.te.evaluate import evaluate
 from compiler.te.ops import LOWERINGS, OpCall, lower_op
 from compiler.te.tensor import ComputeOp
-from tests.operator_cases import CASES, CONV, MAX_POOL, Attrs, Shapes, lowered, random_arrays
+from tests.operator_cases import CASES, CONV, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 
 
 def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
@@ -28,6 +28,11 @@ def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
 @pytest.mark.parametrize(("op", "shapes", "attrs"), CASES)
 def test_operator_means_what_the_graph_says(op: str, shapes: Shapes, attrs: Attrs) -> None:
     _check(op, random_arrays(shapes), attrs)
+
+
+@pytest.mark.parametrize(("op", "arrays", "attrs"), TYPED_CASES)
+def test_operator_of_other_operands(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
+    _check(op, arrays, attrs)
 
 
 @pytest.mark.parametrize("op", ["log", "sqrt"])
@@ -53,7 +58,7 @@ def test_integer_max_pool_and_mean() -> None:
 
 def test_every_operator_but_batch_norm_has_a_row() -> None:
     assert set(OPS) - set(LOWERINGS) == {"batch_norm"}
-    assert {op for op, _, _ in CASES} | {"log", "sqrt", "pow"} == set(LOWERINGS)
+    assert {op for op, _, _ in (*CASES, *TYPED_CASES)} | {"log", "sqrt", "pow"} == set(LOWERINGS)
 
 
 def test_literals_stand_for_scalars() -> None:

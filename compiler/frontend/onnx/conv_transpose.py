@@ -1,0 +1,91 @@
+"""In: an ONNX transposed convolution. Out: our operators. Always: of one to three dimensions.
+
+It is the convolution of the input, with zeros between its elements, with the turned weight.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.frontend.onnx.elementwise import Converter, formula_of
+from compiler.frontend.onnx.indexing import taken
+from compiler.frontend.onnx.nn import as_channels, plain_convolution
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Attribute
+
+
+def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    shape, weight = builder.value(x).shape, node.operand(builder, 1)
+    rank, kernel, groups = len(shape) - 2, weight.shape[2:], node.integer("group", 1)
+    if rank not in (1, 2, 3):
+        raise node.unsupported(f"only 1-D, 2-D and 3-D is supported, not {rank}-D")
+    strides = node.ints("strides") or (1,) * rank
+    dilations = node.ints("dilations") or (1,) * rank
+    extra = node.ints("output_padding") or (0,) * rank
+    reach = tuple(dilation * (size - 1) for size, dilation in zip(kernel, dilations, strict=True))
+    before, after = _cut_off(node, shape[2:], strides, reach, extra)
+    for axis in range(rank):
+        x = _spread(builder, x, axis + 2, strides[axis])
+    low = [edge - cut for edge, cut in zip(reach, before, strict=True)]
+    high = [edge - cut + more for edge, cut, more in zip(reach, after, extra, strict=True)]
+    x = _without(builder, x, [max(0, -pad) for pad in low], [max(0, -pad) for pad in high])
+    turned = _turned(builder, weight.name, groups)
+    pads = tuple(max(0, pad) for pad in (*low, *high))
+    x = plain_convolution(builder, x, turned, (1,) * rank, pads, dilations, groups, node.name)
+    if node.has_input(2):
+        x = write("add", x, as_channels(builder, node.inputs[2], rank + 2))
+    return [x]
+
+
+def _cut_off(
+    node: OnnxNode, extents: Sequence[int], strides: Sequence[int], reach: Sequence[int], extra: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """How much of the full result is cut off in front and behind."""
+    rank = len(extents)
+    auto, wanted = node.text("auto_pad", "NOTSET"), node.ints("output_shape")
+    if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = tuple(extent * stride for extent, stride in zip(extents, strides, strict=True))
+    if wanted is None:
+        pads = (node.ints("pads") or (0,) * (2 * rank)) if auto == "NOTSET" else (0,) * (2 * rank)
+        return pads[:rank], pads[rank:]
+    sizes = zip(extents, strides, reach, extra, wanted[-rank:], strict=True)
+    totals = [stride * (extent - 1) + more + edge + 1 - size for extent, stride, edge, more, size in sizes]
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return (small, large) if auto == "SAME_UPPER" else (large, small)
+
+
+def _spread(builder: GraphBuilder, x: str, axis: int, stride: int) -> str:
+    """stride - 1 zeros between neighbours along an axis."""
+    if stride == 1:
+        return x
+    shape = builder.value(x).shape
+    split = (*shape[: axis + 1], 1, *shape[axis + 1 :])
+    after = [0] * len(split)
+    after[axis + 1] = stride - 1
+    x = builder.emit("reshape", [x], {"shape": split})
+    border: dict[str, Attribute] = {"pads_before": (0,) * len(split), "pads_after": tuple(after), "value": 0.0}
+    x = builder.emit("pad", [x], border)
+    wide = shape[axis] * stride
+    x = builder.emit("reshape", [x], {"shape": (*shape[:axis], wide, *shape[axis + 1 :])})
+    return taken(builder, x, axis, range(wide - stride + 1))
+
+
+def _without(builder: GraphBuilder, x: str, front: Sequence[int], back: Sequence[int]) -> str:
+    for place, (low, high) in enumerate(zip(front, back, strict=True)):
+        x = taken(builder, x, place + 2, range(low, builder.value(x).shape[place + 2] - high))
+    return x
+
+
+def _turned(builder: GraphBuilder, weight: str, groups: int) -> str:
+    """(I, O/groups, *kernel) as (O, I/groups, *kernel), back to front along the kernel."""
+    inputs, outputs, *kernel = builder.value(weight).shape
+    tail = range(3, 3 + len(kernel))
+    split = builder.emit("reshape", [weight], {"shape": (groups, inputs // groups, outputs, *kernel)})
+    swapped = builder.emit("transpose", [split], {"perm": (0, 2, 1, *tail)})
+    result = builder.emit("reshape", [swapped], {"shape": (groups * outputs, inputs // groups, *kernel)})
+    for place, size in enumerate(kernel):
+        result = taken(builder, result, place + 2, list(reversed(range(size))))
+    return result
+
+
+CONVERTERS: Mapping[str, Converter] = {"ConvTranspose": _conv_transpose}

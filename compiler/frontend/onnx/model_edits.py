@@ -1,0 +1,85 @@
+"""In: a `ModelProto`. Out: one that computes the same in a form that is easier to convert.
+
+Always: the caller's model stays as it is.
+"""
+
+import logging
+from collections.abc import Container, Mapping
+
+import onnx
+from onnx import inliner, numpy_helper, version_converter
+
+from compiler.errors import ModelFormatError
+from compiler.frontend.onnx.model_file import OLDEST_OPSET, is_standard, version_of
+from compiler.graph.ir import Array
+
+_log = logging.getLogger(__name__)
+
+_DEEPEST = 8
+"""Functions within functions; ONNX's own are at most three deep."""
+
+
+def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
+    """The model with initialisers in place of some inputs.
+
+    Raises: ModelFormatError when there is no such input.
+    """
+    if not constants:
+        return model
+    unknown = sorted(set(constants) - {entry.name for entry in model.graph.input})
+    if unknown:
+        raise ModelFormatError(f"values are given for {', '.join(unknown)}, which the model has no input for")
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    kept = [entry for entry in model.graph.input if entry.name not in constants]
+    del fixed.graph.input[:]
+    fixed.graph.input.extend(kept)
+    weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
+    del fixed.graph.initializer[:]
+    fixed.graph.initializer.extend(weights)
+    fixed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    return fixed
+
+
+def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in the oldest operator set that we convert, when its own is older and ONNX can convert it."""
+    if version_of(model) >= OLDEST_OPSET:
+        return model
+    try:
+        return version_converter.convert_version(model, OLDEST_OPSET)
+    except Exception as error:  # whatever its C++ code throws
+        _log.info("not converted to operator set %d: %s", OLDEST_OPSET, error)
+        return model
+
+
+def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:
+    """The model with its own functions inlined, and those of ONNX's operators outside `known` that are functions."""
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    for _ in range(_DEEPEST):
+        wanted = {
+            (node.domain, node.op_type)
+            for node in model.graph.node
+            if not (node.op_type in known and is_standard(node.domain)) and _is_function(model, node)
+        }
+        if not wanted:
+            break
+        try:
+            expanded = inliner.inline_selected_functions(model, sorted(wanted), False, True)
+        except Exception as error:  # whatever its C++ code throws; the nodes are then reported as unsupported
+            _log.info("not expanded: %s", error)
+            break
+        if len(expanded.graph.node) == len(model.graph.node) and expanded == model:
+            break
+        model = expanded
+    return model
+
+
+def _is_function(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    versions = {("" if is_standard(entry.domain) else entry.domain): entry.version for entry in model.opset_import}
+    domain = "" if is_standard(node.domain) else node.domain
+    try:
+        schema = onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)  # type: ignore[attr-defined]

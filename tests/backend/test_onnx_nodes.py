@@ -1,0 +1,99 @@
+"""ONNX's own tests of operators and small networks, compiled without tuning.
+
+`onnx_nodes.txt` says of each test what comes of it, one line a test:
+
+    compiled     the results are right; everything was compiled before an input was seen
+    specialised  the results are right; it was compiled for the shapes and values of the inputs when it ran first
+    fails        an operator, an element type or a form of one that is not supported, or another result
+    excluded     training, sequence, optional, string or ml-domain operators, which no inference network here has
+
+Some of those that pass run with every change; `-m slow` runs them all, and `-m slow --update-golden` writes the file.
+"""
+
+import unittest
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx.backend.test import BackendTest
+
+from tests.backend.onnx_backend import CompiledModel, RetuneBackend
+
+_FILE = Path(__file__).with_name("onnx_nodes.txt")
+_EVERY = 25
+_CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
+_EXCLUDED_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training", "ai.onnx.training")
+
+Outcomes = dict[str, str]
+
+
+def _recorded() -> Outcomes:
+    lines = _FILE.read_text().splitlines() if _FILE.exists() else []
+    return {name: outcome for outcome, name in (line.split() for line in lines)}
+
+
+_PASSING = [name for name, outcome in _recorded().items() if outcome in ("compiled", "specialised")]
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, unittest.TestCase]]:
+    """ONNX's tests by name."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("ONNX_HOME", str(tmp_path_factory.mktemp("onnx")))
+        warnings.simplefilter("ignore")
+        groups = BackendTest(RetuneBackend, __name__).test_cases
+        yield {
+            name.removesuffix("_cpu"): group(name)
+            for category in _CATEGORIES
+            for group in [groups[f"OnnxBackend{category}Test"]]
+            for name in unittest.defaultTestLoader.getTestCaseNames(group)
+            if name.endswith("_cpu")
+        }
+
+
+def _run(case: unittest.TestCase) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        case.debug()
+
+
+@pytest.mark.parametrize("name", _PASSING[::_EVERY])
+def test_some(name: str, suite: dict[str, unittest.TestCase]) -> None:
+    _run(suite[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all(suite: dict[str, unittest.TestCase], update_golden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def prepare(model: onnx.ModelProto, device: str = "CPU", **_: Any) -> CompiledModel:
+        del device
+        seen.append("excluded" if _is_excluded(model) else "fails")
+        compiled = CompiledModel(model)
+        seen.append("specialised" if compiled.waits else "compiled")
+        return compiled
+
+    monkeypatch.setattr(RetuneBackend, "prepare", prepare)
+    found: Outcomes = {}
+    for name, case in suite.items():
+        seen.clear()
+        try:
+            _run(case)
+        except Exception:
+            found[name] = seen[0]
+        else:
+            found[name] = seen[-1]
+    if update_golden:
+        _FILE.write_text("".join(f"{outcome} {name}\n" for name, outcome in found.items()))
+    assert found == _recorded()
+
+
+def _is_excluded(model: onnx.ModelProto) -> bool:
+    tensors = [entry.type for entry in (*model.graph.input, *model.graph.output)]
+    strange = any(not kind.HasField("tensor_type") for kind in tensors)
+    strings = any(kind.tensor_type.elem_type == onnx.TensorProto.STRING for kind in tensors)
+    return strange or strings or any(node.domain in _EXCLUDED_DOMAINS for node in model.graph.node)
