@@ -48,7 +48,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, unitte
         yield {
             name.removesuffix("_cpu"): group(name)
             for category in _CATEGORIES
-            for group in [groups[f"OnnxBackend{category}Test"]]
+            for group in [groups[f"OnnxBackend{category}ModelTest"]]
             for name in unittest.defaultTestLoader.getTestCaseNames(group)
             if name.endswith("_cpu")
         }
