@@ -105,7 +105,8 @@ class SearchPolicy:
     """A search for the best program of a task, one round after the other.
 
     `policy` is what proposes programs and learns: any object with `ask` and `tell` of `compiler.search.policy.Policy`.
-    `model` is a cost model that has to be taught, because the policy does not do that.
+    `model` is a cost model that has to be taught, because the policy does not do that. `spent` is the share of a
+    search's trials that is gone.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class SearchPolicy:
         self.search_task = task
         self.verbose = verbose
         self.rounds = 0
+        self.spent = 0.0
         self.policy = policy
         self._model = model
 
@@ -124,7 +126,10 @@ class SearchPolicy:
 
     def propose(self, count: int) -> list[MeasureInput]:
         """At most `count` programs that nobody has measured, the most promising first."""
-        candidates = self.policy.ask(count, self.rounds)
+        if isinstance(self.policy, search.SketchPolicy):
+            candidates = self.policy.ask(count, self.rounds, self.spent)
+        else:
+            candidates = self.policy.ask(count, self.rounds)
         graph = self.search_task.dag
         return [MeasureInput(self.search_task, State(immutable.replay(graph, each.steps))) for each in candidates]
 
@@ -165,6 +170,7 @@ class SearchPolicy:
         trials, best, best_trial = 0, math.inf, 0
         while trials < num_measure_trials and not measurer.gave_up(self.search_task):
             count = min(num_measures_per_round, num_measure_trials - trials)
+            self.spent = trials / num_measure_trials
             inputs, results = self.continue_search_one_round(count, measurer)
             if not inputs:
                 self._say("no program is left that was not measured")

@@ -192,6 +192,20 @@ def test_any_policy_that_asks_and_tells_will_do(tmp_path: Path) -> None:
         task.tune(TuningOptions(2, runner=Simulated()), search_policy="sketch")
 
 
+def test_a_search_says_how_much_of_its_trials_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = SketchPolicy(SearchTask(func=matmul, args=(16, 16, 16), target="llvm"), RandomModel(), verbose=0)
+    ask, seen = policy.policy.ask, []
+
+    def watched(count: int, round_index: int, spent: float) -> Any:
+        seen.append(spent)
+        return ask(count, round_index, spent)  # type: ignore[call-arg]
+
+    monkeypatch.setattr(policy.policy, "ask", watched)
+    with ProgramMeasurer(runner=Simulated()) as measurer:
+        policy.search(8, None, 2, measurer)
+    assert seen == [0.0, 0.25, 0.5, 0.75]
+
+
 class Narrow(auto_scheduler.PythonBasedModel):
     """A model of one's own: it likes narrow vectors, and counts what it is taught."""
 
