@@ -77,6 +77,19 @@ def usable_processors() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
+def thread_count(default: int, environment: Mapping[str, str] | None = None) -> int:
+    """How many threads a network runs on: what RETUNE_NUM_THREADS or OMP_NUM_THREADS says, else `default`.
+
+    A value that is not a whole number from 1 on is ignored, as OpenMP ignores it; of a list the first number counts.
+    """
+    given = os.environ if environment is None else environment
+    for name in ("RETUNE_NUM_THREADS", "OMP_NUM_THREADS"):
+        first = given.get(name, "").partition(",")[0].strip()
+        if first.isdecimal() and int(first) >= 1:
+            return int(first)
+    return default
+
+
 def device_name() -> str:
     """The identity of this machine's processor, as records carry it: the same text means that times may be compared."""
     fields = _first_processor()

@@ -5,8 +5,9 @@ and bound when the executor is made; a run is a loop over bound kernels and allo
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.loader import BoundKernel, Kernel, host_features, load_kernels
+from compiler.runtime.sequence import KernelSequence
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 _FUNCTIONS = (
@@ -84,6 +86,7 @@ class GraphExecutor:
         self._workspace = max((kernel.workspace_bytes for kernel in network.kernels), default=0)
         self._calls = self._bind(load_kernels(network.kernels) if kernels is None else kernels, functions)
         self._memory.follow(self._calls)
+        self._steps = _joined(self._calls)
         self._input_specs = [plan.buffers[number] for number in plan.inputs]
         self._output_specs = [plan.buffers[number] for number in plan.outputs]
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
@@ -156,8 +159,8 @@ class GraphExecutor:
         """
         if inputs:
             self.set_input(**inputs)
-        for call in self._calls:
-            call()
+        for step in self._steps:
+            step()
 
     def get_output(self, index: int | str, out: Array | None = None) -> Array:
         """A copy of an output, by index or name, in `out` when given.
@@ -352,6 +355,16 @@ def check_machine(network: CompiledNetwork) -> None:
         raise ArtifactError(
             f"network {network.plan.name} was compiled for {made_for}; this machine lacks {', '.join(missing)}"
         )
+
+
+def _joined(calls: Sequence[BoundKernel | HostCall]) -> tuple[Callable[[], None], ...]:
+    """The calls, kernels that stand side by side as one."""
+    steps: list[Callable[[], None]] = []
+    for compiled, group in groupby(calls, key=lambda call: isinstance(call, BoundKernel)):
+        members = list(group)
+        kernels = [call for call in members if isinstance(call, BoundKernel)]
+        steps += [KernelSequence(kernels)] if compiled and len(kernels) > 1 else members
+    return tuple(steps)
 
 
 def _parameter_names(plan: Plan) -> dict[str, int]:

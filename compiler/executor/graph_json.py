@@ -137,8 +137,6 @@ class GraphJson:
         for number, node in enumerate(self.nodes):
             for source in node.inputs:
                 self._check_source(source, number, f"node {number} ({node.name})")
-        if not self.heads and self.nodes:
-            raise ArtifactError("graph: it has no heads, so nothing comes out of it")
         for head in self.heads:
             self._check_source(head, len(self.nodes), "heads")
         _Memory(self).check()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from compiler import config
 from compiler.errors import ArtifactError
 from compiler.executor.graph_executor import GraphExecutor, check_machine
 from compiler.executor.graph_json import GraphJson
@@ -54,8 +55,10 @@ class Library:
 
     @property
     def threads(self) -> int:
-        """The number of threads that the network was compiled for."""
-        return int(self.network.metadata.get("threads", 1))
+        """The number of threads that executors use: RETUNE_NUM_THREADS or OMP_NUM_THREADS in the environment, else the
+        one that the network was compiled for.
+        """
+        return config.thread_count(int(self.network.metadata.get("threads", 1)))
 
     @property
     def kernels(self) -> LoadedKernels:

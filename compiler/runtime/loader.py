@@ -26,6 +26,8 @@ from compiler.runtime.openmp import openmp_runtime
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
 _MATH, _HELPERS = "libm.so.6", "libgcc_s.so.1"
+_NATIVE: list[Any] = []
+"""Keeps what `native_address` loaded."""
 _ELF = b"\x7fELF"
 _MACHINE = slice(18, 20)
 """Where the header of an object file names its kind of processor."""
@@ -52,7 +54,18 @@ class BoundKernel:
         Raises: ArtifactError when the kernel returns another code than 0; what a function that it calls raised.
         """
         if code := self._function(self._pointers, self._threads):
-            self._kernel.failed(code)
+            self.failed(code)
+
+    @property
+    def row(self) -> tuple[int, int, int]:
+        """Address of the kernel, address of the addresses of its buffers, number of threads."""
+        address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
+        return address, ctypes.addressof(self._array), self._threads.value
+
+    def failed(self, code: int) -> NoReturn:
+        """Raise what a code other than 0 stands for."""
+        self._kernel.errors.reraise()
+        raise ArtifactError(f"kernel {self._kernel.artifact.name} failed with code {code}")
 
     def rebind(self, place: int, buffer: Buffer) -> None:
         """Give coming calls another array for argument number `place`; the caller sees to it that it shares no memory
@@ -127,11 +140,6 @@ class Kernel:
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         return BoundKernel(self, pointers, threads, (*buffers[: len(specs)], workspace))
 
-    def failed(self, code: int) -> NoReturn:
-        """Raise what a code other than 0 stands for."""
-        self.errors.reraise()
-        raise ArtifactError(f"kernel {self.artifact.name} failed with code {code}")
-
     def _workspace(self) -> Buffer:
         size = self.artifact.workspace_bytes
         return aligned_array((size,), "uint8") if size else 0
@@ -166,6 +174,14 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
             raise ArtifactError(f"two kernels are called {artifact.name}")
         kernels[artifact.name] = Kernel(artifact)
     return LoadedKernels(kernels)
+
+
+def native_address(text: str, name: str) -> int:
+    """The address of a function given as LLVM text, which stays loaded."""
+    library = llvm.JITLibraryBuilder().add_ir(text).export_symbol(name).link(_linker(), f"{name}.{next(_SERIAL)}")
+    _NATIVE.append(library)
+    address: int = library[name]
+    return address
 
 
 def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapping[str, Any]) -> LoadedKernels:

@@ -14,6 +14,7 @@ from benchmarks import (
     ablation,
     compile_time,
     dot_products,
+    executor,
     harness,
     kernels,
     networks,
@@ -86,6 +87,12 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert line["bound"] in ("memory", "arithmetic")
     bars = [rect for rect in ElementTree.fromstring(plot.read_text(encoding="utf-8")).iter() if rect.get("y")]
     assert sum("softmax_1536x128" in (bar.text or "") for bar in bars) == 1
+
+
+def test_executor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _lines(executor.main, ["--seconds", "0.01", "--nodes", "7"], tmp_path / "out.jsonl", capsys)
+    assert [line["metric"] for line in lines] == ["run, per node", "set_input", "get_output"]
+    assert all(line["nodes"] == 7 and line["value"] > 0 for line in lines)
 
 
 def test_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

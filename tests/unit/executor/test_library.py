@@ -12,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compiler.config import thread_count
 from compiler.driver.compile_network import compile_graph
 from compiler.errors import ArtifactError
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.shared_library import write_shared_library
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Value
 from compiler.graph.pipeline import optimize
 from compiler.graph_executor import GraphModule, Library, cpu, create, load_module, save_param_dict
 from compiler.runtime.artifact import Array, ExternCall
@@ -44,6 +47,12 @@ def _result(module: GraphModule) -> Array:
     module.run()
     np.testing.assert_array_equal(module.get_output(1).ravel(), module.get_output(0).ravel())
     return module.get_output(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_threads_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RETUNE_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @cache
@@ -77,6 +86,29 @@ def test_p1_three_ways_to_an_executor(tmp_path: Path, suffix: str) -> None:
         np.testing.assert_allclose(result, _expected(), rtol=1e-5)
 
 
+def test_n5_a_recurrent_cell() -> None:
+    size, rng = 100, np.random.default_rng(8)
+    weights = [rng.uniform(-0.2, 0.2, (size, size)).astype("float32") for _ in range(4)]
+    builder = GraphBuilder("cell", [Value("x", (1, size)), Value("h", (1, size))])
+    xr, xz, hr, hz = (
+        builder.emit("dense", (name, builder.constant(weight)))
+        for name, weight in zip("xxhh", weights, strict=True)
+    )
+    reset = builder.emit("sigmoid", (builder.emit("add", (xr, hr)),))
+    update = builder.emit("tanh", (builder.emit("add", (xz, builder.emit("mul", (reset, hz)))),))
+    state = builder.emit("add", (builder.emit("mul", (reset, "h")), update))
+    library = Library(compile_graph(optimize(builder.finish({"state": state, "reset": reset})), Target.host()))
+    module = GraphModule(library["default"](cpu()))
+    x, h = (rng.uniform(-1, 1, (1, size)).astype("float32") for _ in range(2))
+    for _ in range(2):
+        module.run(x=x, h=h)
+        r = 1 / (1 + np.exp(-(x @ weights[0] + h @ weights[2])))
+        expected = r * h + np.tanh(x @ weights[1] + r * (h @ weights[3]))
+        np.testing.assert_allclose(module.get_output(0), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(module.get_output("reset"), r, rtol=1e-5)
+        h = module.get_output(0)
+
+
 def test_p1_graph_and_parameters() -> None:
     library = Library(network())
     text, params = library.get_graph_json(), library.get_graph_params()
@@ -85,6 +117,17 @@ def test_p1_graph_and_parameters() -> None:
     assert library.get_lib() is library
     with pytest.raises(AttributeError, match="no function 'main'; it has 'default'"):
         library["main"]
+
+
+def test_p6_threads_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(network())
+    assert library["default"](cpu()).threads == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
+    assert library["default"](cpu()).threads == 1
+    monkeypatch.setenv("RETUNE_NUM_THREADS", "3")
+    assert library["default"](cpu()).threads == 3
+    for nonsense in ("", "-2", "0", "two", "1.5"):
+        assert thread_count(5, {"RETUNE_NUM_THREADS": nonsense}) == 5
 
 
 def test_p1_without_parameters() -> None:
@@ -123,7 +166,7 @@ def test_p5_a_fresh_process_without_the_compiler(tmp_path: Path, suffix: str) ->
     )
     assert done.returncode == 0, done.stderr
     parts, others = done.stdout.splitlines()
-    assert parts.split() == ["dtype", "errors", "executor", "graph_executor", "packing", "runtime"]
+    assert parts.split() == ["config", "dtype", "errors", "executor", "graph_executor", "packing", "runtime"]
     assert others == ""
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), _expected())
 
