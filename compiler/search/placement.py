@@ -1,13 +1,15 @@
-"""In: a sketch. Out: the ways to place its small producers (a padding stage, a short reduction): at their own nest or
-inside a loop of their reader. Always: the first way changes nothing, and the list is bounded.
+"""In: a sketch. Out: the ways to place its small producers (a padding stage, a short reduction): at their own nest,
+inside a loop of their reader, or, when they are cheap, wherever they are read. Always: the first way changes nothing,
+and the list is bounded.
 """
 
 from collections.abc import Iterator, Sequence
 
+from compiler.ir.expr import Call
 from compiler.ir.visit import walk
 from compiler.schedule.access import is_given_to_function, needs_multi_level_tiling, single_consumer
 from compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
-from compiler.schedule.steps import ComputeAt, ComputeRoot, Step
+from compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot, Step
 from compiler.te.tensor import Axis, ComputeOp
 
 _MOST_ENUMERATED = 256
@@ -36,7 +38,7 @@ def _enumerate(state: State, movable: Sequence[int]) -> Iterator[tuple[Step, ...
         yield ()
         return
     stage, rest = movable[0], movable[1:]
-    for move in (*_stay(state, stage), *candidate_locations(state, stage)):
+    for move in (*_stay(state, stage), *candidate_locations(state, stage), *_inlined(state, stage)):
         placed = state if move is None else state.apply(move)
         for steps in _enumerate(placed, rest):
             yield steps if move is None else (move, *steps)
@@ -45,6 +47,25 @@ def _enumerate(state: State, movable: Sequence[int]) -> Iterator[tuple[Step, ...
 def _stay(state: State, stage: int) -> tuple[Step | None, ...]:
     """The choice of a nest of its own."""
     return (None,) if isinstance(state.stages[stage].location, Root) else (ComputeRoot(stage),)
+
+
+def _inlined(state: State, stage: int) -> tuple[ComputeInline, ...]:
+    """The choice of computing a cheap stage, such as a padding, at every read; the last one, so that a bounded list of
+    the ways of one stage always has it.
+    """
+    op = state.stages[stage].op
+    if (
+        not isinstance(op, ComputeOp)
+        or op.reduce_axes
+        or len(op.dtypes) > 1
+        or single_consumer(state, stage) is None
+        or stage in state.dag.output_ids
+        or is_given_to_function(state, stage)
+        or any(isinstance(node, Call) for node in walk(op.body))
+        or any(isinstance(one.location, Attached) and one.location.stage == stage for one in state.stages)
+    ):
+        return ()
+    return (ComputeInline(stage),)
 
 
 def _is_movable(state: State, stage: int) -> bool:

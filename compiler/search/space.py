@@ -221,6 +221,9 @@ class SketchSpace:
         by_stage = {nest.stage: nest for nest in nests}
         vector_columns = dict(self.layout.vector)
         for fact, (stage, column) in zip(self.facts[placement], self.layout.parallel, strict=True):
+            if stage not in by_stage:  # inlined
+                rows[:, [column, vector_columns[stage]]] = 0
+                continue
             nest = by_stage[stage]
             own = [loop.extent for loop in nest.loops[len(nest.loops) - nest.own :]]
             vector = vector_columns[stage]
@@ -340,6 +343,8 @@ def spaces_of(dag: ComputeDAG, context: SketchContext, sketches: Sequence[State]
 
 def _loop_facts(state: State, stage: int) -> LoopFacts:
     described = state.stages[stage]
+    if isinstance(described.location, Inlined):
+        return LoopFacts(stage, 0, -1)
     kinds = [iterator.kind for iterator in described.iters]
     plain = [iterator.annotation is Annotation.NONE for iterator in described.iters]
     free = {number for number, kind in enumerate(kinds) if kind is IterKind.SPATIAL and plain[number]}

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from compiler import te
 from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import Annotation, Attached, Root, replay
-from compiler.schedule.steps import Split, dump_steps, load_steps
+from compiler.schedule.state import Annotation, Attached, Inlined, Root, replay
+from compiler.schedule.steps import ComputeInline, Split, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.search.legality import legal
 from compiler.search.options import SearchOptions
@@ -101,12 +102,39 @@ def test_normal_form_is_stable() -> None:
         assert (group.rows == settled[which]).all()
 
 
-def test_padding_may_stand_at_its_own_nest_or_in_the_tiles() -> None:
+def test_padding_may_stand_at_its_own_nest_in_the_tiles_or_at_every_read() -> None:
     for space in spaces_of(DAGS["conv"]):
         assert 1 < len(space.placements) <= SearchOptions().max_location_variants
         assert space.placements[0] == ()
         kinds = {type(replay(space.dag, (*space.sketch, *moves)).stages[1].location) for moves in space.placements}
-        assert kinds == {Root, Attached}
+        assert kinds == {Root, Attached, Inlined}
+
+
+def test_an_inlined_padding_has_no_loops_and_its_steps_are_read_back() -> None:
+    space = spaces_of(DAGS["conv"])[0]
+    (inlined,) = (number for number, moves in enumerate(space.placements) if ComputeInline(1) in moves)
+    rows = space.sample(np.random.default_rng(0), 200)
+    rows = rows[rows[:, space.layout.placement] == inlined]
+    ((_, group),) = space.groups(rows)
+    assert all(nest.stage != 1 for nest in group.nests)
+    assert not group.rows[:, [dict(space.layout.parallel)[1], dict(space.layout.vector)[1]]].any()
+    for row in group.rows[:5]:
+        steps = space.steps(row)
+        assert ComputeInline(1) in steps
+        found = space.row_of(steps)
+        assert found is not None
+        assert (found == row).all()
+
+
+def test_expensive_stages_are_not_computed_at_every_read() -> None:
+    x = te.placeholder((66, 16), name="x")
+    r = te.reduce_axis(3, "r")
+    cheap = te.compute((66, 16), lambda i, c: te.if_then_else(i < 64, x[i, c], 0.0), name="cheap")
+    costly = te.compute((66, 16), lambda i, c: te.exp(x[i, c]), name="costly")
+    for made, wanted in ((cheap, True), (costly, False)):
+        y = te.compute((64, 16), lambda i, c, made=made: te.sum(made[i + r, c], [r]), name="y")
+        moves = [step for space in spaces_of(ComputeDAG([x, y])) for steps in space.placements for step in steps]
+        assert any(isinstance(step, ComputeInline) for step in moves) is wanted
 
 
 def test_outer_loops_run_in_parallel_up_to_an_attachment() -> None:
@@ -193,6 +221,8 @@ def test_padding_is_never_computed_again_for_every_output_channel() -> None:
         for moves in space.placements[1:]:
             state = replay(space.dag, (*space.sketch, *moves))
             place = state.stages[1].location
+            if isinstance(place, Inlined):
+                continue
             assert isinstance(place, Attached)
             assert state.stages[place.stage].iters[place.iter].name.split(".")[0] not in ("f", "n")
 
