@@ -17,6 +17,7 @@ from compiler.driver.compile_network import compile_graph
 from compiler.errors import ArtifactError
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.shared_library import write_shared_library
+from compiler.frontend.network import load_network
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Value
 from compiler.graph.pipeline import optimize
@@ -107,6 +108,19 @@ def test_n5_a_recurrent_cell() -> None:
         np.testing.assert_allclose(module.get_output(0), expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(module.get_output("reset"), r, rtol=1e-5)
         h = module.get_output(0)
+
+
+def test_p1_a_network_of_the_zoo_from_a_shared_library_and_its_graph(tmp_path: Path) -> None:
+    library = Library(compile_graph(optimize(load_network("mlp")), Target.host(), threads=2))
+    shapes, _ = library["default"](cpu()).get_input_info()
+    x = {name: np.random.default_rng(2).standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    loaded = load_module(library.export_library(tmp_path / "mlp.so"))
+    modules = [GraphModule(library["default"](cpu())), create(loaded.get_graph_json(), loaded, cpu())]
+    modules[1].load_params(save_param_dict(loaded.get_graph_params()))
+    for module in modules:
+        module.run(**x)
+    np.testing.assert_array_equal(modules[0].get_output(0), modules[1].get_output(0))
+    assert np.ptp(modules[0].get_output(0)) > 0
 
 
 def test_p1_graph_and_parameters() -> None:
