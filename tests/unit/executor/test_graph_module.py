@@ -12,9 +12,10 @@ from compiler.errors import ArtifactError, OptionError
 from compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
 from compiler.graph_executor import GraphModule, Library, cpu, create, device, empty, get_device, save_param_dict
 from compiler.runtime.artifact import Array
+from compiler.runtime.registry import register_func, remove_global_func
 from compiler.runtime.timing import BenchmarkResult
 from tests.doubling_network import SHAPE, doubling_network
-from tests.graphs import ARITHMETIC, one_call, weighted
+from tests.graphs import ARITHMETIC, chain, one_call, weighted
 
 W, V = np.arange(4, dtype="float32"), np.full(4, 3, "float32")
 BLOB = save_param_dict({"w": W, "v": V})
@@ -297,6 +298,29 @@ def test_functions_of_a_graph_must_exist_and_get_inputs_read_only() -> None:
     module = create(one_call().dumps(), {"myadd": spoil}, cpu())
     with pytest.raises(ValueError, match="read-only"):
         module.run(x=X)
+
+
+def test_what_a_function_inside_kernels_raises_reaches_the_caller() -> None:
+    calls: list[float] = []
+
+    def limited(x: Array, out: Array) -> None:
+        calls.append(float(x[0]))
+        if x[0] > 5:
+            raise KeyError("too large")
+        out[...] = x + 1
+
+    register_func("tests.limited", limited)
+    try:
+        x = te.placeholder((4,), name="x")
+        y = te.extern((4,), [x], lambda ins, outs: te.call_packed("tests.limited", *ins, *outs), name="y")
+        module = create(chain("f f f", (0, 1, 2, 1)).dumps(), {"f": build([x, y], name="f")}, cpu())
+    finally:
+        remove_global_func("tests.limited")
+    with pytest.raises(KeyError, match="too large"):
+        module.run(x=np.full(4, 4.5, "float32"))
+    assert calls == [4.5, 5.5]
+    module.run(x=np.zeros(4, "float32"))
+    np.testing.assert_array_equal(module.get_output(0), np.full(4, 3))
 
 
 def test_a_kernel_that_does_not_fit_its_node_is_refused() -> None:
