@@ -21,12 +21,14 @@ from compiler.errors import (
 )
 from compiler.frontend.onnx import (
     conv_transpose,
+    einsum,
     elementwise,
     indexing,
     logic,
     nn,
     pool,
     quantised,
+    recurrent,
     reduce,
     resize,
     shape,
@@ -43,12 +45,14 @@ _log = logging.getLogger(__name__)
 
 CONVERTERS: Mapping[str, Converter] = {
     **conv_transpose.CONVERTERS,
+    **einsum.CONVERTERS,
     **elementwise.CONVERTERS,
     **indexing.CONVERTERS,
     **logic.CONVERTERS,
     **nn.CONVERTERS,
     **pool.CONVERTERS,
     **quantised.CONVERTERS,
+    **recurrent.CONVERTERS,
     **reduce.CONVERTERS,
     **resize.CONVERTERS,
     **shape.CONVERTERS,

@@ -1,0 +1,179 @@
+"""In: an ONNX RNN, GRU or LSTM. Out: our operators. Always: the steps one after the other, so their number is static.
+
+The products of all steps' inputs are one matrix product; those of the state are one a step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
+from compiler.frontend.onnx.indexing import taken
+from compiler.graph.builder import GraphBuilder
+
+_FUNCTIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
+
+State = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One direction of a node: `x` are the steps' inputs times their weights, each (B, gates * H)."""
+
+    builder: GraphBuilder
+    node: OnnxNode
+    write: Formula
+    hidden: int
+    x: tuple[str, ...]
+    recurrence: str
+    recurrent_bias: str
+    peepholes: tuple[str, ...]
+    functions: tuple[str, ...]
+
+    def gate(self, name: str, index: int) -> str:
+        """Part `index` of the gates' values side by side."""
+        return taken(self.builder, name, 1, range(index * self.hidden, (index + 1) * self.hidden))
+
+    def applied(self, which: int, name: str) -> str:
+        """One of the node's functions, of a value clipped as the node asks."""
+        bound = self.node.number("clip", 0.0)
+        return self.write(self.functions[which], self.write("clip", name, low=-bound, high=bound) if bound else name)
+
+
+def _split(builder: GraphBuilder, name: str, index: int) -> str:
+    """Element `index` of the first axis, without that axis."""
+    shape = builder.value(name).shape
+    return builder.emit("reshape", [taken(builder, name, 0, [index])], {"shape": shape[1:]})
+
+
+def _rnn_step(cell: _Cell, step: int, state: State) -> State:
+    write = cell.write
+    total = write("add", write("add", cell.x[step], write("dense", state[0], cell.recurrence)), cell.recurrent_bias)
+    return (cell.applied(0, total),)
+
+
+def _gru_step(cell: _Cell, step: int, state: State) -> State:
+    write, (h,) = cell.write, state
+    side = write("dense", h, cell.recurrence)
+    biased = write("add", side, cell.recurrent_bias)
+    update, reset = (cell.applied(0, write("add", cell.gate(cell.x[step], i), cell.gate(biased, i))) for i in (0, 1))
+    if cell.node.integer("linear_before_reset", 0):
+        inner = write("mul", reset, cell.gate(biased, 2))
+    else:
+        part = cell.gate(cell.recurrence, 2)
+        bias = cell.gate(cell.recurrent_bias, 2)
+        inner = write("add", write("dense", write("mul", reset, h), part), bias)
+    fresh = cell.applied(1, write("add", cell.gate(cell.x[step], 2), inner))
+    return (write("add", write("mul", write("sub", 1, update), fresh), write("mul", update, h)),)
+
+
+def _lstm_step(cell: _Cell, step: int, state: State) -> State:
+    write, (h, c) = cell.write, state
+    side = write("add", write("dense", h, cell.recurrence), cell.recurrent_bias)
+    total = write("add", cell.x[step], side)
+
+    def seen(index: int, peephole: int, memory: str) -> str:
+        value = cell.gate(total, index)
+        return write("add", value, write("mul", cell.peepholes[peephole], memory)) if cell.peepholes else value
+
+    entry, forget = cell.applied(0, seen(0, 0, c)), cell.applied(0, seen(2, 2, c))
+    fresh = cell.applied(1, cell.gate(total, 3))
+    memory = write("add", write("mul", forget, c), write("mul", entry, fresh))
+    output = cell.applied(0, seen(1, 1, memory))
+    return write("mul", output, cell.write(cell.functions[2], memory)), memory
+
+
+_STEPS: Mapping[str, Callable[[_Cell, int, State], State]] = {"RNN": _rnn_step, "GRU": _gru_step, "LSTM": _lstm_step}
+
+
+def _functions(node: OnnxNode, direction: int) -> tuple[str, ...]:
+    defaults = _DEFAULTS[node.op_type]
+    given = [name.decode() for name in node.attributes.get("activations", ())] or [*defaults, *defaults]
+    chosen = given[direction * len(defaults) : (direction + 1) * len(defaults)]
+    unknown = [name for name in chosen if name.lower() not in _FUNCTIONS]
+    if unknown:
+        raise node.unsupported(f"activations {', '.join(unknown)}; known: {', '.join(_FUNCTIONS)}")
+    return tuple(_FUNCTIONS[name.lower()] for name in chosen)
+
+
+def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cell:
+    """The direction `number`, for `data` of (T, B, I)."""
+    write, _ = formula_of(builder, node)
+    steps, batch, inputs = builder.value(data).shape
+    gates = _GATES[node.op_type]
+    weight = _split(builder, node.operand(builder, 1).name, number)
+    recurrence = _split(builder, node.operand(builder, 2).name, number)
+    hidden = builder.value(recurrence).shape[1]
+    size = gates * hidden
+    if node.has_input(3):
+        both = builder.emit("reshape", [_split(builder, node.inputs[3], number)], {"shape": (1, 2 * size)})
+        bias, side_bias = (taken(builder, both, 1, range(start, start + size)) for start in (0, size))
+    else:
+        bias = side_bias = builder.constant(np.zeros((1, size), builder.value(data).dtype), "no_bias")
+    peepholes: tuple[str, ...] = ()
+    if node.has_input(7):
+        row = _split(builder, node.inputs[7], number)
+        peepholes = tuple(taken(builder, row, 0, range(i * hidden, (i + 1) * hidden)) for i in range(3))
+    flat = write("reshape", data, shape=(steps * batch, inputs))
+    product = write("add", write("dense", flat, write("transpose", weight, perm=(1, 0))), bias)
+    whole = write("reshape", product, shape=(steps, batch, size))
+    x = tuple(_split(builder, whole, step) for step in range(steps))
+    turned = write("transpose", recurrence, perm=(1, 0))
+    return _Cell(builder, node, write, hidden, x, turned, side_bias, peepholes, _functions(node, number))
+
+
+def _run(cell: _Cell, start: State, lengths: str, backwards: bool) -> tuple[list[str], State]:
+    """The visible state after every step, and the last one; beyond its length a sequence keeps its state."""
+    write, state, count = cell.write, start, len(cell.x)
+    shown = [""] * count
+    for step in reversed(range(count)) if backwards else range(count):
+        fresh = _STEPS[cell.node.op_type](cell, step, state)
+        visible = fresh[0]
+        if lengths:
+            here = cell.builder.emit("less", [cell.builder.scalar(step, "int64"), lengths])
+            fresh = tuple(write("where", here, new, old) for new, old in zip(fresh, state, strict=True))
+            visible = write("where", here, visible, 0)
+        state, shown[step] = fresh, visible
+    return shown, state
+
+
+def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    batch_first = bool(node.integer("layout", 0))
+    data = write("transpose", x, perm=(1, 0, 2)) if batch_first else x
+    _, batch, _ = builder.value(data).shape
+    directions, _, hidden = node.operand(builder, 2).shape
+    backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[
+        node.text("direction", "forward")
+    ]
+    lengths = ""
+    if node.has_input(4):
+        wide = write("cast", node.inputs[4], dtype="int64")
+        lengths = builder.emit("reshape", [wide], {"shape": (batch, 1)})
+    zeros = builder.constant(np.zeros((directions, batch, hidden), builder.value(x).dtype), "no_state")
+    starts = [node.inputs[i] if node.has_input(i) else zeros for i in ((5, 6) if node.op_type == "LSTM" else (5,))]
+    if batch_first:
+        starts = [s if s == zeros else write("transpose", s, perm=(1, 0, 2)) for s in starts]
+    shown, last = [], []
+    for number, backward in enumerate(backwards):
+        state = tuple(_split(builder, start, number) for start in starts)
+        steps, final = _run(_cell(builder, node, data, number), state, lengths, backward)
+        shown.append(_stacked(builder, [write("reshape", s, shape=(1, 1, batch, hidden)) for s in steps], 0))
+        last.append([write("reshape", part, shape=(1, batch, hidden)) for part in final])
+    results = [_stacked(builder, shown, 1)]
+    results += [_stacked(builder, [parts[i] for parts in last], 0) for i in range(len(starts))]
+    if batch_first:
+        results[0] = write("transpose", results[0], perm=(2, 0, 1, 3))
+        results[1:] = [write("transpose", result, perm=(1, 0, 2)) for result in results[1:]]
+    return results
+
+
+def _stacked(builder: GraphBuilder, names: Sequence[str], axis: int) -> str:
+    return names[0] if len(names) == 1 else builder.emit("concat", names, {"axis": axis})
+
+
+CONVERTERS: Mapping[str, Converter] = dict.fromkeys(_GATES, _recurrent)
