@@ -97,10 +97,13 @@ class OnnxNode:
         return tuple(int(item) for item in self.array(builder, index, what).ravel())
 
     def axes(self, builder: GraphBuilder, index: int, since: int) -> tuple[int, ...] | None:
-        """Axes that are an attribute before opset `since` and operand `index` from then on; None when left out."""
-        if self.opset < since:
-            return self.ints("axes")
-        return self.int_list(builder, index, "axes") if self.has_input(index) else None
+        """Axes that are an attribute before opset `since` and operand `index` from then on; None when left out.
+
+        The body of a function may be of another operator set than the model: an operand that is there counts.
+        """
+        if self.has_input(index):
+            return self.int_list(builder, index, "axes")
+        return self.ints("axes") if self.opset < since or "axes" in self.attributes else None
 
     def axis(self, axis: int, rank: int) -> int:
         """`axis` counted from the front."""

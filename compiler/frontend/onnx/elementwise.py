@@ -74,6 +74,9 @@ def _pow(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
             return [write("sqrt", x)]
         if power == 1.0:
             return [x]
+    if not is_float(builder.value(x).dtype):
+        wide = [write("cast", name, dtype="float64") for name in (x, exponent.name)]
+        return [write("cast", write("pow", *wide), dtype=builder.value(x).dtype)]
     if exponent.dtype != builder.value(x).dtype:
         return [write("pow", x, write("cast", exponent.name, dtype=builder.value(x).dtype))]
     return [write("pow", x, exponent.name)]

@@ -5,6 +5,7 @@ Always: the caller's model stays as it is.
 
 import logging
 from collections.abc import Container, Mapping
+from typing import Any
 
 import onnx
 from onnx import inliner, numpy_helper, version_converter
@@ -34,6 +35,7 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
     kept = [entry for entry in model.graph.input if entry.name not in constants]
     del fixed.graph.input[:]
     fixed.graph.input.extend(kept)
+    fixed.graph.value_info.extend(entry for entry in model.graph.input if entry.name in constants)
     weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
     del fixed.graph.initializer[:]
     fixed.graph.initializer.extend(weights)
@@ -65,7 +67,7 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
         if not wanted:
             break
         try:
-            expanded = inliner.inline_selected_functions(model, sorted(wanted), False, True)
+            expanded = inliner.inline_selected_functions(_with_defaults(model, wanted), sorted(wanted), False, True)
         except Exception as error:  # whatever its C++ code throws; the nodes are then reported as unsupported
             _log.info("not expanded: %s", error)
             break
@@ -75,11 +77,29 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
     return model
 
 
+def _with_defaults(model: onnx.ModelProto, wanted: Container[tuple[str, str]]) -> onnx.ModelProto:
+    """The model with attributes that are left out written down, on nodes to be expanded: the inliner forgets those."""
+    full = onnx.ModelProto()
+    full.CopyFrom(model)
+    for node in full.graph.node:
+        schema = _schema_of(model, node) if (node.domain, node.op_type) in wanted else None
+        given = {attribute.name for attribute in node.attribute}
+        for name, attribute in schema.attributes.items() if schema else ():
+            if name not in given and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
+                node.attribute.append(attribute.default_value)
+    return full
+
+
 def _is_function(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    schema = _schema_of(model, node)
+    return bool(schema and (schema.has_function or schema.has_context_dependent_function))
+
+
+def _schema_of(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
+    """What ONNX says of the node's operator, None when it does not know it."""
     versions = {("" if is_standard(entry.domain) else entry.domain): entry.version for entry in model.opset_import}
     domain = "" if is_standard(node.domain) else node.domain
     try:
-        schema = onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
+        return onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
     except onnx.defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)  # type: ignore[attr-defined]
+        return None

@@ -82,6 +82,16 @@ def test_operators_that_are_functions_are_expanded(model_of: ModelOf) -> None:
     np.testing.assert_allclose(found, np.log(np.exp(x).sum()), rtol=1e-5)
 
 
+def test_attributes_that_a_function_was_not_given_have_their_defaults(model_of: ModelOf) -> None:
+    nodes = [helper.make_node("MeanVarianceNormalization", ["x"], ["m"]), helper.make_node("Add", ["m", "x"], ["y"])]
+    model = model_of(nodes, {"x": (2, 3, 4, 4)})
+    model.graph.output[0].type.CopyFrom(model.graph.input[0].type)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 4), dtype=np.float32)
+    (found,) = evaluate(load_model(model), {"x": x})
+    normal = (x - x.mean(axis=(0, 2, 3), keepdims=True)) / x.std(axis=(0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(found, normal + x, rtol=1e-3, atol=1e-4)
+
+
 def test_attributes_that_do_not_convert_come_together(model_of: ModelOf) -> None:
     nodes = [
         helper.make_node("Pad", ["x", "p"], ["a"], name="mirror", mode="mirrored"),
