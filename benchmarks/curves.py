@@ -9,9 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
-from xml.sax.saxutils import escape
 
-from benchmarks.plot import COLOURS
+from benchmarks.plot import ENTRY, colour_of, svg_document, svg_legend, svg_text
 
 LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
 
@@ -38,23 +37,17 @@ class Searched(Protocol):
 def curve_chart(title: str, figures: Sequence[Searched]) -> str:
     """A row of two panels for every case and thread count, in the order of the figures."""
     backends = list(dict.fromkeys(figure.backend for figure in figures))
-    colours = {backend: COLOURS[place % len(COLOURS)] for place, backend in enumerate(backends)}
-    parts = [
-        f'<rect x="{LEFT + 130 * place}" y="26" width="10" height="10" fill="{colours[backend]}"/>'
-        + _text(LEFT + 130 * place + 14, 35, backend)
-        for place, backend in enumerate(backends)
-    ]
+    colours = {backend: colour_of(place) for place, backend in enumerate(backends)}
+    parts = list(svg_legend(LEFT, backends))
     top = float(TOP)
     for (case, threads), group in groupby(figures, key=lambda one: (one.case, one.threads)):
         shown = [one for one in group if math.isfinite(one.value)]
-        parts.append(_text(LEFT, top + 10, f"{case}, {threads} thread{'s' if threads > 1 else ''}"))
+        parts.append(svg_text(LEFT, top + 10, f"{case}, {threads} thread{'s' if threads > 1 else ''}"))
         for column, axis in enumerate(("trials", "seconds")):
             parts += _panel(LEFT + column * (WIDTH + GAP), top + 16, column, axis, shown, colours)
         top += HEIGHT + GAP
-    width = max(LEFT + 2 * WIDTH + 2 * GAP, LEFT + 130 * len(backends))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + 20:g}" font-family="sans-serif">'
-    frame = f'<rect width="100%" height="100%" fill="white"/><text x="10" y="20" font-size="15">{escape(title)}</text>'
-    return "\n".join([head, frame, *parts, "</svg>", ""])
+    width = max(LEFT + 2 * WIDTH + 2 * GAP, LEFT + ENTRY * len(backends))
+    return svg_document(title, width, top + 20, parts)
 
 
 def _panel(
@@ -72,11 +65,11 @@ def _panel(
         return left + WIDTH * across, top + HEIGHT * (1 - speed / most)
 
     yield f'<rect x="{left:g}" y="{top:g}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#cbd5e0"/>'
-    yield _text(left, top + HEIGHT + 13, f"{low:.3g}")
-    yield _text(left + WIDTH, top + HEIGHT + 13, f"{high:.3g} {axis}", anchor="end")
+    yield svg_text(left, top + HEIGHT + 13, f"{low:.3g}")
+    yield svg_text(left + WIDTH, top + HEIGHT + 13, f"{high:.3g} {axis}", anchor="end")
     if figures:
-        yield _text(left - 4, top + 10, f"{most:.4g}", anchor="end")
-        yield _text(left - 4, top + 22, figures[0].unit, anchor="end")
+        yield svg_text(left - 4, top + 10, f"{most:.4g}", anchor="end")
+        yield svg_text(left - 4, top + 22, figures[0].unit, anchor="end")
     for figure, curve in curves:
         colour = colours[figure.backend]
         if curve:
@@ -97,7 +90,3 @@ def _curve(figure: Searched) -> Curve:
     found = figure.details.get("curve", ())
     assert isinstance(found, Sequence)
     return [point for point in found if all(math.isfinite(number) for number in point)]
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:g}" font-size="11" text-anchor="{anchor}">{escape(text)}</text>'

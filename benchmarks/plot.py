@@ -4,11 +4,14 @@ Where figures are shares of a peak the bars are these shares; the others are as 
 the largest one of the same unit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 from xml.sax.saxutils import escape
 
 ROW, GAP, LABELS, BARS, VALUES = 14, 10, 330, 420, 190
+ENTRY = 130
+"""Width of a name in the legend."""
+
 COLOURS = ("#2b6cb0", "#a0aec0", "#dd6b20", "#38a169", "#805ad5", "#d69e2e")
 
 
@@ -45,25 +48,39 @@ def bar_chart(title: str, figures: Sequence[Bar]) -> str:
         if group != last:
             top += GAP
             label = f"{figure.case}, {figure.metric}, {figure.threads} thread{'s' if figure.threads > 1 else ''}"
-            parts.append(_text(LABELS - 6, top + ROW - 4, label, anchor="end"))
+            parts.append(svg_text(LABELS - 6, top + ROW - 4, label, anchor="end"))
             last = group
         share = figure.value / (longest[figure.unit] or 1.0) if figure.peak_ratio is None else figure.peak_ratio
-        colour = COLOURS[backends.index(figure.backend) % len(COLOURS)]
+        colour = colour_of(backends.index(figure.backend))
         width = BARS * min(1.0, max(0.0, share))
         parts.append(f'<rect x="{LABELS}" y="{top:g}" width="{width:.1f}" height="{ROW - 2}" fill="{colour}"/>')
         ratio = "" if figure.peak_ratio is None else f" ({figure.peak_ratio:.0%})"
-        parts.append(_text(LABELS + width + 4, top + ROW - 4, f"{figure.value:.4g} {figure.unit}{ratio}"))
+        parts.append(svg_text(LABELS + width + 4, top + ROW - 4, f"{figure.value:.4g} {figure.unit}{ratio}"))
         top += ROW
-    legend = [
-        f'<rect x="{LABELS + 130 * place}" y="26" width="10" height="10" fill="{COLOURS[place % len(COLOURS)]}"/>'
-        + _text(LABELS + 130 * place + 14, 35, backend)
-        for place, backend in enumerate(backends)
-    ]
-    width = max(LABELS + BARS + VALUES, LABELS + 130 * len(backends))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + 20:g}" font-family="sans-serif">'
+    width = max(LABELS + BARS + VALUES, LABELS + ENTRY * len(backends))
+    return svg_document(title, width, top + 20, [*svg_legend(LABELS, backends), *parts])
+
+
+def svg_document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """A white sheet with a title above the parts; sizes are in pixels."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" font-family="sans-serif">'
     frame = f'<rect width="100%" height="100%" fill="white"/><text x="10" y="20" font-size="15">{escape(title)}</text>'
-    return "\n".join([head, frame, *legend, *parts, "</svg>", ""])
+    return "\n".join([head, frame, *parts, "</svg>", ""])
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+def svg_legend(left: float, names: Sequence[str]) -> Iterator[str]:
+    """The names in a row below the title, each with its colour."""
+    for place, name in enumerate(names):
+        x = left + ENTRY * place
+        yield f'<rect x="{x:g}" y="26" width="10" height="10" fill="{colour_of(place)}"/>'
+        yield svg_text(x + 14, 35, name)
+
+
+def svg_text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    """A line of text that starts at x, or ends there for the anchor "end"."""
     return f'<text x="{x:.1f}" y="{y:g}" font-size="11" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def colour_of(place: int) -> str:
+    """The colour of the contender that is named in that place."""
+    return COLOURS[place % len(COLOURS)]
