@@ -10,21 +10,19 @@ Always: a zip of JSON, `.npy` arrays and object code; no pickle, written to a te
 """
 
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from compiler.dtype import BFLOAT16, item_bytes
 from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
+from compiler.executor.published import published
 from compiler.packing import Packing
 from compiler.runtime.artifact import ArgSpec, Array, ExternBuffer, ExternCall, KernelArtifact
 
@@ -80,20 +78,11 @@ class CompiledNetwork:
         Raises: ArtifactError when it cannot be written.
         """
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as file:
-                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-                    write_network(self, archive)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            raise ArtifactError(f"cannot write {path}: {error}") from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        with (
+            published(path) as temporary,
+            zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        ):
+            write_network(self, archive)
         return path
 
     @classmethod

@@ -9,18 +9,16 @@ A program in another language can call the kernels: each is a symbol, see `Kerne
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 from compiler.errors import ArtifactError
 from compiler.executor.network import DAMAGE, CompiledNetwork, read_network, write_network
+from compiler.executor.published import published
 from compiler.runtime.loader import LoadedKernels, load_library
 
 _LINKERS = ("cc", "gcc", "clang", "ld", "ld.lld")
@@ -50,23 +48,13 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
                 f"kernel {kernel.name} calls {kernel.calls[0].function}, a function of Python, which a shared library "
                 "cannot hold; save the network as .retune"
             )
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with published(path) as temporary:
         _link(network, temporary, linkers)
         code = temporary.read_bytes()
         with zipfile.ZipFile(temporary, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             about = {"bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
             archive.writestr(_MEMBER, json.dumps(about))
             write_network(network, archive, with_code=False)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise ArtifactError(f"cannot write {path}: {error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return path
 
 

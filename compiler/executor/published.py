@@ -1,0 +1,32 @@
+"""In: a path. Out: a name beside it to write to. Always: the file at the path is replaced whole or not at all.
+
+The new file is on disk before it takes the path's name; what a failure leaves behind is removed.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from compiler.errors import ArtifactError
+
+
+@contextmanager
+def published(path: Path) -> Iterator[Path]:
+    """A temporary path, for a file that takes the name `path` when the block ends well; missing folders are made.
+
+    Raises: ArtifactError when a file cannot be written, in the block or after it.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
