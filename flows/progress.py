@@ -74,7 +74,8 @@ class RoundStarted:
 class RoundDone:
     """A round is stored and learned. `latency` is the estimated network latency, of the tasks with a time, all of
     them if `is_complete`, and `seconds_left` the time left, both in seconds. `contention` is the share of its timings
-    that other processes took, typical for the round, `model` says how well the cost model foretold it.
+    that other processes took, typical for the round, `model` says how well the cost model foretold it; that is for the
+    ledger, since a small round says little on its own.
     """
 
     index: int
@@ -128,11 +129,10 @@ class RoundDone:
         limit = "" if self.trials_limit is None else f"/{self.trials_limit}"
         failed = f" ({self.failed} failed)" if self.failed else ""
         busy = f"; other processes took {self.contention:.0%} of its timings" if self.contention > BUSY else ""
-        foretold = f", {self.model.pair_accuracy:.0%} of pairs foretold" if self.model else ""
         return (
             f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, "
             f"best {self.row.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"
-            f"{foretold}{busy}"
+            f"{busy}"
         )
 
     @property
