@@ -91,6 +91,53 @@ def _softmax(node: Node, operands: Sequence[Array]) -> Array:
     return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
 
 
+def _log_softmax(node: Node, operands: Sequence[Array]) -> Array:
+    (x,) = operands
+    axis = node.integer("axis")
+    shifted = x - x.max(axis=axis, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)))
+
+
+def _normalize(node: Node, operands: Sequence[Array]) -> Array:
+    (x,) = operands
+    axes = node.ints("axes")
+    if node.flag("centred"):
+        x = x - x.mean(axis=axes, keepdims=True)
+    return np.asarray(x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + x.dtype.type(node.number("epsilon"))))
+
+
+def _contract(node: Node, operands: Sequence[Array]) -> Array:
+    """A plain product of matrices, which is what makes it quick, between transposes."""
+    left, right, result = node.text("left"), node.text("right"), node.text("result")
+    summed = [letter for letter in left if letter not in result]
+    shared = [letter for letter in left if letter in right and letter in result]
+    rows = [letter for letter in left if letter not in right]
+    columns = [letter for letter in right if letter not in left]
+    a, b = operands
+    extents = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
+
+    def extent(letters: Sequence[str]) -> int:
+        return math.prod(extents[letter] for letter in letters)
+
+    a = a.transpose([left.index(letter) for letter in (*shared, *rows, *summed)])
+    b = b.transpose([right.index(letter) for letter in (*shared, *summed, *columns)])
+    product = np.matmul(
+        a.reshape(extent(shared), extent(rows), extent(summed)),
+        b.reshape(extent(shared), extent(summed), extent(columns)),
+    )
+    order = (*shared, *rows, *columns)
+    product = product.reshape([extents[letter] for letter in order])
+    return np.asarray(product.transpose([order.index(letter) for letter in result]))
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(x * (_erf(np.asarray(x * math.sqrt(0.5))) + 1) / 2)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return np.asarray(x * (np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)) + 1) / 2)
+
+
 def _batch_norm(node: Node, operands: Sequence[Array]) -> Array:
     x, *statistics = operands
     column = [1] * x.ndim
@@ -172,6 +219,10 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "relu": _unary(lambda x: np.maximum(x, 0)),
     "sigmoid": _unary(_sigmoid),
     "tanh": _unary(np.tanh),
+    "silu": _unary(lambda x: x * _sigmoid(x)),
+    "hard_swish": _unary(lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "gelu": _unary(_gelu),
+    "gelu_tanh": _unary(_gelu_tanh),
     "exp": _unary(np.exp),
     "log": _unary(np.log),
     "sqrt": _unary(np.sqrt),
@@ -221,9 +272,12 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "conv3d": _convolution,
     "dense": _binary(np.matmul),
     "batch_matmul": _binary(np.matmul),
+    "contract": _contract,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
     "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "normalize": _normalize,
     "batch_norm": _batch_norm,
     "reshape": lambda node, operands: operands[0].reshape(node.ints("shape")),
     "transpose": lambda node, operands: operands[0].transpose(node.ints("perm")),

@@ -94,6 +94,14 @@ def softmax(node: Node, operands: Sequence[Value]) -> Result:
     return same_as_first(node, operands)
 
 
+def normalize(node: Node, operands: Sequence[Value]) -> Result:
+    """The operand's shape; `axes` are ascending and within the rank."""
+    axes = node.ints("axes")
+    if not axes or any(not 0 <= axis < len(operands[0].shape) for axis in axes) or tuple(sorted(set(axes))) != axes:
+        raise misfit(node, operands, f"axes {axes} must be ascending and within the rank")
+    return same_as_first(node, operands)
+
+
 def dense(node: Node, operands: Sequence[Value]) -> Result:
     """(M, K) x (K, N) gives (M, N)."""
     x, w = operands
@@ -109,6 +117,25 @@ def batch_matmul(node: Node, operands: Sequence[Value]) -> Result:
     if not fits or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise misfit(node, operands, "needs (B, M, K) and (B, K, N) of one dtype")
     return (a.shape[0], a.shape[1], b.shape[2]), a.dtype
+
+
+def contract(node: Node, operands: Sequence[Value]) -> Result:
+    """The extents of the letters of `result`; equal letters have equal extents, and none appears twice in a word."""
+    extents: dict[str, int] = {}
+    left, right, result = node.text("left"), node.text("right"), node.text("result")
+    for word, operand in zip((left, right), operands, strict=True):
+        if len(word) != len(operand.shape):
+            raise misfit(node, operands, f"{word!r} needs a letter for each dimension")
+        for letter, extent in zip(word, operand.shape, strict=True):
+            if extents.setdefault(letter, extent) != extent:
+                raise misfit(node, operands, f"{letter!r} stands for both {extents[letter]} and {extent} elements")
+    if any(len(set(word)) != len(word) for word in (left, right, result)) or not set(result) <= set(extents):
+        raise misfit(node, operands, f"{left},{right}->{result} repeats a letter or invents one")
+    if any(letter not in result and not (letter in left and letter in right) for letter in extents):
+        raise misfit(node, operands, f"{left},{right}->{result} sums over a letter that one operand lacks")
+    if operands[0].dtype != operands[1].dtype:
+        raise misfit(node, operands, "the operands have different dtypes")
+    return tuple(extents[letter] for letter in result), operands[0].dtype
 
 
 def _spatial_axes(node: Node, operands: Sequence[Value]) -> tuple[int, ...]:

@@ -53,6 +53,10 @@ _UNARY = {
     **{name: f"{name} of x, in radians" for name in ("sin", "cos", "tan", "sinh", "cosh")},
     **{name: f"the inverse of {name[1:]}" for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
     "sign": "-1, 0 or 1",
+    "silu": "x / (1 + exp(-x))",
+    "hard_swish": "x * min(max(x / 6 + 1 / 2, 0), 1)",
+    "gelu": "x times the share of a standard normal distribution below x",
+    "gelu_tanh": "the same with tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)) in place of erf(x / sqrt(2))",
     "bit_not": "every bit turned, of a bool the other one",
     "identity": "a copy; only where a graph output would be an input, a constant or another output",
 }
@@ -104,6 +108,14 @@ _SPECS = (
     OpSpec("conv3d", 2, _KIND.COMPLEX, infer.convolution, "the same in 3-D: layouts NCDHW and NDHWC", _CONV),
     OpSpec("dense", 2, _KIND.COMPLEX, infer.dense, "(M, K) x (K, N)"),
     OpSpec("batch_matmul", 2, _KIND.COMPLEX, infer.batch_matmul, "(B, M, K) x (B, K, N)"),
+    OpSpec(
+        "contract",
+        2,
+        _KIND.COMPLEX,
+        infer.contract,
+        "sum of products of (a, b) in Einstein's notation: a letter for each axis, summed over those not in `result`",
+        {"left": str, "right": str, "result": str},
+    ),
     OpSpec("max_pool2d", 1, _KIND.REDUCTION, infer.pool2d, "maximum of a window; padding never wins", _MAX_POOL),
     OpSpec(
         "avg_pool2d",
@@ -113,7 +125,16 @@ _SPECS = (
         "window sum over the elements inside x, or over all of the window with count_include_pad",
         _AVG_POOL,
     ),
-    OpSpec("softmax", 1, _KIND.OPAQUE, infer.softmax, "exp(x - max) / sum along an axis", {"axis": int}),
+    OpSpec("softmax", 1, _KIND.REDUCTION, infer.softmax, "exp(x - max) / sum along an axis", {"axis": int}),
+    OpSpec("log_softmax", 1, _KIND.REDUCTION, infer.softmax, "x - max - log(sum) along an axis", {"axis": int}),
+    OpSpec(
+        "normalize",
+        1,
+        _KIND.REDUCTION,
+        infer.normalize,
+        "c / sqrt(mean(c * c) + epsilon) over axes, with c = x - mean(x) when centred, else x",
+        {"axes": tuple, "epsilon": float, "centred": bool},
+    ),
     OpSpec(
         "batch_norm",
         5,

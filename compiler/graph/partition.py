@@ -175,6 +175,10 @@ def _describe(graph: Graph, group: FusedOp) -> str:
         words.append(f"c{channels}")
     if first.op in ("dense", "batch_matmul"):
         words.append(f"k{graph.values[first.inputs[0]].shape[-1]}")
+    if first.op == "contract":
+        word, shape = first.text("left"), graph.values[first.inputs[0]].shape
+        inner = (extent for letter, extent in zip(word, shape, strict=True) if letter not in first.text("result"))
+        words.append(f"k{math.prod(inner)}")
     if first.op in ("conv2d", "max_pool2d", "avg_pool2d") and max(first.ints("strides")) > 1:
         words.append(f"s{max(first.ints('strides'))}")
     words.append("x".join(map(str, graph.values[first.output].shape)) or "scalar")

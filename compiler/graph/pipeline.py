@@ -8,21 +8,31 @@ from compiler.graph.ir import Graph
 from compiler.graph.ops import verify
 from compiler.graph.passes.base import GraphPass
 from compiler.graph.passes.channels_last import ChannelsLast
-from compiler.graph.passes.dead_code import DeadCode
+from compiler.graph.passes.common_subexpressions import CommonSubexpressions
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
+from compiler.graph.passes.fold_scales import FoldScales
+from compiler.graph.passes.recognise import Recognise
 from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from compiler.graph.passes.slice_weights import SliceWeights
+from compiler.graph.passes.transposed_products import TransposedProducts
 
 _log = logging.getLogger(__name__)
 
 PIPELINE: tuple[GraphPass, ...] = (
     FoldConstants(),
     FoldBatchNorm(),
+    CommonSubexpressions(),
+    Recognise(),
     Simplify(),
+    Recognise(name="recognise_simplified"),
+    FoldScales(),
+    SliceWeights(),
+    TransposedProducts(),
     ChannelsLast(),
     Simplify(),
     Simplify(name="settle", rules=SETTLING_RULES),
-    DeadCode(),
+    CommonSubexpressions(name="common_subexpressions_again"),
 )
 
 

@@ -1,5 +1,7 @@
 """In: an arithmetic node. Out: a cheaper value that equals it, or None. Always: shapes and dtypes stay the same."""
 
+import math
+
 import numpy as np
 
 from compiler.graph.builder import GraphBuilder
@@ -103,6 +105,48 @@ def drop_broadcast(builder: GraphBuilder, node: Node) -> str | None:
     return None
 
 
+def small_power(builder: GraphBuilder, node: Node) -> str | None:
+    """x^2 -> x * x, x^3 -> x * x * x, x^(1/2) -> sqrt(x), x^(-1/2) -> 1 / sqrt(x)."""
+    exponent = builder.array(node.inputs[1]) if node.op == "pow" else None
+    if exponent is None or exponent.size != 1 or exponent.ndim > len(builder.value(node.inputs[0]).shape):
+        return None
+    x, power = node.inputs[0], float(exponent.astype(np.float64).item())
+    if power in (2.0, 3.0):
+        square = builder.emit("mul", [x, x], name=node.name, output=node.output)
+        return square if power == 2.0 else builder.emit("mul", [square, x], name=node.name, output=node.output)
+    if abs(power) != 0.5:
+        return None
+    root = builder.emit("sqrt", [x], name=node.name, output=node.output)
+    one = builder.scalar(1, builder.value(x).dtype)
+    return root if power > 0 else builder.emit("div", [one, root], name=node.name, output=node.output)
+
+
+def mean_of_sum(builder: GraphBuilder, node: Node) -> str | None:
+    """reduce_sum(x) * 1/n -> reduce_mean(x) for sums of n elements."""
+    source, share = builder.producer(node.inputs[0]), builder.array(node.inputs[1]) if node.op == "mul" else None
+    if source is None or source.op != "reduce_sum" or share is None or share.size != 1 or share.dtype.kind != "f":
+        return None
+    shape = builder.value(source.inputs[0]).shape
+    count = math.prod(shape[axis] for axis in source.ints("axes"))
+    if abs(float(share.item()) * count - 1) > np.finfo(share.dtype).eps or share.ndim > len(shape) - 1:
+        return None
+    return builder.emit("reduce_mean", source.inputs, source.attrs, name=node.name, output=node.output)
+
+
+def bounds_to_clip(builder: GraphBuilder, node: Node) -> str | None:
+    """min(max(x, low), high) -> clip(x), also where the lower bound is that of relu."""
+    source, high = builder.producer(node.inputs[0]), builder.array(node.inputs[1]) if node.op == "minimum" else None
+    if source is None or high is None or high.ndim or high.dtype.kind != "f":
+        return None
+    low = np.zeros((), high.dtype) if source.op == "relu" else None
+    if source.op == "maximum":
+        low = builder.array(source.inputs[1])
+    if low is None or low.ndim or not low <= high:
+        return None
+    attrs = {"low": float(low), "high": float(high)}
+    return builder.emit("clip", source.inputs[:1], attrs, name=node.name, output=node.output)
+
+
 def pad_into_convolution(builder: GraphBuilder, node: Node) -> str | None:
     """conv2d(pad(x)) -> conv2d(x) with larger pads, when zeros are added to rows and columns alone."""
     if node.op != "conv2d":
@@ -130,5 +174,8 @@ ARITHMETIC_RULES = (
     merge_constants,
     trim_constant,
     drop_broadcast,
+    small_power,
+    mean_of_sum,
+    bounds_to_clip,
     pad_into_convolution,
 )

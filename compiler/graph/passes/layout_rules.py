@@ -12,6 +12,8 @@ from compiler.graph.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 
+_ALONG_AXIS = ("softmax", "log_softmax")
+
 
 def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argsort(perm))
@@ -79,41 +81,109 @@ def _keeps_shape(builder: GraphBuilder, node: Node) -> bool:
 def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
     """f(reshape(x)) -> reshape(f(x)) for element-wise f.
 
-    With two operands: both reshaped alike, or one a constant that only sees the last axis.
+    With two operands: both reshaped alike, or the other one a constant; or anything, when x is a product, which f can
+    then join. What is combined with x gets the shape that it needs for that.
     """
     kind = OPS[node.op].kind
     if kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST) or len(node.inputs) > 2:
         return None
-    source = builder.producer(node.inputs[0])
-    if source is None or source.op != "reshape":
+    for place, name in enumerate(node.inputs):
+        source = builder.producer(name)
+        if source is None or source.op != "reshape":
+            continue
+        x, shape = builder.value(source.inputs[0]), source.ints("shape")
+        operands = [x.name]
+        if kind is FusionKind.BROADCAST:
+            other = node.inputs[1 - place]
+            free = _is_product(builder, x.name) and (place == 0 or not _is_product(builder, other))
+            before = _before_reshape(builder, other, x, shape, free=free) if place == 0 or free else None
+            if before is None:
+                continue
+            operands.insert(1 - place, before)
+        result = builder.emit(node.op, operands, node.attrs, name=node.name, output=node.output)
+        return builder.emit("reshape", [result], {"shape": shape}, output=node.output)
+    return None
+
+
+def _is_product(builder: GraphBuilder, name: str) -> bool:
+    """Whether a value is a convolution or product, or what element-wise operators and reshapes make of one."""
+    seen, stack = {name}, [name]
+    while stack:
+        node = builder.producer(stack.pop())
+        if node is None:
+            continue
+        kind = OPS[node.op].kind
+        if kind is FusionKind.COMPLEX:
+            return True
+        if kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST) or node.op == "reshape":
+            fresh = [operand for operand in node.inputs if operand not in seen]
+            seen.update(fresh)
+            stack += fresh
+    return False
+
+
+def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int, ...], *, free: bool) -> str | None:
+    """What to combine with `x` so that reshaping the result to `shape` is as combining with `name` afterwards.
+
+    Unless it is `free` to reshape what is computed, only constants are, and what was reshaped from that very shape.
+    """
+    source = builder.producer(name)
+    if source is not None and source.op == "reshape" and source.ints("shape") == shape:
+        before = builder.value(source.inputs[0]).shape
+        if before == x.shape:
+            return source.inputs[0]
+    if builder.array(name) is None and not free:
         return None
-    x, shape = builder.value(source.inputs[0]), source.ints("shape")
-    operands = [x.name]
-    if kind is FusionKind.BROADCAST:
-        second = _before_reshape(builder, node.inputs[1], x, shape)
-        if second is None:
+    if not builder.value(name).shape:
+        return name
+    wanted = reshaped_broadcast(builder.value(name).shape, shape, x.shape)
+    return None if wanted is None else _reshape(builder, name, wanted)
+
+
+def reshaped_broadcast(
+    operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The shape in which an operand that is broadcast to `after` is broadcast alike to `before`, which has as many
+    elements; None when there is none.
+    """
+    if len(operand) > len(after):
+        return None
+    operand = (*(1 for _ in range(len(after) - len(operand))), *operand)
+    wanted: list[int] = []
+    for new, old in aligned_axes(after, before):
+        seen = tuple(operand[place] for place in new)
+        if seen == tuple(after[place] for place in new):
+            wanted += [before[place] for place in old]
+        elif all(extent == 1 for extent in seen):
+            wanted += [1 for _ in old]
+        else:
             return None
-        operands.append(second)
-    result = builder.emit(node.op, operands, node.attrs, name=node.name, output=node.output)
-    return builder.emit("reshape", [result], {"shape": shape}, output=node.output)
+    while wanted and wanted[0] == 1:
+        del wanted[0]
+    return tuple(wanted)
 
 
-def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int, ...]) -> str | None:
-    """What to combine with `x` so that reshaping the result to `shape` is as combining with `name` afterwards."""
-    constant, source = builder.array(name), builder.producer(name)
-    if constant is not None:
-        alike = bool(x.shape) and bool(shape) and x.shape[-1] == shape[-1]
-        return name if constant.ndim == 0 or (constant.shape == shape[-1:] and alike) else None
-    if source is None or source.op != "reshape" or source.ints("shape") != shape:
-        return None
-    return source.inputs[0] if builder.value(source.inputs[0]).shape == x.shape else None
+def aligned_axes(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Axes of both shapes in the smallest groups that have as many elements."""
+    groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    first = second = 0
+    while first < len(one) or second < len(two):
+        start, other = first, second
+        left = right = 1
+        while left != right or (first, second) == (start, other):
+            if second >= len(two) or (first < len(one) and left <= right):
+                left, first = left * one[first], first + 1
+            else:
+                right, second = right * two[second], second + 1
+        groups.append((tuple(range(start, first)), tuple(range(other, second))))
+    return groups
 
 
 def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
     """f(transpose(x), ...) -> transpose(f(x, ...)) for every f that can work on the untransposed operands."""
     kind = OPS[node.op].kind
     any_order = kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
-    if not (any_order or node.op in (*_REDUCTIONS, "softmax", "concat", "pad", "slice")):
+    if not (any_order or node.op in (*_REDUCTIONS, *_ALONG_AXIS, "normalize", "concat", "pad", "slice")):
         return None
     for name in node.inputs:
         source = builder.producer(name)
@@ -163,7 +233,9 @@ def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attr
         if not node.flag("keepdims"):
             kept = [axis for i, axis in enumerate(perm) if i not in axes]
             return attrs, tuple(sorted(kept).index(axis) for axis in kept)
-    elif node.op in ("softmax", "concat"):
+    elif node.op == "normalize":
+        attrs["axes"] = tuple(sorted(perm[axis] for axis in node.ints("axes")))
+    elif node.op in (*_ALONG_AXIS, "concat"):
         attrs["axis"] = perm[node.integer("axis")]
     elif node.op in ("pad", "slice"):
         inverse = _inverse(perm)

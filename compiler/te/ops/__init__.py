@@ -8,7 +8,7 @@ Always: the operator library is written in tensor expressions alone.
 from collections.abc import Callable, Mapping
 
 from compiler.errors import DefinitionError
-from compiler.te.ops import conv, elementwise, matmul, places, pool, reduce, shape
+from compiler.te.ops import conv, elementwise, matmul, norm, places, pool, reduce, shape
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Tensor
 
@@ -23,7 +23,10 @@ LOWERINGS: Mapping[str, Lowering] = {
     "batch_matmul": matmul.batch_matmul,
     "max_pool2d": pool.max_pool2d,
     "avg_pool2d": pool.avg_pool2d,
+    "contract": matmul.contract,
     "softmax": reduce.softmax,
+    "log_softmax": reduce.log_softmax,
+    "normalize": norm.normalize,
     **dict.fromkeys(("arg_max", "arg_min"), places.arg_reduction),
     "top_k": places.top_k,
     "gather": places.gather,

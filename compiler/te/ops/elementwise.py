@@ -4,6 +4,7 @@ Always: result element i needs operand element i only, after broadcasting.
 """
 
 from collections.abc import Callable
+from math import pi, sqrt
 from typing import cast as as_type
 
 import numpy as np
@@ -29,10 +30,26 @@ def _left_over(a: Expr, b: Expr, *, floored: bool) -> Expr:
     return a % b if floored else a - a / b * b
 
 
+def _gelu(x: Expr) -> Expr:
+    return x * 0.5 * (te.erf(x * sqrt(0.5)) + 1.0)
+
+
+def _gelu_tanh(x: Expr) -> Expr:
+    return x * 0.5 * (te.tanh(x * (x * x * (0.044715 * sqrt(2 / pi)) + sqrt(2 / pi))) + 1.0)
+
+
+def _hard_swish(x: Expr) -> Expr:
+    return x * te.minimum(te.maximum(x * (1 / 6) + 0.5, 0.0), 1.0)
+
+
 _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "relu": lambda x: te.maximum(x, 0),
     "sigmoid": te.sigmoid,
     "tanh": te.tanh,
+    "silu": lambda x: x * te.sigmoid(x),
+    "hard_swish": _hard_swish,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "exp": te.exp,
     "log": te.log,
     "sqrt": te.sqrt,

@@ -1,4 +1,4 @@
-"""In: a tensor and axes. Out: reductions and softmax as tensor expressions.
+"""In: a tensor and axes. Out: reductions, softmax and its logarithm as tensor expressions.
 
 Always: each reduction is a compute of its own.
 """
@@ -107,3 +107,19 @@ def softmax(call: OpCall) -> Tensor:
     total = _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{call.name}_sum")
     inverse = te.compute(kept, lambda *i: 1.0 / total[i], name=f"{call.name}_inverse")
     return te.compute(call.shape, lambda *i: power[i] * inverse[without(i)], name=call.name)
+
+
+def log_softmax(call: OpCall) -> Tensor:
+    """x - max(x) - log(sum(exp(x - max(x)))) along `axis`."""
+    source = call.tensor(0)
+    axis = call.integer("axis")
+    kept = tuple(extent for place, extent in enumerate(source.shape) if place != axis)
+
+    def without(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return indices[:axis] + indices[axis + 1 :]
+
+    peak = _reduce(source, (axis,), te.max, kept, keepdims=False, name=f"{call.name}_max")
+    power = te.compute(call.shape, lambda *i: te.exp(source[i] - peak[without(i)]), name=f"{call.name}_exp")
+    total = _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{call.name}_sum")
+    log = te.compute(kept, lambda *i: te.log(total[i]), name=f"{call.name}_log")
+    return te.compute(call.shape, lambda *i: source[i] - peak[without(i)] - log[without(i)], name=call.name)

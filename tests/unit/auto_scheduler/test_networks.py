@@ -1,5 +1,7 @@
 """Tasks of networks, and networks compiled with the records of a script."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,8 @@ from compiler.driver.compile_network import compile_graph
 from compiler.errors import ModelFormatError
 from compiler.frontend import zoo
 from compiler.frontend.network import load_network
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Attribute, Graph, Value
 from compiler.graph.pipeline import optimize
 from compiler.schedule.default import default_steps
 from compiler.schedule.primitives import split
@@ -38,6 +42,40 @@ def test_the_tasks_of_a_network_in_any_of_its_forms() -> None:
     for form in (zoo.build("mlp"), load_network("mlp")):
         assert [task.workload_key for task in extract_tasks(form, {}, "llvm")[0]] == keys
     assert len(extract_tasks("mlp", None, "llvm", include_simple_tasks=True)[0]) >= len(tasks)
+
+
+def _convolutions(*channels: int) -> Graph:
+    """One 3 x 3 convolution behind the other; the numbers are their channels, from those of the input on."""
+    builder = GraphBuilder("net", [Value("x", (1, channels[0], 8, 8))])
+    x = "x"
+    for taken, made in pairwise(channels):
+        weight = builder.constant(np.random.default_rng(made).standard_normal((made, taken, 3, 3), dtype=np.float32))
+        attrs: dict[str, Attribute] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "groups": 1}
+        x = builder.emit("conv2d", [x, weight], {**attrs, "layout": "NCHW"})
+    return builder.finish({"y": x})
+
+
+def _moved() -> Graph:
+    builder = GraphBuilder("net", [Value("x", (4, 6))])
+    return builder.finish({"y": builder.emit("transpose", ["x"], {"perm": (1, 0)})})
+
+
+@pytest.mark.parametrize(
+    ("graph", "simple", "weights"),
+    [
+        (_convolutions(4, 8, 16), False, [1, 1]),
+        (_convolutions(8, 8, 8), False, [2]),
+        (_moved(), False, []),
+        (_moved(), True, [1]),
+    ],
+    ids=["two", "alike", "no reuse", "no reuse, simple ones too"],
+)
+def test_m2_numbers_of_tasks(graph: Graph, simple: bool, weights: list[int]) -> None:
+    tasks, found = extract_tasks(graph, None, "llvm", include_simple_tasks=simple)
+    kept = [weight for task, weight in zip(tasks, found, strict=True) if not task.desc.startswith("transpose") or simple]
+    assert kept == weights
+    texts = {task.workload_key: str(task.compute_dag) for task in tasks}
+    assert len(texts) == len(tasks), "m3: a key has one graph"
 
 
 def test_parameters_become_constants() -> None:

@@ -10,7 +10,7 @@ from compiler.graph.evaluate import evaluate
 from compiler.graph.ir import Attribute, Graph, Node, Value
 from compiler.graph.ops import verify
 from compiler.graph.passes.channels_last import ChannelsLast
-from compiler.graph.passes.dead_code import DeadCode
+from compiler.graph.passes.common_subexpressions import CommonSubexpressions
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 
@@ -55,7 +55,7 @@ def test_common_subexpressions_are_computed_once() -> None:
     second = b.emit("add", ["x", b.constant(np.ones(3, np.float32))])
     third = b.emit("add", ["x", b.constant(np.zeros(3, np.float32))])
     graph = b.finish({"y": b.emit("mul", [b.emit("mul", [first, second]), third])})
-    merged = DeadCode().apply(graph)
+    merged = CommonSubexpressions().apply(graph)
     assert_same(merged, graph)
     assert ops(merged) == ["add", "add", "mul", "mul"]
     assert len(merged.constants) == 2

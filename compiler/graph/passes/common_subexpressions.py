@@ -1,4 +1,7 @@
-"""In: any graph. Out: the graph without what no output needs, equal nodes and small equal constants merged."""
+"""In: any graph. Out: the graph in which nothing is computed twice, nor computed for nobody.
+
+Always: equal means the same operator, attributes and operands; small constants are compared by content.
+"""
 
 from dataclasses import dataclass
 
@@ -6,15 +9,19 @@ from compiler.graph.builder import GraphBuilder, rewrite
 from compiler.graph.ir import Attribute, Graph, Node
 
 _SMALL_BYTES = 4096
+_COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "equal"})
 
 Key = tuple[str, tuple[str, ...], tuple[tuple[str, Attribute], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class DeadCode:
-    """Drop unused nodes and constants; compute every common sub-expression once."""
+class CommonSubexpressions:
+    """Compute every common sub-expression once; drop unused nodes and constants.
 
-    name: str = "dead_code"
+    before: a = x + y; b = y + x; c = a * b        after: a = x + y; c = a * a
+    """
+
+    name: str = "common_subexpressions"
 
     def apply(self, graph: Graph) -> Graph:
         """The smaller graph."""
@@ -28,7 +35,8 @@ class DeadCode:
 
         def convert(builder: GraphBuilder, node: Node) -> str:
             inputs = tuple(representative.get(name, name) for name in node.inputs)
-            key = (node.op, inputs, tuple(sorted(node.attrs.items())))
+            operands = tuple(sorted(inputs)) if node.op in _COMMUTATIVE else inputs
+            key = (node.op, operands, tuple(sorted(node.attrs.items())))
             if key not in seen:
                 seen[key] = builder.emit(node.op, inputs, node.attrs, name=node.name, output=node.output)
             return seen[key]

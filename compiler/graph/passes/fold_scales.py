@@ -1,0 +1,149 @@
+"""In: convolutions and products with constant weights. Out: the same with constant scales and shifts beside them folded
+into the weights.
+
+Always: a convolution or product is never computed twice for it, so what moves is a value that nobody else reads.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.graph.builder import GraphBuilder, rewrite
+from compiler.graph.ir import Array, Graph, Node
+
+Doubles = NDArray[np.float64]
+
+_CONVOLUTIONS = ("conv2d", "conv3d")
+_PRODUCTS = (*_CONVOLUTIONS, "dense", "batch_matmul")
+
+
+@dataclass(frozen=True, slots=True)
+class FoldScales:
+    """Fold x * c and x + c into the weights w of a neighbouring convolution or product, at most `rounds` times over.
+
+    before: mul(dense(x, w), c)           after: dense(x, w * c)
+            mul(add(dense(x, w), b), c)          add(dense(x, w * c), b * c)
+            dense(mul(x, c), w)                  dense(x, c' * w)
+            dense(add(x, c), w)                  add(dense(x, w), c @ w)      (not with padding, which is no x)
+    """
+
+    name: str = "fold_scales"
+    rounds: int = 8
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with fewer constant operands."""
+        for _ in range(self.rounds):
+            before = len(graph.nodes), str(graph)
+            graph = _once(graph)
+            if (len(graph.nodes), str(graph)) == before:
+                break
+        return graph
+
+
+def _once(graph: Graph) -> Graph:
+    producers, consumers = graph.producers(), graph.consumers()
+
+    def read_once(name: str) -> bool:
+        return len(consumers[name]) == 1 and name not in graph.outputs
+
+    def convert(builder: GraphBuilder, node: Node) -> str | None:
+        original = producers[node.output].inputs
+        if not read_once(original[0]):
+            return None
+        if node.op == "mul":
+            inner = producers.get(original[0])
+            return _scaled_after(builder, node, movable=inner is not None and read_once(inner.inputs[0]))
+        return _moved_behind(builder, node) if node.op in _PRODUCTS else None
+
+    return rewrite(graph, convert)
+
+
+def _scaled_after(builder: GraphBuilder, node: Node, *, movable: bool) -> str | None:
+    """A product, or a sum of one and a constant, times the constant second operand."""
+    scale, source = builder.array(node.inputs[1]), builder.producer(node.inputs[0])
+    if scale is None or source is None or scale.dtype.kind != "f":
+        return None
+    if source.op == "add" and movable:
+        shift, inner = builder.array(source.inputs[1]), builder.producer(source.inputs[0])
+        if shift is None or inner is None or _for_results(builder, inner, scale) is None:
+            return None
+        scaled = builder.emit("mul", [source.inputs[0], node.inputs[1]], name=inner.name, output=inner.output)
+        moved = (shift.astype(np.float64) * scale).astype(shift.dtype)
+        operands = [scaled, builder.constant(moved, source.inputs[1])]
+        return builder.emit("add", operands, name=source.name, output=node.output)
+    factors = _for_results(builder, source, scale)
+    return None if factors is None else _with_weight(builder, source, source.inputs[0], factors, node.output)
+
+
+def _moved_behind(builder: GraphBuilder, node: Node) -> str | None:
+    """A product whose first operand is scaled or shifted by a constant."""
+    source = builder.producer(node.inputs[0])
+    if source is None or source.op not in ("mul", "add"):
+        return None
+    constant = builder.array(source.inputs[1])
+    weight = builder.array(node.inputs[1])
+    if constant is None or weight is None or constant.dtype.kind != "f":
+        return None
+    if builder.value(source.inputs[0]).shape != builder.value(source.output).shape:
+        return None
+    numbers = _for_operands(builder, node, constant)
+    if numbers is None:
+        return None
+    if source.op == "mul":
+        return _with_weight(builder, node, source.inputs[0], numbers, node.output)
+    if node.op in _CONVOLUTIONS and any(node.ints("pads")):
+        return None
+    shares = np.broadcast_to(numbers, weight.shape) * weight.astype(np.float64)
+    if node.op in _CONVOLUTIONS:
+        shift = shares.sum(axis=tuple(range(1, weight.ndim))).reshape(-1, *(1 for _ in weight.shape[2:]))
+    else:
+        shift = shares.sum(axis=-2, keepdims=weight.ndim > 2)
+    result = builder.emit(node.op, [source.inputs[0], node.inputs[1]], node.attrs, name=node.name, output=node.output)
+    return builder.emit("add", [result, builder.constant(shift.astype(weight.dtype), f"{node.output}_shift")])
+
+
+def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles, output: str) -> str:
+    weight = builder.array(product.inputs[1])
+    assert weight is not None, "asked for products with constant weights"
+    scaled = builder.constant((weight.astype(np.float64) * factors).astype(weight.dtype), product.inputs[1])
+    return builder.emit(product.op, [x, scaled], product.attrs, name=product.name, output=output)
+
+
+def _for_results(builder: GraphBuilder, product: Node, constant: Array) -> Doubles | None:
+    """The constant as what to multiply the weight with, when it has a number for each channel of the result."""
+    weight = builder.array(product.inputs[1]) if product.op in _PRODUCTS else None
+    if weight is None:
+        return None
+    first = product.op in _CONVOLUTIONS and product.text("layout").startswith("NC")
+    result = builder.value(product.output).shape
+    numbers = _along(constant, result, 1 if first else len(result) - 1)
+    if numbers is None or not first:
+        return numbers
+    return numbers.reshape(-1, *(1 for _ in weight.shape[1:]))
+
+
+def _for_operands(builder: GraphBuilder, product: Node, constant: Array) -> Doubles | None:
+    """The constant as what to multiply the weight with, when it has a number for each channel of the first operand."""
+    x, weight = (builder.value(name).shape for name in product.inputs)
+    if product.op not in _CONVOLUTIONS:
+        numbers = _along(constant, x, len(x) - 1)
+        return None if numbers is None else numbers.reshape(-1, 1)
+    if not product.text("layout").startswith("NC"):
+        return None
+    numbers = _along(constant, x, 1)
+    if numbers is None or numbers.size == 1:
+        return numbers
+    groups = product.integer("groups")
+    rows = np.repeat(numbers.reshape(groups, weight[1]), weight[0] // groups, axis=0)
+    return rows.reshape(*rows.shape, *(1 for _ in weight[2:]))
+
+
+def _along(constant: Array, shape: tuple[int, ...], axis: int) -> Doubles | None:
+    """The numbers of a constant that has one, or one for each place along `axis`, when it is combined with `shape`."""
+    if constant.ndim > len(shape):
+        return None
+    whole = (*(1 for _ in range(len(shape) - constant.ndim)), *constant.shape)
+    if any(extent != 1 for place, extent in enumerate(whole) if place != axis) or whole[axis] not in (1, shape[axis]):
+        return None
+    return np.asarray(constant, np.float64).reshape(-1)

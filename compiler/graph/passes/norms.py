@@ -1,0 +1,61 @@
+"""In: nothing. Out: the forms in which exporters write normalisations. Always: scale and bias stay operators behind it.
+
+    c / sqrt(mean(c * c) + epsilon), c = x - mean(x)        layer, instance and group norm of PyTorch
+    x * s + (bias - mean(x) * s), s = scale / sqrt(…)       layer norm of TensorFlow
+    x / sqrt(mean(x * x) + epsilon)                         RMS norm
+
+A scale between the parts, as in c * (scale / sqrt(…)), is taken out of them.
+"""
+
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Node
+from compiler.graph.passes.forms import Form, Write, X
+from compiler.graph.passes.patterns import Either, Match, Named, Op, Pattern, Product, Sum, Wanted
+
+_OVER = {"axes": Wanted("axes"), "keepdims": True}
+_EPSILON = Wanted("epsilon")
+
+
+def _mean(x: Pattern) -> Pattern:
+    return Op("reduce_mean", (x,), _OVER)
+
+
+_MEAN = Named("mean", _mean(X))
+_CENTRED = Named("centred", Op("sub", (X, _MEAN)))
+_DEVIATION = Op(
+    "sqrt",
+    (
+        Either(
+            (
+                Sum((_mean(Product((_CENTRED, _CENTRED))),), _EPSILON),
+                Sum((_mean(Product((X, X))), Product((_MEAN, _MEAN), -1.0)), _EPSILON),
+            )
+        ),
+    ),
+)
+_ROOT_MEAN_SQUARE = Op("sqrt", (Sum((_mean(Product((X, X))),), _EPSILON),))
+_SLOPE = Named("slope", Product((), under=(_DEVIATION,), rest="scale"))
+
+
+def _normal(*, centred: bool) -> Write:
+    def write(builder: GraphBuilder, match: Match, node: Node) -> str:
+        attrs = {"axes": match.attrs["axes"], "epsilon": match.attrs["epsilon"], "centred": centred}
+        result = builder.emit("normalize", [match.values["x"]], attrs, name=node.name, output=node.output)
+        for factor in match.rest.get("scale", ()):
+            result = builder.emit("mul", [result, factor], name=node.name, output=node.output)
+        if "bias" in match.values:
+            result = builder.emit("add", [result, match.values["bias"]], name=node.name, output=node.output)
+        return result
+
+    return write
+
+
+NORMS = (
+    Form(Product((_CENTRED,), under=(_DEVIATION,), rest="scale"), _normal(centred=True)),
+    Form(
+        Sum((Product((X, _SLOPE)), Product((_MEAN, _SLOPE), -1.0), Named("bias"))),
+        _normal(centred=True),
+    ),
+    Form(Sum((Product((X, _SLOPE)), Product((_MEAN, _SLOPE), -1.0))), _normal(centred=True)),
+    Form(Product((X,), under=(_ROOT_MEAN_SQUARE,), rest="scale"), _normal(centred=False)),
+)

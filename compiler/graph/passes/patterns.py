@@ -1,0 +1,268 @@
+"""In: a graph and the shape of an expression. Out: where that expression stands, and what its names stand for.
+
+Always: the order and nesting of factors and terms do not matter, nor whether a constant multiplies or divides; a value
+inside a match has no reader outside of it and is no output of the graph.
+
+    Product(ANY x, 0.5, Sum(1, erf(Product(x, sqrt(1/2)))))      matches      0.5 * x * (erf(x / 1.41421356) + 1)
+
+A product or a sum is followed through values that one node reads, so what a pattern names twice is a factor of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from compiler.graph.ir import Attribute, Graph, Node
+
+_DIGITS = {"float16": 2e-3, "bfloat16": 1e-2}
+_USUAL_DIGITS = 2e-5
+"""How much a constant may differ from the pattern's, relatively: as much as it loses when it is written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Any value; the same one wherever the name stands. With a pattern: one that has this form."""
+
+    name: str
+    form: "Pattern | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A node of the operator; an attribute that is a `Wanted` gets a name, others must be equal."""
+
+    op: str
+    operands: tuple["Pattern", ...]
+    attrs: Mapping[str, "Attribute | Wanted"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An attribute or a number of any value, the same one wherever the name stands."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Factors in any order, those of `under` in the denominator; the constants among them make up `scale`.
+
+    With `rest` there may be more factors, which get that name.
+    """
+
+    factors: tuple["Pattern", ...]
+    scale: float = 1.0
+    under: tuple["Pattern", ...] = ()
+    rest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Terms in any order; the constants among them make up `constant`."""
+
+    terms: tuple["Pattern", ...]
+    constant: "float | Wanted" = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of several forms."""
+
+    forms: tuple["Pattern", ...]
+
+
+Pattern = Named | Op | Product | Sum | Either
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What names stand for: values, attributes and numbers, factors that were left over; and the values inside."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    attrs: Mapping[str, Attribute] = field(default_factory=dict)
+    rest: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    inner: frozenset[str] = frozenset()
+
+    def with_attr(self, wanted: "Attribute | Wanted", found: Attribute) -> "Match | None":
+        """The match in which an attribute has the value found; None when it has another one already."""
+        if not isinstance(wanted, Wanted):
+            return self if wanted == found else None
+        if wanted.name in self.attrs:
+            return self if self.attrs[wanted.name] == found else None
+        return replace(self, attrs={**self.attrs, wanted.name: found})
+
+    def covering(self, names: Sequence[str]) -> "Match":
+        """The match with more values inside."""
+        return replace(self, inner=self.inner.union(names)) if names else self
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """A value as `scale` times factors over denominators, or as `scale` plus signed terms; `inner` was followed."""
+
+    scale: float
+    parts: tuple[tuple[str, bool], ...]
+    inner: tuple[str, ...]
+
+
+class Matcher:
+    """Looks for patterns in one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._producers = graph.producers()
+        self._consumers = graph.consumers()
+
+    def find(self, pattern: Pattern, node: Node) -> Match | None:
+        """The first way in which the result of `node` has the form, if there is one."""
+        for match in self._value(pattern, node.output, Match()):
+            if self._closed(match.inner - {node.output}, match.inner | {node.output}):
+                return match
+        return None
+
+    def _closed(self, inner: frozenset[str], readers: frozenset[str]) -> bool:
+        return all(
+            name not in self._graph.outputs and all(node.output in readers for node in self._consumers[name])
+            for name in inner
+        )
+
+    def _value(self, pattern: Pattern, name: str, match: Match) -> Iterator[Match]:
+        match pattern:
+            case Named():
+                yield from self._named(pattern, name, match)
+            case Op():
+                yield from self._op(pattern, name, match)
+            case Product():
+                yield from self._product(pattern, name, match, 1.0)
+            case Sum():
+                yield from self._sum(pattern, name, match)
+            case Either():
+                for form in pattern.forms:
+                    yield from self._value(form, name, match)
+
+    def _named(self, pattern: Named, name: str, match: Match) -> Iterator[Match]:
+        if pattern.name in match.values:
+            if match.values[pattern.name] == name:
+                yield match
+            return
+        known = replace(match, values={**match.values, pattern.name: name})
+        if pattern.form is None:
+            yield known
+        else:
+            yield from self._value(pattern.form, name, known)
+
+    def _op(self, pattern: Op, name: str, match: Match) -> Iterator[Match]:
+        node = self._producers.get(name)
+        if node is None or node.op != pattern.op or len(node.inputs) != len(pattern.operands):
+            return
+        found: Match | None = match
+        for key, wanted in pattern.attrs.items():
+            found = None if found is None else found.with_attr(wanted, node.attrs[key])
+        if found is not None:
+            yield from self._all(tuple(zip(pattern.operands, node.inputs, strict=True)), found.covering((name,)))
+
+    def _all(self, pairs: tuple[tuple[Pattern, str], ...], match: Match) -> Iterator[Match]:
+        if not pairs:
+            yield match
+            return
+        (pattern, name), *rest = pairs
+        for found in self._value(pattern, name, match):
+            yield from self._all(tuple(rest), found)
+
+    def _product(self, pattern: Product, name: str, match: Match, sign: float) -> Iterator[Match]:
+        flat = self._factors(name)
+        if not self._alike(flat.scale * sign, pattern.scale, name):
+            return
+        wanted = (*((form, False) for form in pattern.factors), *((form, True) for form in pattern.under))
+        yield from self._some(wanted, flat.parts, match.covering(flat.inner), pattern.rest)
+
+    def _sum(self, pattern: Sum, name: str, match: Match) -> Iterator[Match]:
+        flat = self._terms(name)
+        found: Match | None = match
+        if isinstance(pattern.constant, Wanted):
+            found = match.with_attr(pattern.constant, flat.scale)
+        elif not self._alike(flat.scale, pattern.constant, name):
+            return
+        if found is not None:
+            yield from self._some_terms(pattern.terms, flat.parts, found.covering(flat.inner))
+
+    def _some(
+        self, wanted: Sequence[tuple[Pattern, bool]], parts: Sequence[tuple[str, bool]], match: Match, rest: str
+    ) -> Iterator[Match]:
+        """Each wanted factor is another one of `parts`, and none is left over unless that is allowed."""
+        if not wanted:
+            if rest and parts and not any(under for _, under in parts):
+                yield replace(match, rest={**match.rest, rest: tuple(name for name, _ in parts)})
+            elif not parts:
+                yield match
+            return
+        form, under = wanted[0]
+        for place, (name, is_under) in enumerate(parts):
+            if is_under is under:
+                for found in self._value(form, name, match):
+                    yield from self._some(wanted[1:], (*parts[:place], *parts[place + 1 :]), found, rest)
+
+    def _some_terms(
+        self, wanted: Sequence[Pattern], parts: Sequence[tuple[str, bool]], match: Match
+    ) -> Iterator[Match]:
+        if len(wanted) != len(parts):
+            return
+        if not wanted:
+            yield match
+            return
+        form = wanted[0]
+        for place, (name, negative) in enumerate(parts):
+            left = (*parts[:place], *parts[place + 1 :])
+            if isinstance(form, Product):
+                ways = self._product(form, name, match, -1.0 if negative else 1.0)
+            else:
+                ways = iter(()) if negative else self._value(form, name, match)
+            for found in ways:
+                yield from self._some_terms(wanted[1:], left, found)
+
+    def _factors(self, name: str, *, top: bool = True) -> _Flat:
+        """`name` as a product."""
+        number = self._number(name)
+        if number is not None:
+            return _Flat(number, (), ())
+        node = self._producers.get(name)
+        if node is None or node.op not in ("mul", "div", "neg") or not (top or self._is_read_once(name)):
+            return _Flat(1.0, ((name, False),), ())
+        first = self._factors(node.inputs[0], top=False)
+        if node.op == "neg":
+            return _Flat(-first.scale, first.parts, (name, *first.inner))
+        if node.op == "mul":
+            second = self._factors(node.inputs[1], top=False)
+            return _Flat(first.scale * second.scale, (*first.parts, *second.parts), (name, *first.inner, *second.inner))
+        number = self._number(node.inputs[1])
+        if number is not None:
+            return _Flat(first.scale / number if number else float("nan"), first.parts, (name, *first.inner))
+        return _Flat(first.scale, (*first.parts, (node.inputs[1], True)), (name, *first.inner))
+
+    def _terms(self, name: str, *, top: bool = True) -> _Flat:
+        """`name` as a sum."""
+        number = self._number(name)
+        if number is not None:
+            return _Flat(number, (), ())
+        node = self._producers.get(name)
+        if node is None or node.op not in ("add", "sub") or not (top or self._is_read_once(name)):
+            return _Flat(0.0, ((name, False),), ())
+        first, second = (self._terms(operand, top=False) for operand in node.inputs)
+        minus = node.op == "sub"
+        turned = tuple((part, negative != minus) for part, negative in second.parts)
+        scale = first.scale + (-second.scale if minus else second.scale)
+        return _Flat(scale, (*first.parts, *turned), (name, *first.inner, *second.inner))
+
+    def _is_read_once(self, name: str) -> bool:
+        readers = self._consumers[name]
+        return len(readers) == 1 and readers[0].inputs.count(name) == 1 and name not in self._graph.outputs
+
+    def _number(self, name: str) -> float | None:
+        """The constant `name`, when it is a single floating-point number."""
+        array = self._graph.constants.get(name)
+        if array is None or array.size != 1 or "float" not in array.dtype.name:
+            return None
+        return float(array.astype("float64").item())
+
+    def _alike(self, found: float, wanted: float, name: str) -> bool:
+        digits = _DIGITS.get(self._graph.values[name].dtype, _USUAL_DIGITS)
+        return abs(found - wanted) <= digits * abs(wanted)

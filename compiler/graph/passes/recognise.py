@@ -1,0 +1,75 @@
+"""In: a graph and forms of expressions. Out: the graph with one operator in place of each such expression.
+
+Always: only whole expressions are replaced, of which nobody else reads a part; shapes and dtypes stay.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.graph.builder import GraphBuilder, rewrite
+from compiler.graph.ir import Graph, Node
+from compiler.graph.passes.activations import ACTIVATIONS
+from compiler.graph.passes.forms import Form
+from compiler.graph.passes.norms import NORMS
+from compiler.graph.passes.patterns import Match, Matcher
+from compiler.graph.passes.softmaxes import SOFTMAXES
+
+FORMS: tuple[Form, ...] = (*ACTIVATIONS, *SOFTMAXES, *NORMS)
+
+_Plan = Mapping[str, tuple[Form, Match]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recognise:
+    """Write activations, softmax and normalisations as the operators that they are, at most `rounds` deep.
+
+    before: e = exp(sub(x, reduce_max(x))); y = div(e, reduce_sum(e))        after: y = softmax(x)
+    """
+
+    name: str = "recognise"
+    forms: Sequence[Form] = FORMS
+    rounds: int = 3
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with fewer and larger operators."""
+        for _ in range(self.rounds):
+            plan = self._plan(graph)
+            if not plan:
+                break
+            graph = _carried_out(graph, plan)
+        return graph
+
+    def _plan(self, graph: Graph) -> _Plan:
+        """What replaces the result of which node; no two replaced expressions overlap, and inner ones come first."""
+        matcher = Matcher(graph)
+        taken: set[str] = set()
+        plan: dict[str, tuple[Form, Match]] = {}
+        for node in graph.nodes:
+            for form in self.forms:
+                match = matcher.find(form.pattern, node)
+                if match is not None and taken.isdisjoint({*match.inner, node.output}) and form.fits(match):
+                    taken.update(match.inner, (node.output,))
+                    plan[node.output] = form, match
+                    break
+        return plan
+
+
+def _carried_out(graph: Graph, plan: _Plan) -> Graph:
+    now: dict[str, str] = {}
+
+    def convert(builder: GraphBuilder, node: Node) -> str:
+        result = ""
+        if node.output in plan:
+            form, match = plan[node.output]
+            values = {name: now.get(value, value) for name, value in match.values.items()}
+            rest = {name: tuple(now.get(value, value) for value in group) for name, group in match.rest.items()}
+            result = form.write(builder, replace(match, values=values, rest=rest), node)
+            wanted = graph.values[node.output]
+            if (builder.value(result).shape, builder.value(result).dtype) != (wanted.shape, wanted.dtype):
+                result = ""
+        if not result:
+            result = builder.emit(node.op, node.inputs, node.attrs, name=node.name, output=node.output)
+        now[node.output] = result
+        return result
+
+    return rewrite(graph, convert)

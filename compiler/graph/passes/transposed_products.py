@@ -1,0 +1,176 @@
+"""In: batched products with transposes around them. Out: products that read and write their tensors as they lie.
+
+Always: the innermost axis of the result stays innermost, in the result and in the operand that has it, so loops over it
+still load and store whole vectors; a transpose that would change that stays a kernel.
+
+    before: q' = transpose(q)  (b,m,h,k -> b,h,m,k)        after: contract(q, k) {bmhk, bhkn -> bhmn}
+            batch_matmul(reshape(q'), k)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from string import ascii_lowercase
+
+from compiler.graph.builder import GraphBuilder, rewrite
+from compiler.graph.ir import Graph, Node
+from compiler.graph.passes.layout_rules import merge_reshapes
+
+Words = tuple[str, str, str]
+"""The letters of the axes of both operands and of the result."""
+
+_PLAIN: Mapping[Words, str] = {("abd", "adc", "abc"): "batch_matmul", ("ac", "cb", "ab"): "dense"}
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedProducts:
+    """Take transposes into the products that read them or that they read, and say each product in the shortest way."""
+
+    name: str = "transposed_products"
+    rounds: int = 8
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with `contract` where a plain product would need a transpose."""
+        graph = rewrite(graph, _spelled)
+        for _ in range(self.rounds):
+            before = str(graph)
+            graph = _moved(graph)
+            if str(graph) == before:
+                break
+        return rewrite(graph, _settled)
+
+
+def _spelled(builder: GraphBuilder, node: Node) -> str | None:
+    """A batched product with its batch as the axes that one of its operands had before they became one."""
+    if node.op != "batch_matmul":
+        return None
+    shapes = [builder.value(name).shape for name in node.inputs]
+    batch = shapes[0][:1]
+    for name, shape in zip(node.inputs, shapes, strict=True):
+        source = builder.producer(name)
+        before = builder.value(source.inputs[0]).shape if source is not None and source.op == "reshape" else ()
+        if len(before) > 3 and before[-2:] == shape[1:] and len(before) <= len(ascii_lowercase):
+            batch = before[:-2]
+            break
+    letters = ascii_lowercase[: len(batch)]
+    operands = [_as_shape(builder, name, (*batch, *shape[1:])) for name, shape in zip(node.inputs, shapes, strict=True)]
+    words = (f"{letters}xz", f"{letters}zy", f"{letters}xy")
+    result = _contract(builder, operands, words, node)
+    return _as_shape(builder, result, (shapes[0][0], shapes[0][1], shapes[1][2]))
+
+
+def _as_shape(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
+    """The value in another shape, without a reshape where it was reshaped from that one."""
+    source = builder.producer(name)
+    if source is not None and source.op == "reshape":
+        name = source.inputs[0]
+    return name if builder.value(name).shape == shape else builder.emit("reshape", [name], {"shape": shape})
+
+
+def _contract(builder: GraphBuilder, operands: Sequence[str], words: Words, node: Node) -> str:
+    attrs = dict(zip(("left", "right", "result"), words, strict=True))
+    return builder.emit("contract", operands, attrs, name=node.name, output=node.output)
+
+
+def _words(node: Node) -> Words:
+    return node.text("left"), node.text("right"), node.text("result")
+
+
+def _moved(graph: Graph) -> Graph:
+    producers, consumers = graph.producers(), graph.consumers()
+
+    def convert(builder: GraphBuilder, node: Node) -> str | None:
+        if node.op == "contract":
+            return _reading_untransposed(builder, node)
+        if node.op == "reshape":
+            return merge_reshapes(builder, node)
+        original = producers[node.output].inputs[0]
+        if node.op == "transpose" and len(consumers[original]) == 1 and original not in graph.outputs:
+            return _writing_transposed(builder, node)
+        return None
+
+    return rewrite(graph, convert)
+
+
+def _reading_untransposed(builder: GraphBuilder, node: Node) -> str | None:
+    words, operands = list(_words(node)), list(node.inputs)
+    last = words[2][-1:]
+    for place in range(2):
+        source = builder.producer(operands[place])
+        if source is None or source.op != "transpose":
+            continue
+        word = words[place]
+        turned = "".join(word[source.ints("perm").index(axis)] for axis in range(len(word)))
+        if word[-1] == last and turned[-1] != last:
+            continue
+        operands[place], words[place] = source.inputs[0], turned
+    if tuple(operands) == node.inputs:
+        return None
+    return _contract(builder, operands, (words[0], words[1], words[2]), node)
+
+
+def _writing_transposed(builder: GraphBuilder, node: Node) -> str | None:
+    source, perm = builder.producer(node.inputs[0]), node.ints("perm")
+    if source is None or source.op != "contract" or perm[-1] != len(perm) - 1:
+        return None
+    left, right, result = _words(source)
+    return _contract(builder, source.inputs, (left, right, "".join(result[axis] for axis in perm)), node)
+
+
+def _settled(builder: GraphBuilder, node: Node) -> str | None:
+    """The product without axes of extent 1, with those as one that always stand together, by its plain name."""
+    if node.op != "contract":
+        return None
+    words = _words(node)
+    shapes = [builder.value(name).shape for name in node.inputs]
+    extents: dict[str, int] = {}
+    for word, shape in zip(words[:2], shapes, strict=True):
+        extents.update(zip(word, shape, strict=True))
+    groups = _groups([[letter for letter in word if extents[letter] != 1] for word in words])
+    names: dict[str, str] = {}
+    short: list[str] = []
+    for word in (words[2], *words[:2]):
+        heads = [letter for letter in word if letter in groups]
+        for head in heads:
+            names.setdefault(head, ascii_lowercase[len(names)])
+        short.append("".join(names[head] for head in heads))
+    sizes = {names[head]: prod(extents[letter] for letter in group) for head, group in groups.items() if head in names}
+    result, left, right = short
+    operands = [
+        _as_shape(builder, name, tuple(sizes[letter] for letter in word))
+        for name, word in zip(node.inputs, (left, right), strict=True)
+    ]
+    plain = _PLAIN.get((left, right, result))
+    if plain is not None:
+        made = builder.emit(plain, operands, name=node.name, output=node.output)
+    else:
+        made = _contract(builder, operands, (left, right, result), node)
+    return _as_shape(builder, made, tuple(extents[letter] for letter in words[2]))
+
+
+def _groups(words: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Letters that stand side by side in every word that has one of them, by the first of them."""
+    following: dict[str, set[str]] = {}
+    heading: set[str] = set()
+    for word in words:
+        for letter, after in zip(word, (*word[1:], ""), strict=True):
+            following.setdefault(letter, set()).add(after)
+        heading.update(word[:1])
+    joined = {
+        letter: after
+        for letter, (after, *others) in ((letter, tuple(found)) for letter, found in following.items())
+        if after and not others and after not in heading and _only_after(letter, after, words)
+    }
+    groups: dict[str, tuple[str, ...]] = {}
+    for letter in following:
+        if letter in joined.values():
+            continue
+        group = [letter]
+        while group[-1] in joined:
+            group.append(joined[group[-1]])
+        groups[letter] = tuple(group)
+    return groups
+
+
+def _only_after(letter: str, after: str, words: Sequence[Sequence[str]]) -> bool:
+    return all(word[place - 1] == letter for word in words for place in range(1, len(word)) if word[place] == after)

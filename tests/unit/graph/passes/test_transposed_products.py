@@ -1,0 +1,129 @@
+"""Transposes join the products beside them, in any spelling of attention and for random orders of axes."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.evaluate import evaluate
+from compiler.graph.ir import Graph, Value
+from compiler.graph.ops import verify
+from compiler.graph.passes.layout_rules import reshaped_broadcast
+from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from compiler.graph.passes.transposed_products import TransposedProducts
+
+
+def settled(graph: Graph) -> Graph:
+    """The graph after the pass, which still computes the same."""
+    changed = TransposedProducts().apply(Simplify().apply(graph))
+    changed = Simplify(rules=SETTLING_RULES).apply(changed)
+    verify(changed)
+    rng = np.random.default_rng(3)
+    feed = {value.name: rng.standard_normal(value.shape, dtype=np.float32) for value in graph.inputs}
+    for ours, theirs in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    return changed
+
+
+def products(graph: Graph) -> list[str]:
+    """The nodes that are no reshape, products with their letters."""
+    words = {"contract": "{} {},{}->{}"}
+    return [
+        words.get(node.op, "{}").format(node.op, *(node.attrs.get(key) for key in ("left", "right", "result")))
+        for node in graph.nodes
+        if node.op != "reshape"
+    ]
+
+
+def heads(b: GraphBuilder, x: str, count: int, perm: tuple[int, ...], flat: bool) -> str:
+    """(B, S, H * D) as B * H matrices, or (B, H) of them, with axes in the order of `perm`."""
+    batch, rows, columns = b.value(x).shape
+    split = b.emit("reshape", [x], {"shape": (batch, rows, count, columns // count)})
+    turned = b.emit("transpose", [split], {"perm": perm})
+    shape = b.value(turned).shape
+    return b.emit("reshape", [turned], {"shape": (batch * count, *shape[2:])}) if flat else turned
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_heads_of_attention_need_one_transpose(batch: int) -> None:
+    count, rows, width = 3, 5, 12
+    b = GraphBuilder("attention", [Value(name, (batch, rows, width)) for name in "qkv"])
+    q, v = (heads(b, name, count, (0, 2, 1, 3), flat=True) for name in "qv")
+    k = heads(b, "k", count, (0, 2, 3, 1), flat=True)
+    scores = b.emit("reshape", [b.emit("batch_matmul", [q, k])], {"shape": (batch, count, rows, rows)})
+    shares = b.emit("softmax", [scores], {"axis": 3})
+    shares = b.emit("reshape", [shares], {"shape": (batch * count, rows, rows)})
+    mixed = b.emit("reshape", [b.emit("batch_matmul", [shares, v])], {"shape": (batch, count, rows, width // count)})
+    back = b.emit("transpose", [mixed], {"perm": (0, 2, 1, 3)})
+    changed = settled(b.finish({"y": b.emit("reshape", [back], {"shape": (batch, rows, width)})}))
+    found = products(changed)
+    assert found[0] == "transpose"
+    assert [one.split()[0] for one in found] == ["transpose", "contract", "softmax", "contract"]
+    first, second = found[1].split()[1], found[3].split()[1]
+    if batch == 1:
+        assert (first, second) == ("bad,adc->abc", "bac,cbd->abd")
+    else:
+        assert (first, second) == ("acbe,abed->abcd", "acbd,adce->abce")
+
+
+def test_a_plain_product_keeps_its_name() -> None:
+    b = GraphBuilder("g", [Value("x", (2, 3, 4, 5)), Value("y", (6, 5, 7))])
+    flat = b.emit("reshape", ["x"], {"shape": (6, 4, 5)})
+    changed = settled(b.finish({"z": b.emit("batch_matmul", [flat, "y"])}))
+    assert products(changed) == ["batch_matmul"]
+    b = GraphBuilder("g", [Value("x", (1, 4, 5)), Value("y", (1, 5, 7))])
+    assert products(settled(b.finish({"z": b.emit("batch_matmul", ["x", "y"])}))) == ["dense"]
+
+
+def test_a_transpose_with_another_reader_or_an_output_stays() -> None:
+    b = GraphBuilder("g", [Value("x", (2, 3, 4)), Value("y", (2, 4, 5))])
+    made = b.emit("batch_matmul", ["x", "y"])
+    turned = b.emit("transpose", [made], {"perm": (1, 0, 2)})
+    assert products(settled(b.finish({"z": turned, "w": made}))) == ["batch_matmul", "transpose"]
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data())
+def test_any_transposes_around_a_product(data: st.DataObject) -> None:
+    batch = data.draw(st.lists(st.integers(1, 3), max_size=2))
+    rows, inner, columns = (data.draw(st.integers(1, 4)) for _ in range(3))
+    count = math.prod(batch)
+    builder = GraphBuilder("g")
+
+    def operand(name: str, tail: tuple[int, int]) -> str:
+        shape = (*batch, *tail)
+        perm = tuple(data.draw(st.permutations(range(len(shape)))))
+        source = [0] * len(shape)
+        for place, axis in enumerate(perm):
+            source[axis] = shape[place]
+        x = builder.input(Value(name, tuple(source)))
+        turned = builder.emit("transpose", [x], {"perm": perm})
+        return builder.emit("reshape", [turned], {"shape": (count, *tail)})
+
+    product = builder.emit("batch_matmul", [operand("a", (rows, inner)), operand("b", (inner, columns))])
+    whole = builder.emit("reshape", [product], {"shape": (*batch, rows, columns)})
+    perm = tuple(data.draw(st.permutations(range(len(batch) + 2))))
+    result = builder.emit("transpose", [whole], {"perm": perm})
+    settled(builder.finish({"y": builder.emit("tanh", [result])}))
+
+
+@pytest.mark.parametrize(
+    ("operand", "after", "before", "wanted"),
+    [
+        ((8,), (1, 4, 8), (4, 8), (8,)),
+        ((1, 1, 1, 5), (1, 3, 4, 5), (3, 4, 5), (5,)),
+        ((1, 3, 1, 1), (1, 3, 4, 5), (3, 4, 5), (3, 1, 1)),
+        ((3, 2), (4, 3, 2), (4, 6), (6,)),
+        ((2,), (4, 3, 2), (4, 6), None),
+        ((4, 3, 2), (4, 3, 2), (24,), (24,)),
+        ((1, 1), (4, 6), (24,), ()),
+        ((4, 1), (4, 1), (1, 4), (4,)),
+    ],
+)
+def test_what_is_broadcast_behind_a_reshape(
+    operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...], wanted: tuple[int, ...] | None
+) -> None:
+    assert reshaped_broadcast(operand, after, before) == wanted
