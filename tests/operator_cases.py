@@ -37,6 +37,7 @@ CONV_3D: dict[str, Attribute] = {
 KEPT: dict[str, Attribute] = {"axes": (0, 2), "keepdims": True}
 
 UNARY = ("relu", "sigmoid", "tanh", "exp", "erf", "neg", "abs", "floor", "ceil", "round", "identity")
+UNARY += ("silu", "hard_swish", "gelu", "gelu_tanh")
 UNARY += ("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "sign", "is_nan")
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "mod", "fmod", "equal", "less", "less_equal")
 
@@ -62,6 +63,9 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("conv2d", ((1, 4, 6, 6), (6, 2, 3, 3)), {**CONV, "layout": "NCHW", "groups": 2}),
     ("dense", ((4, 7), (7, 5)), {}),
     ("batch_matmul", ((3, 4, 7), (3, 7, 5)), {}),
+    ("contract", ((4, 3, 7), (7, 3, 5)), {"left": "mhk", "right": "khn", "result": "mhn"}),
+    ("contract", ((3, 4, 2, 5), (3, 2, 6, 5)), {"left": "amjk", "right": "ajnk", "result": "nam"}),
+    ("contract", ((4,), (5,)), {"left": "m", "right": "n", "result": "nm"}),
     ("max_pool2d", ((1, 7, 8, 3),), MAX_POOL),
     ("max_pool2d", ((1, 3, 7, 8),), {**MAX_POOL, "layout": "NCHW"}),
     ("max_pool2d", ((1, 8, 8, 3),), {**MAX_POOL, "pads": (0, 0, 0, 0), "kernel": (2, 2)}),
@@ -78,6 +82,9 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("reduce_mean", ((2, 3, 4),), {"axes": (1,), "keepdims": False}),
     ("reduce_sum", ((2, 3),), {"axes": (0, 1), "keepdims": False}),
     ("softmax", ((2, 3, 4),), {"axis": 1}),
+    ("log_softmax", ((2, 3, 4),), {"axis": 2}),
+    *(("normalize", ((3, 4, 9),), {"axes": (2,), "epsilon": 1e-5, "centred": flag}) for flag in (True, False)),
+    ("normalize", ((3, 4, 5),), {"axes": (0, 2), "epsilon": 1e-3, "centred": True}),
     ("reshape", ((2, 3, 4),), {"shape": (4, 6)}),
     ("reshape", ((2, 6),), {"shape": (2, 1, 3, 2)}),
     ("reshape", ((1, 1),), {"shape": ()}),

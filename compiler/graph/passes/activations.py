@@ -9,9 +9,10 @@
 from math import pi, sqrt
 
 from compiler.graph.passes.forms import Form, X, unary
-from compiler.graph.passes.patterns import Either, Op, Pattern, Product, Sum
+from compiler.graph.passes.patterns import Either, Named, Op, Pattern, Product, Sum
 
 _ERF = Op("erf", (Product((X,), sqrt(0.5)),))
+_HALF = Named("half", Product((X,), 0.5))
 _CUBE = 0.044715
 
 
@@ -31,6 +32,7 @@ _GELU = Either(
         Product((X, Sum((_ERF,), 1.0)), 0.5),
         Product((X, Sum((Product((_ERF,), 0.5),), 0.5))),
         Sum((Product((X,), 0.5), Product((X, _ERF), 0.5))),
+        Sum((_HALF, Product((_HALF, _ERF)))),
     )
 )
 _GELU_TANH = Either(

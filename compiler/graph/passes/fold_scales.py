@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compiler.graph.builder import GraphBuilder, rewrite
 from compiler.graph.ir import Array, Graph, Node
+from compiler.graph.passes.arithmetic_rules import merge_constants
 
 Doubles = NDArray[np.float64]
 
@@ -51,6 +52,8 @@ def _once(graph: Graph) -> Graph:
         original = producers[node.output].inputs
         if not read_once(original[0]):
             return None
+        if node.op == "add":
+            return merge_constants(builder, node)
         if node.op == "mul":
             inner = producers.get(original[0])
             return _scaled_after(builder, node, movable=inner is not None and read_once(inner.inputs[0]))

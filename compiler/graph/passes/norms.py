@@ -8,11 +8,11 @@ A scale between the parts, as in c * (scale / sqrt(…)), is taken out of them.
 """
 
 from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Node
+from compiler.graph.ir import Attribute, Node
 from compiler.graph.passes.forms import Form, Write, X
 from compiler.graph.passes.patterns import Either, Match, Named, Op, Pattern, Product, Sum, Wanted
 
-_OVER = {"axes": Wanted("axes"), "keepdims": True}
+_OVER: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
 _EPSILON = Wanted("epsilon")
 
 

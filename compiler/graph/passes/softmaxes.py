@@ -5,11 +5,11 @@ definition, not equal to it.
 """
 
 from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Node
+from compiler.graph.ir import Attribute, Node
 from compiler.graph.passes.forms import Form, Write, X
 from compiler.graph.passes.patterns import Match, Named, Op, Pattern, Product, Sum, Wanted
 
-_ALONG = {"axes": Wanted("axes"), "keepdims": True}
+_ALONG: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
 _MAX = Op("reduce_max", (X,), _ALONG)
 _SHIFTED = Named("shifted", Op("sub", (X, _MAX)))
 _POWER = Named("power", Op("exp", (Op("sub", (X, _MAX)),)))

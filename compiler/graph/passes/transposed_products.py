@@ -152,7 +152,7 @@ def _groups(words: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """Letters that stand side by side in every word that has one of them, by the first of them."""
     following: dict[str, set[str]] = {}
     heading: set[str] = set()
-    for word in words:
+    for word in filter(None, words):
         for letter, after in zip(word, (*word[1:], ""), strict=True):
             following.setdefault(letter, set()).add(after)
         heading.update(word[:1])
