@@ -1,4 +1,4 @@
-"""In: the process environment. Out: a frozen `Config`, and environments for child processes.
+"""In: the process environment and its working directory. Out: settings, and environments for child processes.
 
 Always: nothing else in Retune reads `os.environ`.
 """
@@ -6,34 +6,40 @@ Always: nothing else in Retune reads `os.environ`.
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+from compiler.settings import Origin, Settings, Value, resolve, unknown_variables
 
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The settings that are read from the environment, once.
+def load(environment: Mapping[str, str] | None = None, flags: Mapping[str, Value] | None = None) -> Settings:
+    """The settings of this process: defaults, then retune.toml, then `environment` (by default that of this process),
+    then `flags`; a flag that is None was not given.
 
-    `home` (RETUNE_HOME) is the state folder: records, run ledger, artifacts and Prefect's database. `session`
-    (RETUNE_SESSION) is the mark of the session that this process belongs to, empty outside of one.
+    Raises: OptionError for a file or a value that makes no sense.
     """
-
-    home: Path = Path(".retune")
-    session: str = ""
+    return resolve(os.environ if environment is None else environment, Path.cwd(), flags)[0]
 
 
-def load(environment: Mapping[str, str] | None = None) -> Config:
-    """Read the settings from `environment`, by default that of this process."""
-    given = os.environ if environment is None else environment
-    return Config(
-        home=Path(given.get("RETUNE_HOME") or ".retune").absolute(),
-        session=given.get(SESSION, ""),
-    )
+def explain(
+    environment: Mapping[str, str] | None = None, flags: Mapping[str, Value] | None = None
+) -> tuple[Origin, ...]:
+    """Every setting as `load` has it, and where it comes from. Raises: OptionError."""
+    return resolve(os.environ if environment is None else environment, Path.cwd(), flags)[1]
+
+
+def strange_variables() -> dict[str, str]:
+    """Variables of this process that look like settings and are none, with what was probably meant."""
+    return unknown_variables(os.environ)
+
+
+def session() -> str:
+    """The mark of the session of `retune tune` that this process belongs to; empty outside of one."""
+    return os.environ.get(SESSION, "")
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -45,9 +51,10 @@ def prefect_environment(home: Path) -> dict[str, str]:
     """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `home` and
     calls nobody.
 
-    Settings that the user has made win, and with PREFECT_API_URL set the user's own server and profile are left as
-    they are.
+    Variables that the user has set win, and with a server of the user's own (PREFECT_API_URL, or `prefect_api` in
+    retune.toml) that server and the user's profile are left as they are.
     """
+    server = load().prefect_api
     quiet = {
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -63,7 +70,7 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     }
-    wanted = quiet if "PREFECT_API_URL" in os.environ else {**quiet, **embedded}
+    wanted = {**quiet, "PREFECT_API_URL": server} if server else {**quiet, **embedded}
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
@@ -78,16 +85,13 @@ def usable_processors() -> tuple[int, ...]:
 
 
 def thread_count(default: int, environment: Mapping[str, str] | None = None) -> int:
-    """How many threads a network runs on: what RETUNE_NUM_THREADS or OMP_NUM_THREADS says, else `default`.
+    """How many threads a network runs on: what RETUNE_NUM_THREADS, OMP_NUM_THREADS or `num_threads` in retune.toml
+    says, else `default`.
 
-    A value that is not a whole number from 1 on is ignored, as OpenMP ignores it; of a list the first number counts.
+    A variable that is not a whole number from 1 on is ignored, as OpenMP ignores it; of a list the first number counts.
+    Raises: OptionError for a retune.toml that makes no sense.
     """
-    given = os.environ if environment is None else environment
-    for name in ("RETUNE_NUM_THREADS", "OMP_NUM_THREADS"):
-        first = given.get(name, "").partition(",")[0].strip()
-        if first.isdecimal() and int(first) >= 1:
-            return int(first)
-    return default
+    return load(environment).num_threads or default
 
 
 def device_name() -> str:

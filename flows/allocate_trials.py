@@ -37,8 +37,8 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
     replay(run_id, tuning, known.history, known.own, lessons, known.foreign)
-    announce(RunOpened.of(tuning, job.home, known.programs))
     budget = job.budget
+    announce(RunOpened.of(tuning, job.home, known.programs, budget))
     began = time.monotonic() - tuning.elapsed
     with open_workers(measuring) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):

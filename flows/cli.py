@@ -1,32 +1,19 @@
 """In: a command line. Out: what was asked for, or one sentence on stderr.
 
-Always: exit code 2 for a user's mistake, 130 after Ctrl-C; Prefect is not started before the input is known to be
-good.
-
-`retune tune` has two halves. This one reads the options and the network, quickly and without Prefect. Prefect reads
-its settings from the environment when it is imported, so the second half, `flows.session`, is a fresh interpreter
-that this process turns into.
+Always: exit codes as in `flows.exits`; Prefect is not imported here. The commands are in `flows.commands`.
 """
 
-import json
 import os
 import sys
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+import traceback
 
 import typer
 
-from compiler import config
-from compiler.driver.extract import extract_network
-from compiler.errors import RetuneError, StoreError
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.frontend import zoo
-from flows.parameters import DEFAULT_TRIALS, TuneJob
-from flows.records_cli import Store, records_app
-from storage.files import make_folder, new_id
-from storage.parquet import ParquetRecordStore
+from compiler.errors import RetuneError
+from flows import exits
+from flows.commands import networks, settings, tune
+from flows.commands.doctor import doctor
+from flows.commands.records import records_app
 
 app = typer.Typer(
     name="retune",
@@ -36,86 +23,48 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
+app.command()(tune.tune)
+app.command()(networks.networks)
+app.command()(networks.run)
+app.command("config")(settings.show_config)
+app.command()(doctor)
 app.add_typer(records_app, name="records")
-
-
-@app.command()
-def tune(
-    network: Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")],
-    trials: Annotated[
-        int | None, typer.Option(help=f"Programs to measure. Default: {DEFAULT_TRIALS} when --minutes is not given.")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Minutes to tune for.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
-    batch: Annotated[int, typer.Option(help="Most programs measured in one round.")] = 64,
-    target: Annotated[
-        str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
-    ] = None,
-    early_stopping: Annotated[
-        int, typer.Option(help="End after so many trials that did not shorten the estimated latency. 0: never.")
-    ] = 0,
-    weights: Annotated[
-        str, typer.Option(help="Weights while a kernel is timed: cached, memory, or auto: as in the network.")
-    ] = "auto",
-    store: Store = None,
-) -> None:
-    """Tune a network, compile it with the best programs found, and report what it brought.
-
-    The same command after an interruption goes on where the run was stopped.
-    """
-    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights)
-    extract_network(job.network, job.target, job.threads, job.shapes)
-    _prepare_state_folder(Path(job.home))
-    settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
-    environment = config.child_environment(settings)
-    sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.launch", json.dumps(asdict(job))], environment)
-
-
-@app.command()
-def networks() -> None:
-    """List the networks of the zoo."""
-    for name in zoo.NAMES:
-        typer.echo(name)
-
-
-@app.command()
-def run(
-    artifact: Annotated[Path, typer.Argument(help="A compiled network, runs/RUN/NAME.retune. Run only your own.")],
-    threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: all cores.")] = None,
-) -> None:
-    """Time a compiled network on inputs of zeros."""
-    executor = GraphExecutor(CompiledNetwork.load(artifact), config.usable_cores() if threads is None else threads)
-    shapes, dtypes = executor.get_input_info()
-    for name, shape in shapes.items():
-        typer.echo(f"input {name}: {dtypes[name]}{list(shape)}")
-    typer.echo(f"{executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)}")
-
-
-def _prepare_state_folder(home: Path) -> None:
-    """Make the folder, with room for Prefect's database, and see whether the records in it can be read by this
-    version.
-
-    Raises: StoreError, SchemaError.
-    """
-    try:
-        make_folder(home / "prefect")
-    except OSError as error:
-        raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
-    ParquetRecordStore(home)
 
 
 def main() -> None:
     """Entry point of the console script `retune`."""
     try:
-        app()
+        sys.exit(app(prog_name="retune", standalone_mode=False))
     except RetuneError as error:
-        typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
-        sys.exit(2)
+        _complain(str(error), exits.USER_ERROR)
+    except typer.TyperException as error:
+        _complain(*_misuse(error))
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("stopped", exits.INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of a pipe, such as `head`, has seen enough; Python would complain when it flushes at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(exits.OK)
+    except Exception as error:
+        traceback.print_exc()
+        _complain(f"a fault of Retune itself, please report it: {type(error).__name__}: {error}", exits.BUG)
+
+
+def _complain(sentence: str, code: int) -> None:
+    typer.echo(f"retune: {' '.join(sentence.split())}", err=True)
+    sys.exit(code)
+
+
+def _misuse(error: typer.TyperException) -> tuple[str, int]:
+    """What is wrong with the words of the command line, as one sentence, and the exit code."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "retune"
+    said = error.format_message()
+    if context and said == context.get_help():  # nothing was given where something is needed
+        typer.echo(said)
+        sys.exit(exits.USER_ERROR)
+    said = said.rstrip(".?")
+    return f"{said[:1].lower()}{said[1:]}; `{command} --help` says what it takes", exits.USER_ERROR
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from prefect import flow
 from compiler.driver.report import Comparison
 from compiler.driver.winners import Winner, first_guesses
 from flows.parameters import TuneJob
-from flows.progress import PhaseStarted, announce
+from flows.progress import PhaseAdvanced, PhaseStarted, announce
 from tasks.compile import compile_to
 from tasks.extract import extract_tasks
 from tasks.store import best_records
@@ -41,14 +41,14 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
     with open_workers(job.measuring(extracted.constant_bytes)) as workers:
-        winners = tuple(
-            confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task))
-            for task in extracted.tasks
-        )
+        winners: list[Winner] = []
+        for task in extracted.tasks:
+            winners.append(confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task)))
+            announce(PhaseAdvanced(len(winners), len(extracted.tasks)))
     serving = {winner.task_key: winner.program for winner in winners if winner.program is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")
     tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")
     announce(PhaseStarted("comparing outputs and times"))
     comparison = verify(job.network, {"untuned": untuned, "tuned": tuned}, job.threads, job.seed)
-    return Compiled(tuned, winners, comparison)
+    return Compiled(tuned, tuple(winners), comparison)

@@ -9,7 +9,7 @@ import runpy
 import signal
 from types import FrameType
 
-INTERRUPTED = 130
+from flows.exits import INTERRUPTED
 
 _SHOW_CURSOR = b"\x1b[?25h"
 _MESSAGE = b"\nretune: stopped; what was measured is kept, and the same command goes on from there\n"

@@ -1,33 +1,27 @@
-"""In: the events of a run. Out: lines on a stream, and on a terminal a table under them that stays up to date.
+"""In: the events of a run. Out: lines on a stream, a live table under them on a terminal, or JSON lines.
 
-Always: what it draws comes from the events alone.
+Always: what it shows comes from the events alone.
 """
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
-from compiler.driver.tuning import TaskRow
-from flows.progress import (
-    EVENT,
-    LOGGER,
-    Event,
-    RoundDone,
-    RoundStarted,
-    RunOpened,
-    TaskStopped,
-    duration,
-)
+from flows.board import Board
+from flows.commands.output import Mode
+from flows.machine import JsonView
+from flows.progress import DETAILS, EVENT, LOGGER, Event
+
+REFRESHES_PER_SECOND = 2.0
+"""Enough for a clock that ticks; more would take time from the programs that are measured."""
 
 
 class View(Protocol):
-    """Something that shows a run to a person."""
+    """Something that shows a run."""
 
     def show(self, event: Event) -> None:
         """Take note of one event."""
@@ -43,8 +37,8 @@ class PlainView:
         self._stream = stream
 
     def show(self, event: Event) -> None:
-        """Write the event's line, except the beginnings of rounds."""
-        if not isinstance(event, RoundStarted):
+        """Write the event's line, unless it is a detail."""
+        if not isinstance(event, DETAILS):
             self._stream.write(f"{event}\n")
             self._stream.flush()
 
@@ -52,66 +46,46 @@ class PlainView:
         """Nothing is left open."""
 
 
-class LiveView:
-    """Lines that scroll, and a table of all tasks under them that is redrawn after every event."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._rows: list[TaskRow] = []
-        self._active: int | None = None
-        self._footer = ""
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+class SilentView:
+    """Nothing at all."""
 
     def show(self, event: Event) -> None:
-        """Write the event's line above the table and redraw the table."""
-        match event:
-            case RunOpened():
-                self._rows = list(event.rows)
-                self._footer = f"trials {event.trials}"
-                self._live.start()
-            case RoundStarted():
-                self._active = event.index
-            case RoundDone():
-                self._rows[event.index] = event.row
-                self._active = None
-                self._footer = (
-                    f"round {event.round}  trials {event.trials}  network {event.estimate}  "
-                    f"elapsed {duration(event.elapsed)}  left {duration(event.seconds_left)}"
-                )
-            case TaskStopped():
-                self._active = None
-        if not isinstance(event, RoundStarted):
-            self._console.print(str(event), highlight=False, markup=False)
-        if self._live.is_started:
-            self._live.update(self._table(), refresh=True)
+        """Show nothing."""
 
     def close(self) -> None:
-        """Take the table off the screen; the report shows its final state."""
+        """Nothing is left open."""
+
+
+class LiveView:
+    """Lines that scroll, and under them a board that follows every event and the clock."""
+
+    def __init__(self, console: Console, refreshes: float = REFRESHES_PER_SECOND) -> None:
+        self._console = console
+        self._board = Board()
+        self._live = Live(
+            self._board,
+            console=console,
+            auto_refresh=refreshes > 0,
+            refresh_per_second=refreshes or 1.0,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def show(self, event: Event) -> None:
+        """Write the event's line above the board and bring the board up to date."""
+        self._board.note(event)
+        if self._board.is_open and not self._live.is_started:
+            self._live.start()
+        if not isinstance(event, DETAILS):
+            self._console.print(str(event), highlight=False, markup=False)
+        if self._live.is_started:
+            self._live.refresh()
+
+    def close(self) -> None:
+        """Take the board off the screen; the report shows its final state."""
         if self._live.is_started:
             self._live.stop()
-
-    def _table(self) -> Table:
-        table = Table(caption=self._footer, caption_justify="left")
-        table.add_column("task", no_wrap=True)
-        for heading in ("uses", "rounds", "trials", "default ms", "best ms", "GFLOP/s"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for index, row in enumerate(self._rows):
-            style = "bold" if index == self._active else "dim" if row.stop_reason else ""
-            table.add_row(
-                row.name,
-                f"{row.weight}",
-                f"{row.rounds}",
-                f"{row.trials}",
-                _cell(row.default_seconds * 1e3, 3),
-                _cell(row.best_seconds * 1e3, 3),
-                _cell(row.gflops, 1) if math.isfinite(row.best_seconds) else "-",
-                style=style,
-            )
-        return table
-
-
-def _cell(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
 class _EventHandler(logging.Handler):
@@ -128,12 +102,19 @@ class _EventHandler(logging.Handler):
             self._view.show(event)
 
 
+def view_for(stream: TextIO, mode: Mode) -> View:
+    """What shows a run on `stream`: live on a terminal, line by line elsewhere, as JSON lines, or not at all."""
+    if mode is Mode.JSON:
+        return JsonView(stream)
+    if mode is Mode.QUIET:
+        return SilentView()
+    return LiveView(Console(file=stream)) if stream.isatty() else PlainView(stream)
+
+
 @contextmanager
-def shown_on(stream: TextIO) -> Iterator[View]:
-    """Show the events of all flow runs of this process on `stream` until the block ends: live on a terminal, else
-    line by line.
-    """
-    view: View = LiveView(Console(file=stream)) if stream.isatty() else PlainView(stream)
+def shown_on(stream: TextIO, mode: Mode = Mode.PEOPLE) -> Iterator[View]:
+    """Show the events of all flow runs of this process on `stream` until the block ends."""
+    view = view_for(stream, mode)
     logger, handler = logging.getLogger(LOGGER), _EventHandler(view)
     before = logger.level, logger.propagate
     logger.addHandler(handler)

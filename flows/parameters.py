@@ -58,18 +58,28 @@ class TuneJob:
         minutes: float | None = None,
         threads: int | None = None,
         target: str | None = None,
-        seed: int = 0,
-        batch: int = 64,
+        seed: int | None = None,
+        batch: int | None = None,
         home: str | None = None,
         shapes: Sequence[str] | None = None,
-        early_stopping: int = 0,
-        weights: str = "auto",
+        early_stopping: int | None = None,
+        weights: str | None = None,
     ) -> Self:
-        """A job with every default filled in and every value checked.
+        """A job with everything that is None filled in from the settings, and every value checked. A limit in trials or
+        minutes takes the place of both settings.
 
         Raises: OptionError naming the option, its value and what it may be; TargetError.
         """
         cores = config.usable_cores()
+        settings = config.load()
+        if trials is None and minutes is None:
+            trials, minutes = settings.trials, settings.minutes
+        threads = settings.threads if threads is None else threads
+        target = settings.target if target is None else target
+        seed = settings.seed if seed is None else seed
+        batch = settings.batch if batch is None else batch
+        early_stopping = settings.early_stopping if early_stopping is None else early_stopping
+        weights = settings.weights if weights is None else weights
         _require(bool(network), "no network given: name one of the zoo or the path of an ONNX file")
         _require(trials is None or trials > 0, f"the budget must be at least 1 trial, not {trials}")
         _require(
@@ -89,7 +99,7 @@ class TuneJob:
             target=str(Target.host() if target is None else Target(target)),
             seed=seed,
             batch=batch,
-            home=str(Path(home).absolute() if home else config.load().home),
+            home=str(Path(home).absolute() if home else settings.home),
             shapes=tuple(shapes or ()),
             early_stopping=early_stopping,
             weights=weights,

@@ -32,7 +32,9 @@ LOGGER = "prefect.flow_runs"
 
 @dataclass(frozen=True, slots=True)
 class RunOpened:
-    """A run begins or goes on: `trials` and `elapsed` were spent before, `known` programs come from earlier runs."""
+    """A run begins or goes on: `trials` and `elapsed` were spent before, `known` programs come from earlier runs. The
+    limits are those of the budget, in trials and seconds.
+    """
 
     run_id: str
     network: str
@@ -42,14 +44,24 @@ class RunOpened:
     elapsed: float
     known: int
     rows: tuple[TaskRow, ...]
+    trials_limit: int | None = None
+    seconds_limit: float | None = None
 
     @classmethod
-    def of(cls, tuning: Tuning, folder: str, known: int) -> Self:
+    def of(cls, tuning: Tuning, folder: str, known: int, budget: Budget) -> Self:
         """The event for a run that was just replayed from its records."""
         spent = tuning.summary()
-        origin = tuning.origin
         return cls(
-            origin.run_id, origin.network, folder, spent.trials > 0, spent.trials, spent.elapsed, known, spent.rows
+            tuning.origin.run_id,
+            tuning.origin.network,
+            folder,
+            spent.trials > 0,
+            spent.trials,
+            spent.elapsed,
+            known,
+            spent.rows,
+            budget.trials,
+            budget.seconds,
         )
 
     def __str__(self) -> str:
@@ -163,12 +175,26 @@ class PhaseStarted:
         return self.text
 
 
-Event = RunOpened | RoundStarted | RoundDone | TaskStopped | PhaseStarted
+@dataclass(frozen=True, slots=True)
+class PhaseAdvanced:
+    """Of what the phase consists of, `done` of `total` pieces are done."""
+
+    done: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.total} done"
+
+
+Event = RunOpened | RoundStarted | RoundDone | TaskStopped | PhaseStarted | PhaseAdvanced
+
+DETAILS = (RoundStarted, PhaseAdvanced)
+"""Events that are of interest while they are fresh, to a person who watches: no log needs them."""
 
 
 def announce(event: Event) -> None:
     """Log `event` to the current flow run."""
-    level = logging.DEBUG if isinstance(event, RoundStarted) else logging.INFO
+    level = logging.DEBUG if isinstance(event, DETAILS) else logging.INFO
     get_run_logger().log(level, str(event), extra={EVENT: event})
 
 

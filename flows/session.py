@@ -1,7 +1,7 @@
-"""In: a checked `TuneJob` as JSON, in an environment made for Prefect. Out: a tuned network, shown while it comes
-about.
+"""In: who watches, and a checked `TuneJob` as JSON, in an environment made for Prefect. Out: a tuned network, shown
+while it comes about.
 
-Always: the second half of `retune tune`, see `flows.cli`.
+Always: the second half of `retune tune`, see `flows.commands.tune`.
 """
 
 import json
@@ -15,32 +15,34 @@ from prefect.settings import PREFECT_API_URL
 
 from compiler import config
 from compiler.errors import OptionError, RetuneError
+from flows import exits
+from flows.commands.output import Mode
 from flows.guardian import start_guardian
-from flows.launch import INTERRUPTED
 from flows.live import shown_on
+from flows.machine import report_line
 from flows.outcome import show_report
 from flows.parameters import TuneJob
 from flows.tune_network import tune_network
 
-USER_ERROR = 2
-WRONG_RESULT = 1
 
-
-def main(text: str) -> int:
+def main(mode: Mode, text: str) -> int:
     """Run the flow for the job in `text` and print its report. Returns the exit code."""
     job = TuneJob(**json.loads(text))
     try:
         require_server()
-        with shown_on(sys.stdout):
+        with shown_on(sys.stdout, mode):
             report = tune_network(**asdict(job))
     except RetuneError as error:
         typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
-        return USER_ERROR
+        return exits.USER_ERROR
     except KeyboardInterrupt:
         typer.echo("retune: stopped; what was measured is kept, and the same command goes on from there", err=True)
-        return INTERRUPTED
-    show_report(report, sys.stdout)
-    return 0 if report.is_right else WRONG_RESULT
+        return exits.INTERRUPTED
+    if mode is Mode.JSON:
+        typer.echo(report_line(report))
+    elif mode is Mode.PEOPLE:
+        show_report(report, sys.stdout)
+    return exits.OK if report.is_right else exits.WRONG
 
 
 def require_server() -> None:
@@ -58,5 +60,5 @@ def require_server() -> None:
 
 
 if __name__ == "__main__":
-    GUARDIAN = start_guardian(config.load().session)
-    sys.exit(main(sys.argv[1]))
+    GUARDIAN = start_guardian(config.session())
+    sys.exit(main(Mode(sys.argv[1]), sys.argv[2]))

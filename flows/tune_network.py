@@ -30,17 +30,18 @@ def tune_network(
     minutes: float | None = None,
     threads: int | None = None,
     target: str | None = None,
-    seed: int = 0,
-    batch: int = 64,
+    seed: int | None = None,
+    batch: int | None = None,
     home: str | None = None,
     shapes: list[str] | None = None,
-    early_stopping: int = 0,
-    weights: str = "auto",
+    early_stopping: int | None = None,
+    weights: str | None = None,
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
-    `trials` and `minutes` limit the tuning (1000 trials when neither is given), `threads` is the number of threads
-    the network will run on (default: all cores), `home` the state folder (default: RETUNE_HOME or ./.retune). After
+    What is None is taken from the settings of the machine that the flow runs on (see `compiler.settings`).
+    `trials` and `minutes` limit the tuning (1000 trials when neither is given or set), `threads` is the number of
+    threads the network will run on (all cores), `home` the state folder (./.retune). After
     `early_stopping` trials that did not shorten the estimated latency, tuning ends before its budget does (0: never).
     `weights` says where a kernel's weights are while it is timed: "cached", in "memory", or as in the network ("auto").
     Raises: OptionError, ModelError, TargetError, StoreError.

@@ -1,5 +1,7 @@
 """In: a store's root. Out: a DuckDB connection with views over its files. Always: copies nothing.
 
+`storage.views` has the views' definitions, docs/analytics.md what to do with them.
+
 Without Retune, the DuckDB command line reads the same files:
 
     SELECT task_name, min(seconds) * 1e3 AS best_ms, count(*) AS trials
@@ -7,6 +9,7 @@ Without Retune, the DuckDB command line reads the same files:
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +17,12 @@ from compiler.errors import StoreError
 from storage.layout import RECORDS, part_paths
 from storage.rounds import ROUNDS
 from storage.schema import SCHEMA
+from storage.views import VIEWS
 
 try:
     import duckdb
 except ImportError:  # the extra `report` is not installed; `connect` says so
     duckdb = None  # type: ignore[assignment]
-
-RECORDS_VIEW = """
-CREATE VIEW records AS SELECT * FROM files
-QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
-"""
-"""Every trial once, even if a retried append stored it twice."""
-
-BEST_VIEW = """
-CREATE VIEW best AS
-WITH fastest AS (
-  SELECT task_key, target, device, threads, min(seconds) AS seconds FROM files
-  WHERE seconds IS NOT NULL GROUP BY ALL
-)
-SELECT DISTINCT ON (task_key, target, device, threads) files.*
-FROM files JOIN fastest USING (task_key, target, device, threads, seconds)
-ORDER BY task_key, target, device, threads, timestamp, record_id
-"""
-"""The fastest successful trial per task, target, device and threads."""
 
 ROUND_COLUMNS = {
     "run_id": "VARCHAR",
@@ -59,11 +45,25 @@ ROUND_COLUMNS = {
 """What is noted of a round; the `model_` columns are NULL while the cost model knew too little to be judged."""
 
 
-def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
-    """An in-memory connection with the views `records`, `best` and `rounds`; close it after use.
+LEDGER_COLUMNS = {
+    "run_id": "VARCHAR",
+    "describe": "JSON",
+    "started": "DOUBLE",
+    "resumed": "DOUBLE[]",
+    "completed": "DOUBLE",
+    "summary": "JSON",
+}
+"""What the run ledger says, one file a run."""
 
-    The first two have the columns of `storage.schema.COLUMNS`, then `target_slug` and `workload`; `rounds` has those of
-    `ROUND_COLUMNS`.
+REPORT_COLUMNS = {"run_id": "VARCHAR", "tasks": "STRUCT(record_id VARCHAR, best_seconds DOUBLE)[]"}
+"""What is read of the reports of runs: which record serves each kernel, and its time when that was confirmed."""
+
+
+def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
+    """An in-memory connection with the views of `storage.views` and `rounds`; close it after use.
+
+    `records` and `best` have the columns of `storage.schema.COLUMNS`, then `target_slug` and `workload`; `rounds` has
+    those of `ROUND_COLUMNS`.
 
     Raises:
         StoreError: DuckDB is not installed.
@@ -72,14 +72,16 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
         raise StoreError("SQL over records needs DuckDB: pip install 'retune[report]'")
     folder = Path(root).absolute()
     connection = duckdb.connect()
-    if part_paths(folder):
-        connection.execute(f"CREATE VIEW files AS SELECT * FROM {_source(folder)}")
-    else:
-        connection.register("no_files", SCHEMA.empty_table())
-        connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM no_files")
-    connection.execute(RECORDS_VIEW)
-    connection.execute(BEST_VIEW)
+    # files of older versions lack columns, which are NULL then
+    connection.register("no_files", SCHEMA.empty_table())
+    files = f" UNION ALL BY NAME SELECT * FROM {_source(folder)}" if part_paths(folder) else ""
+    connection.execute(f"CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM no_files{files}")
+    connection.execute("SET TimeZone = 'UTC'")
     connection.execute(_rounds_view(folder))
+    connection.execute(_json_view(folder, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS))
+    connection.execute(_json_view(folder, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS))
+    for view in VIEWS:
+        connection.execute(f"CREATE VIEW {view.name} AS {view.sql}")
     return connection
 
 
@@ -101,16 +103,22 @@ def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ..
 
 def _rounds_view(root: Path) -> str:
     """The view of all rounds that were noted; of one noted twice, after a run was resumed, the later."""
-    names = ", ".join(f"'{name}': '{kind}'" for name, kind in ROUND_COLUMNS.items())
-    if not any(root.glob(f"runs/*/{ROUNDS}")):
-        empty = ", ".join(f"NULL::{kind} AS {name}" for name, kind in ROUND_COLUMNS.items())
-        return f"CREATE VIEW rounds AS SELECT {empty} WHERE false"
-    source = (
-        f"read_json({_glob(root, f'runs/*/{ROUNDS}')}, format = 'newline_delimited', ignore_errors = true, "
-        f"columns = {{{names}}})"
-    )
     latest = "row_number() OVER (PARTITION BY run_id, round ORDER BY elapsed DESC) = 1"
-    return f"CREATE VIEW rounds AS SELECT * FROM {source} QUALIFY {latest}"
+    noted = _json_view(root, "rounds", f"runs/*/{ROUNDS}", "newline_delimited", ROUND_COLUMNS)
+    return f"{noted} QUALIFY {latest}"
+
+
+def _json_view(root: Path, name: str, pattern: str, form: str, columns: Mapping[str, str]) -> str:
+    """A view of the JSON files that match a pattern; what cannot be read is left out."""
+    if not any(root.glob(pattern)):
+        empty = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in columns.items())
+        return f"CREATE VIEW {name} AS SELECT * FROM (SELECT {empty} WHERE false)"
+    typed = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
+    source = (
+        f"read_json({_glob(root, pattern)}, format = '{form}', ignore_errors = {str(form != 'auto').lower()}, "
+        f"columns = {{{typed}}})"
+    )
+    return f"CREATE VIEW {name} AS SELECT * FROM {source}"
 
 
 def _glob(root: Path, pattern: str) -> str:

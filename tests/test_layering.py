@@ -24,6 +24,7 @@ BELOW = {
 RANK = {
     "errors": 0,
     "config": 0,
+    "settings": 0,
     "dtype": 0,
     "packing": 0,
     "target": 0,
@@ -47,8 +48,14 @@ RANK = {
 }
 """The order inside the compiler: a part imports itself and parts of a lower rank, never a neighbour of its own."""
 
-NEIGHBOURS = {("target", "errors"), ("dtype", "errors"), ("packing", "errors")}
-"""Exceptions to that: the exception tree is below everything."""
+NEIGHBOURS = {
+    ("target", "errors"),
+    ("dtype", "errors"),
+    ("packing", "errors"),
+    ("settings", "errors"),
+    ("config", "settings"),
+}
+"""Exceptions to that: the exception tree is below everything, and `config` applies what `settings` defines."""
 
 DOORS = {
     "llvmlite": ("compiler/codegen/", "compiler/runtime/loader.py"),

@@ -1,6 +1,7 @@
 """The command line: a user's mistake is one sentence on stderr and exit code 2, before Prefect is started."""
 
 import contextlib
+import inspect
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
+from flows import cli, exits
 from flows.parameters import TuneJob
 from tests.doubling_network import doubling_network
 from tests.flows.networks import write_mlp, write_unsupported
@@ -113,10 +114,91 @@ def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypa
     assert job.shapes == ("x=2,16",)
 
 
-def test_usage_errors_have_exit_code_2_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, "tune", "mlp", "--trials", "many") == 2
-    assert run(monkeypatch, "tune") == 2
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tune", "mlp", "--trials", "many"), ("--trials", "integer", "retune tune --help")),
+        (("tune",), ("network", "retune tune --help")),
+        (("tune", "mlp", "--trails", "3"), ("--trails", "--trials")),
+        (("tun",), ("'tun'", "'tune'", "retune --help")),
+        (("records", "show"), ("record_id", "retune records show --help")),
+        (("networks", "--json", "--quiet"), ("--json", "--quiet")),
+    ],
+)
+def test_a_mistyped_command_is_one_sentence_too(
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("retune: ")
+    assert said.err.count("\n") == 1
+    assert all(word in said.err for word in words)
     assert not list(folder.iterdir())
+
+
+def test_a_group_without_a_command_shows_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "records") == 2
+    assert "compact" in capsys.readouterr().out
+
+
+def test_a_fault_of_ours_is_told_from_a_users_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flows.commands.networks.zoo.NAMES", None)
+    assert run(monkeypatch, "networks") == exits.BUG
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "please report it: TypeError" in said
+
+
+def test_every_command_that_prints_has_json_and_quiet() -> None:
+    commands = [*cli.app.registered_commands, *cli.records_app.registered_commands]
+    for command in commands:
+        assert command.callback is not None
+        assert {"as_json", "quiet"} <= set(inspect.signature(command.callback).parameters), command.callback
+
+
+@pytest.mark.usefixtures("folder")
+def test_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("networks",), ("config",), ("records", "list"), ("records", "check"), ("records", "compact")):
+        assert run(monkeypatch, *arguments, "--quiet") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_settings_are_shown_with_their_sources(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "retune.toml").write_text("batch = 32\nseed = 5\n")
+    monkeypatch.setenv("RETUNE_SEED", "7")
+    assert run(monkeypatch, "config", "--json", "--store", "elsewhere") == 0
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["home"]["value"] == str(folder / "elsewhere")
+    assert {name: rows[name]["source"] for name in ("home", "batch", "seed", "weights")} == {
+        "home": "flag --store",
+        "batch": str(folder / "retune.toml"),
+        "seed": "RETUNE_SEED",
+        "weights": "default",
+    }
+    assert (rows["batch"]["value"], rows["seed"]["value"]) == (32, 7)
+    monkeypatch.setenv("RETUNE_SED", "7")
+    assert run(monkeypatch, "config") == 0
+    shown = capsys.readouterr().out
+    assert "RETUNE_SED is set" in shown
+    assert "most programs measured in one round" in shown
+
+
+def test_a_run_takes_its_defaults_from_the_settings(folder: Path) -> None:
+    (folder / "retune.toml").write_text("batch = 32\ntrials = 17\nthreads = 1\nweights = 'memory'\n")
+    made = TuneJob.checked("mlp", seed=3)
+    assert (made.batch, made.trials, made.threads, made.weights, made.seed) == (32, 17, 1, "memory", 3)
+    assert TuneJob.checked("mlp", minutes=1.0).trials is None
 
 
 def test_the_zoo_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from compiler.driver.tuning import TaskRow
-from flows.live import LiveView, PlainView, shown_on
+from flows.commands.output import Mode
+from flows.live import LiveView, PlainView, shown_on, view_for
 from flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration, milliseconds
 
 ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
@@ -46,19 +47,21 @@ def test_a_pipe_gets_one_line_per_event() -> None:
     assert stream.getvalue() == f"{OPENED}\n{DONE}\n"
 
 
-def test_a_terminal_gets_a_table_that_follows_the_events() -> None:
+def test_a_terminal_gets_lines_and_a_board_that_goes_away() -> None:
     stream = io.StringIO()
-    view = LiveView(Console(file=stream, force_terminal=True, width=120))
-    view.show(OPENED)
-    assert "GFLOP/s" in stream.getvalue()
-    view.show(RoundStarted(0, "conv2d_3x3", 0))
-    view.show(DONE)
-    view.show(TaskStopped(0, "conv2d_3x3", "reason"))
+    view = LiveView(Console(file=stream, force_terminal=True, width=120), refreshes=0)
+    for event in (OPENED, RoundStarted(0, "conv2d_3x3", 0), DONE, TaskStopped(0, "conv2d_3x3", "reason")):
+        view.show(event)
     view.close()
     text = stream.getvalue()
-    assert "10.000" in text
-    assert "200.0" in text
-    assert "given up: reason" in text
+    for word in ("10.000", "200.0", "given up: reason", "GFLOP/s", "left 17s"):
+        assert word in text
+
+
+def test_the_view_fits_the_reader() -> None:
+    stream = io.StringIO()
+    kinds = {mode: type(view_for(stream, mode)).__name__ for mode in Mode}
+    assert kinds == {"people": "PlainView", "json": "JsonView", "quiet": "SilentView"}
 
 
 def test_events_travel_as_log_records() -> None:

@@ -53,7 +53,7 @@ def failed(task_key: str, **changes: object) -> MeasureRecord:
     """A trial that ran out of time."""
     status = MeasureStatus.RUN_TIMEOUT
     record = replace(_BASE, record_id=new_id(), task_key=task_key, costs=(), status=status)
-    return replace(record, error="no answer within 10 s", **changes)  # type: ignore[arg-type]
+    return replace(record, **{"error": "no answer within 10 s", **changes})  # type: ignore[arg-type]
 
 
 def write_rounds(root: Path, name: str, rounds: int) -> None:

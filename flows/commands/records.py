@@ -3,20 +3,17 @@ and only `compact` changes its files.
 """
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from compiler import config
 from compiler.errors import OptionError
 from compiler.measure.log import append_log, from_record, read_log, to_record
-from flows.outcome import PIPE_WIDTH
+from compiler.measure.record import MeasureRecord
+from flows.commands.output import Column, Json, Output, Quiet, finite, milliseconds
 from storage.compaction import compact
 from storage.parquet import ParquetRecordStore
 from storage.query import run_query
@@ -34,35 +31,52 @@ _IMPORTED_AT_ONCE = 10_000
 
 
 @records_app.command("list")
-def records_list(store: Store = None) -> None:
+def records_list(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """List every task that was ever tuned: its trials, failures and best time."""
-    table = _table("task", "threads", "trials", "failed", "best ms", "target", "device")
-    for task in _records(store).tasks():
-        best = "-" if task.best_seconds is None else f"{task.best_seconds * 1e3:.4f}"
-        table.add_row(
-            task.task_name, f"{task.threads}", f"{task.trials}", f"{task.failures}", best, task.target, task.device
-        )
-    _show(table)
+    Output(as_json, quiet).table(
+        [asdict(task) for task in _records(store).tasks()],
+        (
+            Column("task", lambda row: row["task_name"]),
+            Column("threads", lambda row: row["threads"]),
+            Column("trials", lambda row: row["trials"]),
+            Column("failed", lambda row: row["failures"]),
+            Column("best ms", lambda row: milliseconds(row["best_seconds"])),
+            Column("target", lambda row: row["target"]),
+            Column("device", lambda row: row["device"]),
+        ),
+    )
 
 
 @records_app.command("best")
-def records_best(store: Store = None) -> None:
+def records_best(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """List the best record of every task on this machine."""
-    table = _table("record", "task", "threads", "best ms", "network")
-    for record in _records(store).best_per_task(device=config.device_name()).values():
-        table.add_row(
-            record.record_id, record.task_name, f"{record.threads}", f"{record.seconds * 1e3:.4f}", record.network
-        )
-    _show(table)
+    found = _records(store).best_per_task(device=config.device_name())
+    Output(as_json, quiet).table(
+        [_fields(record) for record in found.values()],
+        (
+            Column("record", lambda row: row["record_id"], folds=False),
+            Column("task", lambda row: row["task_name"]),
+            Column("threads", lambda row: row["threads"]),
+            Column("best ms", lambda row: milliseconds(row["seconds"])),
+            Column("network", lambda row: row["network"]),
+        ),
+    )
 
 
 @records_app.command("show")
-def records_show(record_id: Annotated[str, typer.Argument(help="The id of a record.")], store: Store = None) -> None:
-    """Print one record, every field of it, as JSON."""
+def records_show(
+    record_id: Annotated[str, typer.Argument(help="The id of a record.")],
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print one record, every field of it."""
     found = [record for record in _records(store).records() if record.record_id == record_id]
     if not found:
         raise OptionError(f"no record {record_id} in {home_of(store)}; `retune records best` lists some")
-    typer.echo(json.dumps({**asdict(found[0]), "status": found[0].status.name}, indent=2))
+    fields = _fields(found[0])
+    text = json.dumps(finite(fields), indent=2)
+    Output(as_json, quiet).say(text, **fields)
 
 
 @records_app.command("import")
@@ -72,14 +86,18 @@ def records_import(
         str, typer.Option(help="The machine that the log was made on; `this` for the one you are on.")
     ] = UNKNOWN_DEVICE,
     store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Add the trials of a tuning log to the records. Importing a log twice changes nothing."""
+    output = Output(as_json, quiet)
     place = config.device_name() if device == "this" else device
     records = [to_record(trial, place) for trial in read_log(log)]
     into = _records(store)
     for start in range(0, len(records), _IMPORTED_AT_ONCE):
         into.append(records[start : start + _IMPORTED_AT_ONCE])
-    typer.echo(f"{len(records)} trials of {len({record.task_key for record in records})} tasks read from {log}")
+    tasks = len({record.task_key for record in records})
+    output.say(f"{len(records)} trials of {tasks} tasks read from {log}", trials=len(records), tasks=tasks, log=log)
 
 
 @records_app.command("export")
@@ -88,8 +106,11 @@ def records_export(
     task: Annotated[str | None, typer.Option(help="Only the task of this name or key.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Only the best record of every task on this machine.")] = False,
     store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write records as a tuning log: JSON lines as TVM's auto-scheduler writes them."""
+    output = Output(as_json, quiet)
     if log.exists():
         raise OptionError(f"{log} exists already; name a file that does not")
     source = _records(store)
@@ -98,63 +119,68 @@ def records_export(
     if not chosen:
         known = f"called {task}" if task is not None else "to export"
         raise OptionError(f"there is no record {known} in {home_of(store)}; `retune records list` shows what there is")
-    typer.echo(f"{append_log(log, map(from_record, chosen))} trials written to {log}")
+    count = append_log(log, map(from_record, chosen))
+    output.say(f"{count} trials written to {log}", trials=count, log=log)
 
 
 @records_app.command("query")
 def records_query(
-    sql: Annotated[str, typer.Argument(help="A DuckDB query over the views `records` and `best`.")],
+    sql: Annotated[str, typer.Argument(help="A DuckDB query over the views that docs/analytics.md lists.")],
     store: Store = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row instead of a table.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Ask the records anything in SQL. Needs `pip install 'retune[report]'`."""
-    columns, rows = run_query(home_of(store), sql)
-    if as_json:
-        for row in rows:
-            typer.echo(json.dumps(dict(zip(columns, row, strict=True)), default=str))
-        return
-    table = _table(*columns)
-    for row in rows:
-        table.add_row(*("-" if value is None else str(value) for value in row))
-    _show(table)
+    output = Output(as_json, quiet)
+    names, rows = run_query(home_of(store), sql)
+    output.table(
+        (dict(zip(names, row, strict=True)) for row in rows),
+        [Column(name, lambda row, name=name: row[name]) for name in names],  # type: ignore[misc] # a loop's variable
+    )
 
 
 @records_app.command("compact")
 def records_compact(
     least: Annotated[int, typer.Option(min=2, help="Join the files of a task when it has at least so many.")] = 8,
     store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Join the many small files of each task. Runs may go on meanwhile."""
+    output = Output(as_json, quiet)
     _records(store)
     done = compact(home_of(store), least)
-    typer.echo(f"{done.files_before} files with {done.rows} records became {done.files_after}")
+    output.say(f"{done.files_before} files with {done.rows} records became {done.files_after}", **asdict(done))
 
 
 @records_app.command("check")
-def records_check(store: Store = None) -> None:
+def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Read every record file from beginning to end, and say whether all is well."""
+    output = Output(as_json, quiet)
     found = _records(store).check()
-    typer.echo(f"{found.files} files with {found.rows} records are sound")
-    for path in found.temporaries:
-        typer.echo(f"{path}: left over by a process that was killed; it may be deleted when no run is active")
+    output.say(
+        "\n".join(
+            [
+                f"{found.files} files with {found.rows} records are sound",
+                *(
+                    f"{path}: left over by a process that was killed; it may be deleted when no run is active"
+                    for path in found.temporaries
+                ),
+            ]
+        ),
+        **asdict(found),
+    )
 
 
 def home_of(store: str | None) -> Path:
     """The state folder that `--store` names, or the configured one."""
-    return Path(store).absolute() if store else config.load().home
+    return config.load(flags={"home": store or None}).home
 
 
 def _records(store: str | None) -> ParquetRecordStore:
     return ParquetRecordStore(home_of(store))
 
 
-def _table(*headings: str) -> Table:
-    """A table whose cells are never cut: ids are copied from it."""
-    table = Table(box=box.SIMPLE)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "record")
-    return table
-
-
-def _show(table: Table) -> None:
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+def _fields(record: MeasureRecord) -> dict[str, Any]:
+    """A record as plain values, for machines."""
+    return {**asdict(record), "status": record.status.name, "seconds": record.seconds}

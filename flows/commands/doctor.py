@@ -1,0 +1,41 @@
+"""In: this machine and its settings. Out: what is well and what to do about the rest. Always: nothing is tuned."""
+
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from flows import exits
+from flows.commands.output import Json, Mode, Output, Quiet
+from flows.commands.records import Store
+from flows.doctor import machine, services
+from flows.doctor.finding import Finding, Verdict
+
+STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+
+
+def doctor(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Look whether this machine is fit for tuning, and say what to do where it is not.
+
+    The exit code is 1 when something fails; a warning is no failure.
+    """
+    output = Output(as_json, quiet)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    failed = False
+    for finding in chain(machine.everything(), services.everything(Path(store).absolute() if store else None)):
+        failed = failed or finding.verdict is Verdict.FAIL
+        if output.mode is Mode.JSON:
+            output.object(asdict(finding))
+        elif output.is_for_people:
+            _show(console, finding)
+    if failed:
+        raise typer.Exit(exits.WRONG)
+
+
+def _show(console: Console, finding: Finding) -> None:
+    console.print(f"{finding.verdict.value:<5}", style=STYLES[finding.verdict], end="")
+    console.print(f"{finding.name:<13} {finding.found}")
+    if finding.advice:
+        console.print(f"{'':<18} → {finding.advice}")

@@ -1,0 +1,108 @@
+"""In: what a command has to say. Out: text and tables for people, JSON lines for machines, or nothing.
+
+Always: what people read on stdout is there for machines too. Errors go to stderr, whatever the mode.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from compiler.errors import OptionError
+from flows.outcome import PIPE_WIDTH
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text and tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code tells.")]
+
+Row = Mapping[str, Any]
+
+
+class Mode(StrEnum):
+    """Who reads the output."""
+
+    PEOPLE = "people"
+    JSON = "json"
+    QUIET = "quiet"
+
+    @classmethod
+    def of(cls, as_json: bool, quiet: bool) -> Self:
+        """The mode that the options ask for. Raises: OptionError for both."""
+        if as_json and quiet:
+            raise OptionError("--json and --quiet exclude each other: give one of them")
+        return cls("json" if as_json else "quiet" if quiet else "people")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table for people: its heading, what a cell says of a row, and whether it may be folded."""
+
+    heading: str
+    cell: Callable[[Row], object]
+    folds: bool = True
+
+
+class Output:
+    """Where a command writes."""
+
+    def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
+        self.mode = Mode.of(as_json, quiet)
+
+    @property
+    def is_for_people(self) -> bool:
+        """Whether text is wanted."""
+        return self.mode is Mode.PEOPLE
+
+    def say(self, text: str, **fields: Any) -> None:
+        """A line for people, or the same as `fields` for machines."""
+        if self.mode is Mode.JSON:
+            self.object(fields)
+        elif self.mode is Mode.PEOPLE:
+            typer.echo(text)
+
+    def object(self, fields: Row) -> None:
+        """A line for machines."""
+        typer.echo(json_line(fields))
+
+    def table(self, rows: Iterable[Row], columns: Sequence[Column]) -> None:
+        """A table with one line a row; for machines every row with all its fields."""
+        if self.mode is Mode.JSON:
+            for row in rows:
+                self.object(row)
+        elif self.mode is Mode.PEOPLE:
+            table = Table(box=box.SIMPLE)
+            for column in columns:  # cells are never cut: ids are copied from them
+                table.add_column(column.heading, overflow="fold", no_wrap=not column.folds)
+            for row in rows:
+                table.add_row(*(_text(column.cell(row)) for column in columns))
+            Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False).print(table)
+
+
+def json_line(fields: Row) -> str:
+    """One JSON object without a line break; a number that JSON cannot write is null, what it does not know a text."""
+    return json.dumps(finite(fields), default=str, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for every number that JSON cannot write."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as a cell in milliseconds."""
+    return "-" if seconds is None or not math.isfinite(seconds) else f"{seconds * 1e3:.4f}"
+
+
+def _text(cell: object) -> str:
+    return "-" if cell is None else str(cell)

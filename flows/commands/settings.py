@@ -1,0 +1,40 @@
+"""In: nothing. Out: every setting, its value and where that comes from. Always: what a run would use."""
+
+from compiler import config
+from compiler.settings import FILE
+from flows.commands.output import Column, Json, Output, Quiet
+from flows.commands.records import Store
+
+
+def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Print every setting: its value, where that comes from, and what it means.
+
+    Settings are read from retune.toml in the working directory (or the file that $RETUNE_CONFIG names), then from the
+    environment, then from flags; the later wins.
+    """
+    output = Output(as_json, quiet)
+    rows = [
+        {
+            "name": one.name,
+            "value": one.value if isinstance(one.value, int | float | None) else str(one.value),
+            "source": one.source,
+            "variable": one.variable,
+            "meaning": one.meaning,
+        }
+        for one in config.explain(flags={"home": store or None})
+    ]
+    output.table(
+        rows,
+        (
+            Column("setting", lambda row: row["name"], folds=False),
+            Column("value", lambda row: row["value"]),
+            Column("from", lambda row: row["source"]),
+            Column("variable", lambda row: row["variable"], folds=False),
+            Column("meaning", lambda row: row["meaning"]),
+        ),
+    )
+    if not output.is_for_people:
+        return
+    for name, meant in config.strange_variables().items():
+        output.say(f"{name} is set, but there is no such setting; the nearest is {meant}")
+    output.say(f"A line such as `batch = 32` in ./{FILE} changes a default for this folder.")

@@ -1,0 +1,82 @@
+"""In: a network and options. Out: this process, turned into the session that tunes it.
+
+Always: Prefect is not started before the input is known to be good.
+
+`retune tune` has two halves. This one reads the options and the network, quickly and without Prefect. Prefect reads
+its settings from the environment when it is imported, so the second half, `flows.session`, is a fresh interpreter
+that this process turns into.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compiler import config
+from compiler.driver.extract import extract_network
+from compiler.errors import StoreError
+from flows.commands.output import Json, Mode, Quiet
+from flows.commands.records import Store
+from flows.parameters import DEFAULT_TRIALS, TuneJob
+from storage.files import make_folder, new_id
+from storage.parquet import ParquetRecordStore
+
+
+def tune(
+    network: Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")],
+    trials: Annotated[
+        int | None, typer.Option(help=f"Programs to measure. Default: {DEFAULT_TRIALS} when --minutes is not given.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes to tune for.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the search. Default: 0.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Most programs measured in one round. Default: 64.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
+    ] = None,
+    early_stopping: Annotated[
+        int | None,
+        typer.Option(help="End after so many trials that did not shorten the estimated latency. Default: 0, never."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Weights while a kernel is timed: cached, memory, or auto (default): as in the network."),
+    ] = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tune a network, compile it with the best programs found, and report what it brought.
+
+    The same command after an interruption goes on where the run was stopped. Defaults can be set in retune.toml and in
+    the environment, see `retune config`.
+    """
+    mode = Mode.of(as_json, quiet)
+    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights)
+    extract_network(job.network, job.target, job.threads, job.shapes)
+    _prepare_state_folder(Path(job.home))
+    settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
+    environment = config.child_environment(settings)
+    sys.stdout.flush()
+    command = [sys.executable, "-P", "-m", "flows.launch", mode.value, json.dumps(asdict(job))]
+    os.execve(sys.executable, command, environment)
+
+
+def _prepare_state_folder(home: Path) -> None:
+    """Make the folder, with room for Prefect's database, and see whether the records in it can be read by this
+    version.
+
+    Raises: StoreError, SchemaError.
+    """
+    try:
+        make_folder(home / "prefect")
+    except OSError as error:
+        raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
+    ParquetRecordStore(home)

@@ -1,0 +1,37 @@
+"""In: a look at something. Out: a `Finding`. Always: one that is not well says what to do."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """How a thing is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, how it is, what was found, and what to do about it, if anything."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def ok(name: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(name, Verdict.OK, found)
+
+
+def warn(name: str, found: str, advice: str) -> Finding:
+    """Retune works, but worse than it could."""
+    return Finding(name, Verdict.WARN, found, advice)
+
+
+def fail(name: str, found: str, advice: str) -> Finding:
+    """Retune cannot work like this."""
+    return Finding(name, Verdict.FAIL, found, advice)

@@ -1,0 +1,181 @@
+"""In: what the kernel's files say of this machine, and a trial. Out: findings.
+
+Always: a file that is not there, as in a virtual machine, is no fault; it is said that the thing is not known.
+"""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from compiler import config, te
+from compiler.codegen.cpu import describe
+from compiler.driver.build import build
+from compiler.errors import RetuneError
+from compiler.runtime.machine import free_memory_bytes
+from compiler.runtime.openmp import openmp_runtime
+from compiler.target import Target
+from flows.doctor.finding import Finding, fail, ok, warn
+
+CPUS = Path("/sys/devices/system/cpu")
+CGROUP = Path("/sys/fs/cgroup")
+NVIDIA = Path("/proc/driver/nvidia/version")
+
+BUSY_LOAD = 0.25
+"""A load average above this share of the cores spoils timings."""
+
+LOW_MEMORY, SCARCE_MEMORY = 2 << 30, 512 << 20
+"""Bytes: below the first large networks may not fit, below the second none does."""
+
+VECTORS = (
+    (("+avx512f",), "512-bit vectors (AVX-512)"),
+    (("+avx2", "+fma"), "256-bit vectors (AVX2)"),
+    (("+neon",), "128-bit vectors (NEON)"),
+)
+
+
+def processor() -> Finding:
+    """Which processor it is, and its widest vectors."""
+    _, cpu, features = describe(Target.host())
+    have = set(features.split(","))
+    name = f"{config.device_name()} ({cpu})"
+    for needed, words in VECTORS:
+        if have.issuperset(needed):
+            return ok("processor", f"{name}: {words}")
+    return warn("processor", f"{name}: no vectors that Retune knows", "kernels will be slow; tune on a newer machine")
+
+
+def cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Finding:
+    """How many processors may be used, and what stands in the way of the others."""
+    usable, there = config.usable_processors(), os.cpu_count() or 1
+    found = f"{len(usable)} of {there} processors may be used"
+    quota = _quota(cgroup)
+    if quota is not None and quota < len(usable):
+        return warn(
+            "cores",
+            f"{found}, but the container may use only {quota:g} at a time",
+            f"tune with --threads {max(1, int(quota))}, or raise the container's limit (--cpus)",
+        )
+    siblings = {_text(cpus / f"cpu{number}" / "topology" / "thread_siblings_list") or str(number) for number in usable}
+    if len(siblings) < len(usable):
+        return warn(
+            "cores",
+            f"{found}; they are {len(siblings)} cores with several hardware threads each",
+            f"hardware threads of one core disturb each other's timing: tune with --threads {len(siblings)}",
+        )
+    if len(usable) < there:
+        return warn("cores", found, "this process is bound to some (taskset, cpuset): unbind it to use the others")
+    return ok("cores", found)
+
+
+def frequency(cpus: Path = CPUS) -> Finding:
+    """Whether the clock is steady."""
+    governor = _text(cpus / "cpu0" / "cpufreq" / "scaling_governor")
+    if not governor:
+        return ok("frequency", "not controlled from here, as in most virtual machines")
+    turbo = {"0": "turbo on", "1": "turbo off"}.get(_text(cpus / "intel_pstate" / "no_turbo"), "")
+    turbo = turbo or {"1": "boost on", "0": "boost off"}.get(_text(cpus / "cpufreq" / "boost"), "boost unknown")
+    found = f"governor {governor}, {turbo}"
+    if governor in ("performance", "schedutil"):
+        return ok("frequency", found)
+    return warn(
+        "frequency", found, "clocks that rise and fall make times rough: `cpupower frequency-set -g performance`"
+    )
+
+
+def load(average: float | None = None) -> Finding:
+    """Whether other programs are at work."""
+    busy = os.getloadavg()[0] if average is None else average
+    found = f"{busy:.2f} processes wanted to run at a time in the last minute"
+    if busy > BUSY_LOAD * config.usable_cores():
+        return warn("load", found, "other programs spoil timings: stop them, or tune later")
+    return ok("load", found)
+
+
+def openmp() -> Finding:
+    """Which library runs the threads of kernels."""
+    try:
+        return ok("OpenMP", openmp_runtime().path)
+    except RetuneError as error:
+        return fail("OpenMP", str(error), "install libgomp1")
+
+
+def memory(free: int | None = None) -> Finding:
+    """How much memory is free."""
+    nbytes = free_memory_bytes() if free is None else free
+    if nbytes is None:
+        return ok("memory", "not known here")
+    found = f"{nbytes / 2**30:.1f} GiB free"
+    if nbytes < SCARCE_MEMORY:
+        return fail("memory", found, "a run needs a process for every core, 0.2 GiB each, and the network: free some")
+    return warn("memory", found, "large networks may not fit") if nbytes < LOW_MEMORY else ok("memory", found)
+
+
+def code_generation() -> Finding:
+    """Whether a kernel can be built, loaded and run, and whether it computes what it should."""
+    a, b = (te.placeholder((32, 32), name=name) for name in "AB")
+    axis = te.reduce_axis(32, "k")
+    product = te.compute((32, 32), lambda i, j: te.sum(a[i, axis] * b[axis, j], axis), "C")
+    began = time.perf_counter()
+    try:
+        kernel = build([a, b, product])
+        left, right = np.random.default_rng(0).random((2, 32, 32), np.float32)
+        (result,) = kernel.outputs()
+        kernel(*kernel.prepared(left, right), result, threads=config.usable_cores())
+    except RetuneError as error:
+        return fail("compiler", str(error), "install llvmlite anew: pip install --force-reinstall llvmlite")
+    seconds = time.perf_counter() - began
+    if not np.allclose(result, left @ right, rtol=1e-4):
+        return fail("compiler", "a matrix product came out wrong", "report this: code generation is broken here")
+    return ok("compiler", f"{config.llvm_version()}: a kernel was built and run in {seconds * 1e3:.0f} ms")
+
+
+def cuda(version: Path = NVIDIA) -> Finding:
+    """Whether there is an NVIDIA GPU, and what is needed to use it."""
+    driver = _text(version).partition("\n")[0]
+    if not driver:
+        return ok("CUDA", "no NVIDIA driver: processors only")
+    gpus = _gpus()
+    if not gpus:
+        return warn("CUDA", driver, "the driver is loaded, but nvidia-smi names no GPU: check the container's devices")
+    tools = "" if shutil.which("ptxas") else "; no ptxas on the path, which checks generated code"
+    return ok("CUDA", f"{', '.join(gpus)}{tools}")
+
+
+def everything() -> Iterable[Finding]:
+    """All findings about the machine, one after the other."""
+    for look in (processor, cores, frequency, load, memory, openmp, code_generation, cuda):
+        yield look()
+
+
+def _gpus() -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return told.stdout.split("\n")[:-1] if told.returncode == 0 else []
+
+
+def _quota(cgroup: Path) -> float | None:
+    """How many processors the control group of this container may use at a time; None for no limit."""
+    words = _text(cgroup / "cpu.max").split()
+    if len(words) == 2 and words[0].isdecimal():
+        return int(words[0]) / int(words[1])
+    quota, period = (_text(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    """What a small file says; empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,145 @@
+"""In: settings. Out: findings about what Retune works with: settings, store, Prefect, packages.
+
+Always: Prefect is not imported, so this takes no time and works where Prefect is broken.
+"""
+
+import platform
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from compiler import config
+from compiler.errors import RetuneError, StoreError
+from flows.doctor.finding import Finding, fail, ok, warn
+from storage.files import make_folder, publish
+from storage.layout import part_paths
+from storage.parquet import ParquetRecordStore
+
+LOW_DISK = 1 << 30
+"""Bytes: less is soon full of records and Prefect's database."""
+
+SLOW_SECONDS = 0.2
+"""A small file that takes longer than this to be durable delays every round."""
+
+PACKAGES = ("retune", "llvmlite", "numpy", "onnx", "prefect", "pyarrow", "xgboost")
+OPTIONAL = {"onnxruntime": "peers in reports", "duckdb": "SQL over records and `retune report`"}
+
+MANY_FILES = 20_000
+"""Record files from which on listing them is felt."""
+
+
+def settings() -> Finding:
+    """Whether the settings make sense."""
+    try:
+        origins = config.explain()
+    except RetuneError as error:
+        return fail("settings", str(error), "correct it; `retune config` lists what there is")
+    strange = config.strange_variables()
+    if strange:
+        (name, meant), *_ = strange.items()
+        return warn("settings", f"{name} is set, but there is no such setting", f"perhaps {meant} was meant; unset it")
+    changed = [f"{one.name} from {one.source}" for one in origins if one.source != "default"]
+    return ok("settings", ", ".join(changed) or "all as they come")
+
+
+def state_folder(home: Path) -> Finding:
+    """Whether the state folder can be written, quickly, and for how long."""
+    is_new = not home.exists()
+    probe = home / ".doctor"
+    try:
+        make_folder(home)
+        began = time.perf_counter()
+        publish({probe: b"probe"})
+        seconds = time.perf_counter() - began
+        probe.unlink()
+        free = shutil.disk_usage(home).free
+    except (OSError, StoreError) as error:
+        return fail("state folder", f"{home}: {error}", "choose another with --store, RETUNE_HOME or retune.toml")
+    finally:
+        if is_new:
+            with suppress(OSError):
+                home.rmdir()
+    found = f"{home}: {free / 2**30:.1f} GiB free, a file is durable after {seconds * 1e3:.0f} ms"
+    if free < LOW_DISK:
+        return warn("state folder", found, "free some space, or choose another folder with --store")
+    if seconds > SLOW_SECONDS:
+        return warn("state folder", found, "a local disk is quicker: every round waits for this")
+    return ok("state folder", found)
+
+
+def store(home: Path) -> Finding:
+    """Whether the records can be used."""
+    try:
+        ParquetRecordStore(home)
+    except RetuneError as error:
+        return fail("records", str(error), "use the Retune that wrote them, or another state folder")
+    files = len(part_paths(home))
+    quarantined = [path for path in (home / "quarantine").rglob("*") if path.is_file()]
+    if quarantined:
+        return warn(
+            "records",
+            f"{files} files; {len(quarantined)} unreadable ones were set aside in {home / 'quarantine'}",
+            "restore them from a backup, or delete them",
+        )
+    if files > MANY_FILES:
+        return warn("records", f"{files} files", "join them: `retune records compact`")
+    return ok("records", f"{files} files")
+
+
+def prefect(url: str | None) -> Finding:
+    """Whether the Prefect server answers, where there is to be one."""
+    if not url:
+        return ok("Prefect", f"{_version('prefect')}, embedded: no server is needed")
+    try:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise ValueError("it is no http address")
+        with urlopen(f"{url.rstrip('/')}/health", timeout=5) as answer:
+            healthy = answer.status == 200
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return fail(
+            "Prefect", f"{url} does not answer: {reason}", "start it (`prefect server start`), or unset PREFECT_API_URL"
+        )
+    if not healthy:
+        return fail("Prefect", f"{url} is not well", "look at the server's log")
+    return ok("Prefect", f"{_version('prefect')}, server at {url}")
+
+
+def versions() -> Finding:
+    """What is installed, and what is missing that would be of use."""
+    found = f"Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    missing = {name: use for name, use in OPTIONAL.items() if find_spec(name) is None}
+    if missing:
+        uses = "; ".join(f"{name}: {use}" for name, use in missing.items())
+        return warn("packages", f"{found}; missing {', '.join(missing)}", f"pip install 'retune[report]' ({uses})")
+    return ok("packages", found)
+
+
+def everything(home: Path | None = None) -> Iterable[Finding]:
+    """All findings about what Retune works with; `home` is the state folder unless the settings are to say."""
+    sound = settings()
+    yield sound
+    url = None
+    try:
+        configured = config.load()
+        home, url = home or configured.home, configured.prefect_api
+    except RetuneError:  # said already
+        home = home or Path(".retune").absolute()
+    yield state_folder(home)
+    yield store(home)
+    yield prefect(url)
+    yield versions()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

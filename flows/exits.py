@@ -1,0 +1,16 @@
+"""Exit codes of every command. Always: documented in docs/cli.md."""
+
+OK = 0
+"""All went well."""
+
+WRONG = 1
+"""The work was done, and its answer is bad news: outputs are wrong, a check failed."""
+
+USER_ERROR = 2
+"""Something that the user can put right: a mistyped option, a missing file, a full disk. One sentence says what."""
+
+BUG = 70
+"""Retune itself is at fault; the traceback says where."""
+
+INTERRUPTED = 130
+"""Ctrl-C."""

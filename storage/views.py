@@ -1,0 +1,153 @@
+"""In: nothing. Out: the SQL of what an analyst asks of records. Always: a view reads only the views before it.
+
+All of them stand on `files`, every row of every record file, `rounds`, what was noted of every round, `ledger`, the run
+ledger, and `reports`, what runs reported at their end; `storage.query` makes these four from a state folder.
+"""
+
+from dataclasses import dataclass
+
+PLACE = "task_key, target, device, threads"
+"""Within these, times may be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view: its name, what a row of it is, and the query."""
+
+    name: str
+    doc: str
+    sql: str
+
+
+RECORDS = View(
+    "records",
+    "every trial once",
+    """
+    SELECT * FROM files QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
+    """,
+)
+
+BEST = View(
+    "best",
+    "the fastest successful trial of a task on a target, a device and a number of threads",
+    f"""
+    WITH fastest AS (
+      SELECT {PLACE}, min(seconds) AS seconds FROM files WHERE seconds IS NOT NULL GROUP BY ALL
+    )
+    SELECT DISTINCT ON ({PLACE}) files.*
+    FROM files JOIN fastest USING ({PLACE}, seconds)
+    ORDER BY {PLACE}, timestamp, record_id
+    """,
+)
+
+RUNS = View(
+    "runs",
+    "a run: what was asked and what came of it",
+    """
+    SELECT run_id,
+      "describe" ->> 'network' AS network,
+      "describe" ->> 'target' AS target,
+      "describe" ->> 'device' AS device,
+      ("describe" ->> 'threads')::BIGINT AS threads,
+      ("describe" ->> 'seed')::BIGINT AS seed,
+      to_timestamp(started) AS started,
+      to_timestamp(completed) AS completed,
+      len(resumed) AS resumed,
+      (summary ->> 'trials')::BIGINT AS trials,
+      (summary ->> 'elapsed')::DOUBLE AS elapsed,
+      (summary ->> 'untuned_seconds')::DOUBLE AS untuned_seconds,
+      (summary ->> 'tuned_seconds')::DOUBLE AS tuned_seconds,
+      (summary ->> 'is_right')::BOOLEAN AS is_right
+    FROM ledger
+    """,
+)
+
+PROGRESS = View(
+    "progress",
+    "a trial in the course of its task in its run, numbered from 1, with the best so far",
+    f"""
+    SELECT run_id, network, task_name, {PLACE}, record_id, round, elapsed, timestamp, status_name, mutation, seconds,
+      row_number() OVER course AS trial,
+      min(seconds) OVER (course ROWS UNBOUNDED PRECEDING) AS best_seconds
+    FROM records
+    WINDOW course AS (PARTITION BY run_id, {PLACE} ORDER BY round, timestamp, record_id)
+    """,
+)
+
+CALIBRATION = View(
+    "calibration",
+    "a trial that the cost model had scored: its score beside the speed that was measured, and its ranks in its round",
+    f"""
+    SELECT run_id, network, task_name, {PLACE}, record_id, round, timestamp, status_name, predicted, seconds,
+      coalesce(min(seconds) OVER (PARTITION BY run_id, {PLACE}) / seconds, 0) AS speed,
+      rank() OVER (PARTITION BY run_id, {PLACE}, round ORDER BY predicted DESC) AS predicted_rank,
+      rank() OVER (PARTITION BY run_id, {PLACE}, round ORDER BY seconds NULLS LAST) AS measured_rank
+    FROM records WHERE predicted IS NOT NULL AND isfinite(predicted)
+    """,
+)
+
+FAILURES = View(
+    "failures",
+    "a cause for which trials of a task failed: how many, how long that took, when last, and one text in full",
+    r"""
+    WITH failed AS (
+      SELECT *, regexp_extract(error, '([^\n]*)\s*$', 1) AS said FROM records WHERE status <> 0
+    )
+    SELECT status_name,
+      regexp_replace(said, '0x[0-9a-f]+|[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?', '#', 'g') AS cause,
+      run_id, network, task_name, device,
+      count(*) AS trials,
+      sum(build_seconds + run_seconds) AS spent_seconds,
+      max(timestamp) AS latest,
+      arg_max(error, timestamp) AS example
+    FROM failed GROUP BY ALL
+    """,
+)
+
+DRIFT = View(
+    "drift",
+    "a day of a device: how busy it was, and how long programs took that had been timed before, to their first time",
+    f"""
+    WITH timed AS (
+      SELECT *, first_value(seconds) OVER again AS first_seconds, row_number() OVER again AS occasion
+      FROM records WHERE seconds IS NOT NULL AND censored IS NOT TRUE
+      WINDOW again AS (PARTITION BY {PLACE}, steps ORDER BY timestamp, record_id)
+    ), confirmed AS (
+      SELECT records.device, records.threads, runs.completed AS timestamp, told.best_seconds / records.seconds AS ratio
+      FROM (SELECT run_id, unnest(tasks) AS told FROM reports) AS each
+      JOIN records ON records.record_id = each.told.record_id
+      JOIN runs ON runs.run_id = each.run_id
+      WHERE each.told.best_seconds IS NOT NULL AND records.seconds IS NOT NULL AND runs.completed IS NOT NULL
+    ), ratios AS (
+      SELECT device, threads, timestamp, seconds / first_seconds AS ratio FROM timed WHERE occasion > 1
+      UNION ALL SELECT * FROM confirmed
+    ), again AS (
+      SELECT device, threads, timestamp::DATE AS day, count(*) AS timed_again, median(ratio) AS slowdown
+      FROM ratios GROUP BY ALL
+    ), days AS (
+      SELECT device, threads, timestamp::DATE AS day, count(*) AS trials, median(contention) AS contention,
+        count(*) FILTER (records.contention > 0.05) / count(*) AS busy_share
+      FROM records GROUP BY ALL
+    )
+    SELECT * FROM days FULL JOIN again USING (device, threads, day)
+    """,
+)
+
+GAIN = View(
+    "gain",
+    "a round of a run: the share of the network's estimated latency that it took away, and that share per minute",
+    """
+    WITH steps AS (
+      SELECT run_id, round, task_name, trials, elapsed, latency,
+        lag(latency) OVER course AS latency_before,
+        elapsed - coalesce(lag(elapsed) OVER course, 0) AS seconds_spent
+      FROM rounds WINDOW course AS (PARTITION BY run_id ORDER BY round)
+    )
+    SELECT *, 1 - latency / latency_before AS gained,
+      (1 - latency / latency_before) * 60 / nullif(seconds_spent, 0) AS gained_per_minute
+    FROM steps
+    """,
+)
+
+VIEWS = (RECORDS, BEST, RUNS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
+"""In the order in which they are made."""

@@ -1,0 +1,154 @@
+"""What the doctor says of machines and folders, healthy and not."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from compiler import config
+from flows.doctor import machine, services
+from flows.doctor.finding import Finding, Verdict
+from storage.parquet import ParquetRecordStore
+from tests.flows.test_cli import folder, run
+from tests.unit.storage.samples import timed
+
+__all__ = ["folder"]
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def is_sound(finding: Finding) -> bool:
+    """Fine, or with advice."""
+    return (finding.verdict is Verdict.OK) == (finding.advice == "") and bool(finding.found)
+
+
+def test_this_machine_can_build_and_run_a_kernel() -> None:
+    findings = list(machine.everything())
+    assert all(is_sound(finding) for finding in findings)
+    verdicts = {finding.name: finding.verdict for finding in findings}
+    assert verdicts["compiler"] is verdicts["OpenMP"] is Verdict.OK
+    assert set(verdicts) >= {"processor", "cores", "frequency", "load", "memory", "CUDA"}
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.doctor.machine.np.allclose", lambda *_, **__: False)
+    assert machine.code_generation().verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("files", "verdict", "words"),
+    [
+        ({}, Verdict.OK, "not controlled"),
+        ({"cpu0/cpufreq/scaling_governor": "performance\n", "cpufreq/boost": "1"}, Verdict.OK, "boost on"),
+        ({"cpu0/cpufreq/scaling_governor": "powersave", "intel_pstate/no_turbo": "1"}, Verdict.WARN, "turbo off"),
+    ],
+)
+def test_the_clock(files: dict[str, str], verdict: Verdict, words: str, tmp_path: Path) -> None:
+    finding = machine.frequency(write(tmp_path, files))
+    assert finding.verdict is verdict
+    assert words in finding.found
+    assert is_sound(finding)
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [{"cpu.max": "50000 100000"}, {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}],
+)
+def test_a_containers_limit_is_seen(quota: dict[str, str], tmp_path: Path) -> None:
+    finding = machine.cores(tmp_path / "none", write(tmp_path, quota))
+    assert finding.verdict is Verdict.WARN
+    assert "only 0.5 at a time" in finding.found
+    assert "--threads 1" in finding.advice
+
+
+def test_no_limit_is_no_limit(tmp_path: Path) -> None:
+    assert "at a time" not in machine.cores(tmp_path / "none", write(tmp_path, {"cpu.max": "max 100000"})).found
+
+
+def test_hardware_threads_are_told_from_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "usable_processors", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    files = {f"cpu{n}/topology/thread_siblings_list": f"{n % 2},{n % 2 + 2}" for n in range(4)}
+    assert "--threads 2" in machine.cores(write(tmp_path, files), tmp_path).advice
+    files = {f"cpu{n}/topology/thread_siblings_list": f"{n}" for n in range(4)}
+    assert machine.cores(write(tmp_path, files), tmp_path).verdict is Verdict.OK
+
+
+def test_load_and_memory() -> None:
+    assert machine.load(0.0).verdict is Verdict.OK
+    assert machine.load(100.0).verdict is Verdict.WARN
+    assert [machine.memory(free).verdict for free in (1 << 20, 1 << 30, 1 << 40)] == ["fail", "warn", "ok"]
+
+
+def test_the_state_folder(tmp_path: Path) -> None:
+    assert services.state_folder(tmp_path / "new").verdict is Verdict.OK
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    assert services.state_folder(tmp_path / "file").verdict is Verdict.FAIL
+    assert services.state_folder(Path("/proc/nowhere")).verdict is Verdict.FAIL
+
+
+def test_the_store(tmp_path: Path) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
+    assert services.store(tmp_path).found == "1 files"
+    write(tmp_path, {"quarantine/records/x.parquet": "bad"})
+    assert services.store(tmp_path).verdict is Verdict.WARN
+    write(tmp_path, {"store.json": json.dumps({"schema_version": 999})})
+    assert services.store(tmp_path).verdict is Verdict.FAIL
+
+
+@contextmanager
+def server(status: int) -> Iterator[str]:
+    """An address that answers every request with `status`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    listening = HTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=listening.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}/api"
+    finally:
+        listening.shutdown()
+        listening.server_close()
+
+
+def test_prefect() -> None:
+    assert services.prefect(None).verdict is Verdict.OK
+    with server(200) as url:
+        assert services.prefect(url).verdict is Verdict.OK
+    assert services.prefect(url).verdict is Verdict.FAIL  # it has stopped
+    with server(500) as url:
+        assert services.prefect(url).verdict is Verdict.FAIL
+    assert services.prefect("file:///etc/hostname").verdict is Verdict.FAIL
+
+
+def test_the_command_fails_when_something_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "everything", lambda: iter([machine.load(100.0)]))
+    assert run(monkeypatch, "doctor") == 0
+    assert "→ other programs" in capsys.readouterr().out
+    (folder / "retune.toml").write_text("trails = 3\n")
+    assert run(monkeypatch, "doctor", "--json") == 1
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["settings"]["verdict"] == "fail"
+    assert "'trials'" in rows["settings"]["found"]
+    assert rows["state folder"]["verdict"] == "ok"
+    assert run(monkeypatch, "doctor", "--quiet") == 1
+    assert capsys.readouterr().out == ""

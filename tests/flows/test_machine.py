@@ -1,0 +1,63 @@
+"""What `--json` prints of a run: every field is documented, and what is documented is there."""
+
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+from compiler.cost_model import ModelMetrics
+from compiler.driver.report import Comparison, Contender, Report
+from compiler.driver.tuning import TaskRow
+from flows.machine import JsonView, event_fields, report_line
+from flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
+ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
+EVENTS: tuple[Event, ...] = (
+    RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, (ROW,), 200, None),
+    RoundStarted(0, "conv2d_3x3", 0),
+    RoundDone(0, ROW, 1, 2, 64, 200, 8.0, math.inf, False, None, 0.0, ModelMetrics(1, 2, 0.5, 1, 0.5, 0.5)),
+    TaskStopped(0, "conv2d_3x3", "reason"),
+    PhaseStarted("comparing"),
+    PhaseAdvanced(1, 2),
+)
+
+
+def report() -> Report:
+    comparison = Comparison("ONNX Runtime", (Contender("untuned", 2e-3, 0.0), Contender("tuned", 1e-3, math.inf)))
+    return Report("RUN", {"network": "mlp", "home": "/state"}, 1, 2.0, comparison, (), "a.retune", "records", "folder")
+
+
+def documented(heading: str) -> set[str]:
+    """The names in the table below a heading of the documentation."""
+    text = DOCS.read_text(encoding="utf-8").partition(f"### `{heading}`\n")[2].partition("\n#")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+
+
+def test_every_field_of_every_event_is_documented() -> None:
+    for event in EVENTS:
+        fields = event_fields(event)
+        assert documented(str(fields["event"])) == set(fields) - {"event"}
+    task = event_fields(EVENTS[2])["task"]
+    assert documented("task") == set(task)
+    assert documented("report") == set(json.loads(report_line(report()))) - {"event"}
+
+
+def test_lines_are_json_with_null_for_what_is_unknown() -> None:
+    stream = io.StringIO()
+    view = JsonView(stream)
+    for event in EVENTS:
+        view.show(event)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == [
+        "run_opened",
+        "round_started",
+        "round_done",
+        "task_stopped",
+        "phase_started",
+        "phase_advanced",
+    ]
+    assert lines[2]["latency"] is None
+    assert lines[0]["tasks"][0]["best_seconds"] is None
+    assert json.loads(report_line(report()))["comparison"]["contenders"][1]["error"] is None

@@ -1,0 +1,81 @@
+"""Settings come from defaults, a file, the environment and flags; the later wins, and mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import OptionError
+from compiler.settings import Settings, Value, resolve, unknown_variables
+
+
+def sources(environment: dict[str, str], folder: Path, flags: dict[str, Value] | None = None) -> dict[str, str]:
+    return {one.name: one.source for one in resolve(environment, folder, flags)[1]}
+
+
+def test_without_anything_all_is_as_the_class_says(tmp_path: Path) -> None:
+    settings, origins = resolve({}, tmp_path)
+    assert settings == Settings(home=tmp_path / ".retune")
+    assert {one.source for one in origins} == {"default"}
+    assert all(one.meaning and one.variable for one in origins)
+
+
+def test_the_later_source_wins(tmp_path: Path) -> None:
+    file = tmp_path / "retune.toml"
+    file.write_text("batch = 1\nseed = 1\nminutes = 3\nhome = 'here'\n")
+    environment = {"RETUNE_SEED": "2", "RETUNE_BATCH": "2", "RETUNE_WEIGHTS": ""}
+    settings, _ = resolve(environment, tmp_path, {"batch": 3, "threads": None})
+    assert (settings.minutes, settings.seed, settings.batch) == (3.0, 2, 3)
+    assert settings.home == tmp_path / "here"
+    assert settings.weights == "auto"
+    found = sources(environment, tmp_path, {"batch": 3, "threads": None})
+    assert (found["minutes"], found["seed"], found["batch"]) == (str(file), "RETUNE_SEED", "flag --batch")
+    assert found["threads"] == "default"
+
+
+def test_paths_are_relative_to_where_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "other.toml").write_text("home = 'state'\n")
+    assert resolve({"RETUNE_CONFIG": "far/other.toml"}, tmp_path)[0].home == tmp_path / "far" / "state"
+    assert resolve({"RETUNE_HOME": "state"}, tmp_path)[0].home == tmp_path / "state"
+    assert resolve({}, tmp_path, {"home": "/absolute"})[0].home == Path("/absolute")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trails = 3\n", ("retune.toml", "'trails'", "'trials'")),
+        ("[tune]\ntrials = 3\n", ("retune.toml", "'tune'")),
+        ("trials = 'many'\n", ("retune.toml: trials", "a whole number", "'many'")),
+        ("trials = true\n", ("a whole number", "True")),
+        ("trials = 0\n", ("at least 1", "0")),
+        ("trials = 1.5\n", ("a whole number", "1.5")),
+        ("minutes = inf\n", ("finite", "inf")),
+        ("weights = 3\n", ("a text", "3")),
+        ("home = ''\n", ("a path", "''")),
+        ("batch = = 3\n", ("retune.toml", "not TOML", "line 1")),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "retune.toml").write_text(text)
+    with pytest.raises(OptionError) as raised:
+        resolve({}, tmp_path)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="RETUNE_TRIALS must be a whole number, not 'many'"):
+        resolve({"RETUNE_TRIALS": "many"}, tmp_path)
+    with pytest.raises(OptionError, match=r"missing\.toml"):
+        resolve({"RETUNE_CONFIG": "missing.toml"}, tmp_path)
+
+
+def test_numbers_of_threads_are_read_as_openmp_reads_them(tmp_path: Path) -> None:
+    assert resolve({"OMP_NUM_THREADS": "3,2"}, tmp_path)[0].num_threads == 3
+    assert resolve({"OMP_NUM_THREADS": "3", "RETUNE_NUM_THREADS": "4"}, tmp_path)[0].num_threads == 4
+    assert resolve({"OMP_NUM_THREADS": "3", "RETUNE_NUM_THREADS": "none"}, tmp_path)[0].num_threads == 3
+
+
+def test_variables_that_set_nothing_are_found() -> None:
+    environment = {"RETUNE_TRAILS": "3", "RETUNE_SEED": "3", "RETUNE_ROOT": "/", "RETUNE_SESSION": "x", "PATH": "/bin"}
+    assert unknown_variables(environment) == {"RETUNE_TRAILS": "RETUNE_TRIALS"}
