@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import operator_network
-from benchmarks.peak import measured_peak
 from benchmarks.tuning import Workers, begin_tuning, open_workers, play_round
 from compiler.driver.budget import Budget
+from compiler.measure.peak import measured_peak
 from compiler.measure.record import MeasureRecord
 from compiler.search.options import SearchOptions
 

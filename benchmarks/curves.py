@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
-from benchmarks.plot import ENTRY, colour_of, svg_document, svg_legend, svg_text
+from pages.svg import LEGEND_STEP, circle, colour_of, polyline, svg_document, svg_legend, svg_text
 
 LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
 
@@ -46,7 +46,7 @@ def curve_chart(title: str, figures: Sequence[Searched]) -> str:
         for column, axis in enumerate(("trials", "seconds")):
             parts += _panel(LEFT + column * (WIDTH + GAP), top + 16, column, axis, shown, colours)
         top += HEIGHT + GAP
-    width = max(LEFT + 2 * WIDTH + 2 * GAP, LEFT + ENTRY * len(backends))
+    width = max(LEFT + 2 * WIDTH + 2 * GAP, LEFT + LEGEND_STEP * len(backends))
     return svg_document(title, width, top + 20, parts)
 
 
@@ -64,7 +64,8 @@ def _panel(
         across = math.log(max(place, low) / low) / math.log(high / low)
         return left + WIDTH * across, top + HEIGHT * (1 - speed / most)
 
-    yield f'<rect x="{left:g}" y="{top:g}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#cbd5e0"/>'
+    right, bottom = left + WIDTH, top + HEIGHT
+    yield polyline([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], "var(--line)", width=1)
     yield svg_text(left, top + HEIGHT + 13, f"{low:.3g}")
     yield svg_text(left + WIDTH, top + HEIGHT + 13, f"{high:.3g} {axis}", anchor="end")
     if figures:
@@ -73,16 +74,12 @@ def _panel(
     for figure, curve in curves:
         colour = colours[figure.backend]
         if curve:
-            line = " ".join("{:.1f},{:.1f}".format(*at(point[column], point[2])) for point in curve)
             x, y = at(curve[-1][column], figure.value)
-            yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
+            yield polyline([at(point[column], point[2]) for point in curve], colour)
+            yield circle(x, y, 3, colour)
         else:
             y = at(low, figure.value)[1]
-            yield (
-                f'<line x1="{left:g}" x2="{left + WIDTH:g}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" '
-                'stroke-dasharray="5 3"/>'
-            )
+            yield polyline([(left, y), (left + WIDTH, y)], colour, dashes="5 3")
 
 
 def _curve(figure: Searched) -> Curve:

@@ -18,9 +18,9 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks.peak import measured_peak
 from benchmarks.plot import bar_chart
 from compiler import config
+from compiler.measure.peak import measured_peak
 
 PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect")
 """Whose versions a line names, where they are installed."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bandwidth import stream_kernel
 from benchmarks.harness import in_turn
 from benchmarks.kernel_cases import CASES, Case
 from benchmarks.kernel_peers import peers
-from benchmarks.peak import peak_kernel
 from benchmarks.problems import Floats, moved_bytes, random_inputs
 from compiler.driver.build import build_kernel
 from compiler.driver.hardware import hardware_of
+from compiler.measure.bandwidth import stream_kernel
+from compiler.measure.peak import peak_kernel
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.loader import BoundKernel, load_kernels
 from compiler.schedule.dag import ComputeDAG

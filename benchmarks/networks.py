@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness import Figure, Run, parse
-from benchmarks.peak import measured_peak
 from benchmarks.tuning import Tuned, open_workers, tune
 from compiler.driver.compare import REFERENCE
 from compiler.driver.compile_network import compile_graph
 from compiler.driver.extract import ExtractedNetwork, extract_network
 from compiler.driver.report import Comparison
 from compiler.frontend.network import network_bytes
+from compiler.measure.peak import measured_peak
 from compiler.measure.worker_process import WorkerProcess
 from compiler.target import Target
 

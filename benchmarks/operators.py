@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import OPERATORS, operator_network
-from benchmarks.peak import measured_peak
 from benchmarks.peers import KERNEL, Peer, peer_environment
 from benchmarks.tuning import Workers, open_workers, tune
 from compiler.driver.compile_network import compile_graph
+from compiler.measure.peak import measured_peak
 from compiler.measure.record import MeasureRecord
 from compiler.measure.worker_process import WorkerProcess
 

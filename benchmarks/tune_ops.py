@@ -22,7 +22,6 @@ from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_peers import peers
 from benchmarks.kernel_timing import bound_kernel
 from benchmarks.metaschedule import TVM, MetaSchedule, Point
-from benchmarks.peak import measured_peak
 from benchmarks.peers import peer_environment, relative_error
 from benchmarks.problems import Convolution, LayerNorm, Problem, Softmax, random_inputs
 from benchmarks.tuning import BATCH, FINALISTS, Workers, open_workers, play_round
@@ -32,6 +31,7 @@ from compiler.driver.hardware import hardware_of
 from compiler.driver.measuring import network_options
 from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, begin
 from compiler.driver.winners import choose_winner
+from compiler.measure.peak import measured_peak
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.worker_process import WorkerProcess
 from compiler.schedule.default import default_steps

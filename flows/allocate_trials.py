@@ -18,12 +18,13 @@ from storage.files import new_id
 from tasks.extract import extract_tasks
 from tasks.measure import measure
 from tasks.sample import sample
+from tasks.show import ProgressBar
 from tasks.store import note_round, recall, store
 from tasks.train import begin_tuning, keep_lessons, recall_lessons, replay, train
 from tasks.workers import Workers, open_workers
 
 
-@flow(name="allocate-trials", flow_run_name="allocate-{run_id}")
+@flow(name="allocate-trials", flow_run_name="allocate-trials-{job.label}")
 def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     """Spend the budget of `job` on its tasks; what the run has spent before counts."""
     home, device = Path(job.home), job.device
@@ -40,6 +41,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     budget = job.budget
     announce(RunOpened.of(tuning, job.home, known.programs, budget))
     began = time.monotonic() - tuning.elapsed
+    bar = ProgressBar(run_id, job.network)
     with open_workers(measuring) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
             if tuning.is_stalled(job.early_stopping):
@@ -50,6 +52,8 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
                 break
             count = budget.round_size(job.batch, tuning.live, tuning.trials)
             tune_round(job, tuning, index, count, workers, began)
+            bar.show(budget.spent(tuning.trials, time.monotonic() - began))
+    bar.show(1.0)
     keep_lessons(run_id, Path(job.home), tuning)
     return tuning.summary()
 

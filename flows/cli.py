@@ -11,7 +11,7 @@ import typer
 
 from compiler.errors import RetuneError
 from flows import exits
-from flows.commands import networks, settings, tune
+from flows.commands import networks, report, settings, tune
 from flows.commands.doctor import doctor
 from flows.commands.records import records_app
 
@@ -26,6 +26,8 @@ app = typer.Typer(
 app.command()(tune.tune)
 app.command()(networks.networks)
 app.command()(networks.run)
+app.command()(report.runs)
+app.command()(report.report)
 app.command("config")(settings.show_config)
 app.command()(doctor)
 app.add_typer(records_app, name="records")

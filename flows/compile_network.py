@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison
 from compiler.driver.winners import Winner, first_guesses
 from flows.parameters import TuneJob
@@ -17,7 +18,7 @@ from flows.progress import PhaseAdvanced, PhaseStarted, announce
 from tasks.compile import compile_to
 from tasks.extract import extract_tasks
 from tasks.store import best_records
-from tasks.verify import confirm, verify
+from tasks.verify import confirm, limits_of_machine, verify
 from tasks.workers import open_workers
 
 FINALISTS = 5
@@ -26,14 +27,15 @@ FINALISTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled network: its file, what serves each tuning task, and how it compares."""
+    """A compiled network: its file, what serves each tuning task, how it compares, and what the machine can do."""
 
     artifact: Path
     winners: tuple[Winner, ...]
     comparison: Comparison
+    limits: MachineLimits
 
 
-@flow(name="compile-network", flow_run_name="compile-{run_id}")
+@flow(name="compile-network", flow_run_name="compile-{job.label}")
 def compile_network(job: TuneJob, run_id: str) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from."""
     folder = job.run_folder(run_id)
@@ -51,4 +53,4 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")
     announce(PhaseStarted("comparing outputs and times"))
     comparison = verify(job.network, {"untuned": untuned, "tuned": tuned}, job.threads, job.seed)
-    return Compiled(tuned, tuple(winners), comparison)
+    return Compiled(tuned, tuple(winners), comparison, limits_of_machine(job.threads))

@@ -106,6 +106,11 @@ class TuneJob:
         )
 
     @property
+    def label(self) -> str:
+        """The network, short enough for a list of runs."""
+        return label_of(self.network)
+
+    @property
     def device(self) -> str:
         """The identity of the machine that the job tunes for: this one."""
         return config.device_name()
@@ -138,6 +143,11 @@ class TuneJob:
     def run_folder(self, run_id: str) -> Path:
         """Where a run keeps its report and its compiled network."""
         return Path(self.home) / "runs" / run_id
+
+
+def label_of(network: str) -> str:
+    """A name of the zoo as it is, of a path the name of the file."""
+    return Path(network).stem or network
 
 
 def _require(holds: bool, sentence: str) -> None:

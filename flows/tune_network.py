@@ -6,24 +6,31 @@ Always: the same command after a crash goes on where the stored records end.
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
      ├─ allocate-trials    rounds of sample → measure → store → train, until the budget is spent
      ├─ compile-network    best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
-     └─ report             what it brought, task by task
+     └─ report             what it brought, task by task, as files and in Prefect's UI
 """
 
 from pathlib import Path
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from compiler.driver.report import Report
 from flows.allocate_trials import allocate_trials
 from flows.compile_network import compile_network
-from flows.parameters import TuneJob
+from flows.parameters import TuneJob, label_of
 from flows.progress import PhaseStarted, announce
 from tasks.extract import extract_tasks
-from tasks.report import publish
+from tasks.report import publish, write_page
+from tasks.show import show_report
 from tasks.store import complete_run, open_run
 
 
-@flow(name="tune-network", flow_run_name="tune-{network}")
+def run_name() -> str:
+    """What the UI calls a run: its network, whatever folder that is in."""
+    return f"tune-{label_of(str(flow_run.parameters['network']))}"
+
+
+@flow(name="tune-network", flow_run_name=run_name)
 def tune_network(
     network: str,
     trials: int | None = None,
@@ -62,6 +69,9 @@ def tune_network(
             compiled.comparison,
             compiled.artifact,
             job.run_folder(run.run_id),
+            compiled.limits,
         )
         complete_run(run.run_id, Path(job.home), report.summary())
+        facts = write_page(run.run_id, Path(job.home), job.run_folder(run.run_id))
+        show_report(run.run_id, report, facts.course)
     return report

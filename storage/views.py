@@ -91,7 +91,7 @@ FAILURES = View(
     "a cause for which trials of a task failed: how many, how long that took, when last, and one text in full",
     r"""
     WITH failed AS (
-      SELECT *, regexp_extract(error, '([^\n]*)\s*$', 1) AS said FROM records WHERE status <> 0
+      SELECT *, regexp_extract(error, '^\s*([^\n]*)', 1) AS said FROM records WHERE status <> 0
     )
     SELECT status_name,
       regexp_replace(said, '0x[0-9a-f]+|[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?', '#', 'g') AS cause,

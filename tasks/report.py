@@ -1,4 +1,4 @@
-"""In: what a run spent and found. Out: its report, as files and as an artifact of the flow run.
+"""In: what a run spent and found. Out: its report, as files.
 
 Always: complete; what fell back to a default schedule is named.
 """
@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison, Report
 from compiler.driver.tuning import TuningSummary
 from compiler.driver.winners import Winner
+from pages.facts import RunFacts, facts_of
+from pages.page import page
+from storage.runs import RunLedger
 
 
 @task(name="report", task_run_name="report-{run_id}", cache_policy=NO_CACHE)
@@ -24,9 +27,17 @@ def publish(
     comparison: Comparison,
     artifact: Path,
     folder: Path,
+    limits: MachineLimits,
 ) -> Report:
-    """Write the report into the run's folder and show it in Prefect."""
-    report = Report.of(run_id, request, spent, winners, comparison, artifact, folder)
+    """Write the report into the run's folder."""
+    report = Report.of(run_id, request, spent, winners, comparison, artifact, folder, limits)
     report.write()
-    create_markdown_artifact(report.markdown(), key=f"report-{run_id.lower()}", description="Tuning report")
     return report
+
+
+@task(name="write-page", task_run_name="write-page-{run_id}", cache_policy=NO_CACHE)
+def write_page(run_id: str, home: Path, folder: Path) -> RunFacts:
+    """Write the page about a finished run into its folder."""
+    facts = facts_of(home, RunLedger(home).get(run_id))
+    (folder / "report.html").write_text(page(facts), encoding="utf-8")
+    return facts

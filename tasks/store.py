@@ -34,7 +34,7 @@ class Known:
         return sum(len(records) for records in self.history.values())
 
 
-@task(name="open-run", cache_policy=NO_CACHE)
+@task(name="open-run", task_run_name="open-run", cache_policy=NO_CACHE)
 def open_run(home: Path, fingerprint: str, describe: dict[str, Any]) -> Run:
     """Own the unfinished run with this fingerprint, or begin a new one."""
     return RunLedger(home).open_or_resume(fingerprint, describe)
@@ -70,7 +70,7 @@ def note_round(name: str, home: Path, run_id: str, row: Mapping[str, Field]) -> 
     append_round(home, run_id, row)
 
 
-@task(name="best-records", cache_policy=NO_CACHE)
+@task(name="best-records", task_run_name="best-records", cache_policy=NO_CACHE)
 def best_records(
     home: Path, keys: Sequence[str], target: str, device: str, threads: int, top: int
 ) -> dict[str, tuple[MeasureRecord, ...]]:
@@ -94,7 +94,7 @@ def complete_run(run_id: str, home: Path, summary: dict[str, Any]) -> RunInfo:
     return RunLedger(home).complete(run_id, summary)
 
 
-@task(name="compact", cache_policy=NO_CACHE)
+@task(name="compact", task_run_name="compact", cache_policy=NO_CACHE)
 def compact_store(home: str) -> Compaction:
     """Join the small files of every task."""
     return compact(Path(home))

@@ -16,7 +16,7 @@ from storage.lessons import LessonStore
 from storage.runs import RunLedger
 
 
-@task(name="begin-tuning", cache_policy=NO_CACHE)
+@task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
 def begin_tuning(extracted: ExtractedNetwork, origin: Origin) -> Tuning:
     """A run before its first round: one policy per tuning task, one cost model for all of them."""
     return begin(extracted.tasks, extracted.weights, origin)

@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison
 from compiler.driver.winners import Program, Winner, choose_winner
 from compiler.frontend.network import network_bytes
@@ -30,3 +31,11 @@ def verify(network: str, compiled: Mapping[str, Path], threads: int, seed: int) 
         compare = "compiler.driver.compare:compare_networks"
         comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
     return comparison
+
+
+@task(name="measure-limits", task_run_name="measure-limits", cache_policy=NO_CACHE)
+def limits_of_machine(threads: int) -> MachineLimits:
+    """What the machine can do at best on so many threads, for the report to compare with."""
+    with WorkerProcess() as worker:
+        limits: MachineLimits = worker.call("compiler.driver.limits:measure_limits", threads)
+    return limits

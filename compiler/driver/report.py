@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import TaskRow, TuningSummary
 from compiler.driver.winners import Guess, Winner
 
@@ -54,7 +55,8 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     """One kernel of the network and what serves it: a record, a first guess of the search where the budget reached no
-    further, or the default schedule. Times are seconds per call; `record_id` is empty unless a record serves.
+    further, or the default schedule. Times are seconds per call; `record_id` is empty unless a record serves;
+    `moved_bytes` is what a call has to read and write at least.
     """
 
     name: str
@@ -66,6 +68,8 @@ class TaskOutcome:
     record_id: str
     guessed: bool
     note: str
+    task_key: str = ""
+    moved_bytes: int = 0
 
     @property
     def served_by(self) -> str:
@@ -75,7 +79,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished run: what was asked, what was spent, what came of it, and where it lies."""
+    """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do."""
 
     run_id: str
     request: dict[str, str | int | float | None]
@@ -86,6 +90,7 @@ class Report:
     artifact: str
     records: str
     folder: str
+    limits: MachineLimits | None = None
 
     @classmethod
     def of(
@@ -97,6 +102,7 @@ class Report:
         comparison: Comparison,
         artifact: Path,
         folder: Path,
+        limits: MachineLimits | None = None,
     ) -> Self:
         """Put together what a run's stages returned; `spent` and `winners` hold the same tasks in the same order."""
         return cls(
@@ -109,6 +115,7 @@ class Report:
             artifact=str(artifact),
             records=f"{request['home']}/records",
             folder=str(folder),
+            limits=limits,
         )
 
     @property
@@ -186,6 +193,8 @@ def _outcome(row: TaskRow, winner: Winner) -> TaskOutcome:
         record_id=winner.program.record_id if winner.program else "",
         guessed=isinstance(winner.program, Guess),
         note="; ".join([row.stop_reason] * bool(row.stop_reason) + [f"rejected {text}" for text in winner.rejected]),
+        task_key=row.task_key,
+        moved_bytes=row.moved_bytes,
     )
 
 

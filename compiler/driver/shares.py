@@ -32,6 +32,9 @@ def are_small(tasks: Sequence[SearchTask], weights: Sequence[int]) -> tuple[bool
 
 def _cycles(dag: ComputeDAG) -> float:
     """Cycles of one core: operations at the rate of multiply-adds, or bytes at that of memory, whichever are more."""
-    tensors = (*dag.inputs, *dag.outputs)
-    moved = sum(math.prod(tensor.shape) * item_bytes(tensor.dtype) for tensor in tensors)
-    return max(dag.flop_count / _OPERATIONS_PER_CYCLE, moved / _BYTES_PER_CYCLE)
+    return max(dag.flop_count / _OPERATIONS_PER_CYCLE, moved_bytes(dag) / _BYTES_PER_CYCLE)
+
+
+def moved_bytes(dag: ComputeDAG) -> int:
+    """The bytes of all inputs and outputs: what a call has to read and write at least."""
+    return sum(math.prod(tensor.shape) * item_bytes(tensor.dtype) for tensor in (*dag.inputs, *dag.outputs))

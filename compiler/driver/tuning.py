@@ -19,7 +19,7 @@ from compiler import config
 from compiler.cost_model.base import TrainingBatch
 from compiler.cost_model.metrics import ModelMetrics
 from compiler.cost_model.xgb import XGBModel
-from compiler.driver.shares import are_small
+from compiler.driver.shares import are_small, moved_bytes
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
 from compiler.schedule.default import default_steps
@@ -88,7 +88,9 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program."""
+    """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program;
+    `moved_bytes` is what a call has to read and write at least.
+    """
 
     name: str
     task_key: str
@@ -99,6 +101,7 @@ class TaskRow:
     default_seconds: float
     best_seconds: float
     stop_reason: str
+    moved_bytes: int = 0
 
     @property
     def gflops(self) -> float:
@@ -181,6 +184,7 @@ class Tuning:
             default_seconds=task.default_seconds,
             best_seconds=task.state.best_seconds,
             stop_reason=task.stop_reason,
+            moved_bytes=moved_bytes(task.task.dag),
         )
 
     def summary(self) -> TuningSummary:
@@ -348,13 +352,18 @@ def begin(
 
 def common_failure(records: Sequence[MeasureRecord]) -> str:
     """The one reason for which all of at least two records failed; empty when they did not, or not alike."""
-    reasons = {(record.status, _NUMBER.sub("#", _headline(record.error))) for record in records}
+    reasons = {(record.status, cause_of(record.error)) for record in records}
     if len(records) < 2 or len(reasons) != 1 or records[0].status is MeasureStatus.OK:
         return ""
     return (
         f"all {len(records)} programs of its first round failed alike ({records[0].status.name}): "
         f"{_headline(records[0].error)}"
     )
+
+
+def cause_of(error: str) -> str:
+    """What failures that are alike have in common: the first line of the text, without its numbers."""
+    return _NUMBER.sub("#", _headline(error))
 
 
 def _headline(error: str) -> str:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.bandwidth import stream_kernel
 from benchmarks.hand_schedules import (
     Schedule,
     convolution,
@@ -26,6 +25,7 @@ from benchmarks.problems import (
     moved_bytes,
     random_inputs,
 )
+from compiler.measure.bandwidth import stream_kernel
 from compiler.te.evaluate import evaluate
 
 SMALL: list[tuple[str, Problem, Schedule]] = [

@@ -20,7 +20,6 @@ from benchmarks import (
     networks,
     operators,
     orchestration,
-    peak,
     search_speed,
     store,
     tune_ops,
@@ -28,8 +27,9 @@ from benchmarks import (
 from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
 from benchmarks.operator_networks import OPERATORS, operator_network
-from benchmarks.peak import measured_peak
 from compiler.errors import MeasureError
+from compiler.measure import peak
+from compiler.measure.peak import measured_peak
 
 PEER = """#!{0}
 import json, sys

@@ -31,7 +31,8 @@ def home(tmp_path: Path) -> Path:
     first = timed("w0", 4e-3, mutation="default", round=0, run_id="A", elapsed=1.0, predicted=None)
     second = timed("w0", 1e-3, round=1, run_id="A", elapsed=2.0, predicted=0.9)
     third = timed("w0", 2e-3, round=1, run_id="A", elapsed=2.0, predicted=0.3, contention=0.2)
-    lost = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=0.95, error="gave up\nno answer within 10.5 s\n")
+    said = "no answer within 10.5 s\nit was killed"
+    lost = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=0.95, error=said)
     again = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=None, error="no answer within 11 s")
     ParquetRecordStore(root).append([first, second, third, lost, again])
     for number, latency in ((0, 8e-3), (1, 2e-3)):

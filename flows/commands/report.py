@@ -1,0 +1,67 @@
+"""In: a state folder. Out: its runs, and a page about one of them. Always: only reads, but for the page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compiler.errors import OptionError
+from flows.commands.output import Column, Json, Output, Quiet, milliseconds
+from flows.commands.records import Store, home_of
+from pages.facts import facts_of, find_run, moment
+from pages.page import page
+from storage.runs import RunLedger
+
+
+def runs(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """List all runs, the newest last."""
+    rows = []
+    for info in RunLedger(home_of(store)).list():
+        summary = info.summary or {}
+        rows.append(
+            {
+                "run_id": info.run_id,
+                "network": info.describe.get("network"),
+                "threads": info.describe.get("threads"),
+                "started": info.started,
+                "completed": info.completed,
+                "trials": summary.get("trials"),
+                "untuned_seconds": summary.get("untuned_seconds"),
+                "tuned_seconds": summary.get("tuned_seconds"),
+            }
+        )
+    Output(as_json, quiet).table(
+        rows,
+        (
+            Column("run", lambda row: row["run_id"], folds=False),
+            Column("network", lambda row: row["network"]),
+            Column("threads", lambda row: row["threads"]),
+            Column("begun", lambda row: moment(row["started"])),
+            Column("ended", lambda row: moment(row["completed"]) if row["completed"] else "not yet"),
+            Column("trials", lambda row: row["trials"]),
+            Column("untuned ms", lambda row: milliseconds(row["untuned_seconds"])),
+            Column("tuned ms", lambda row: milliseconds(row["tuned_seconds"])),
+        ),
+    )
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="A run's id, its beginning or its end, or `latest`.")] = "latest",
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page to write. Default: report.html in the run's folder.")
+    ] = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a page about a run: latencies, progress, roofline, calibration, failures, coverage. One HTML file."""
+    output = Output(as_json, quiet)
+    home = home_of(store)
+    info = find_run(home, run)
+    path = (to or home / "runs" / info.run_id / "report.html").absolute()
+    text = page(facts_of(home, info))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
+    output.say(f"{path}", run_id=info.run_id, page=path)

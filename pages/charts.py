@@ -1,0 +1,166 @@
+"""In: the facts of a run. Out: its charts as SVG. Always: a chart that has nothing to show is empty text."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from compiler.driver.limits import MachineLimits
+from pages.facts import Kernel, Programs, RunFacts, Trial
+from pages.svg import Frame, Scale, circle, colour_of, polyline, rect, svg_document, svg_figure, svg_legend, svg_text
+
+WIDE, TALL = 460.0, 300.0
+PANEL, PANEL_HEIGHT = 300.0, 170.0
+BAR = 22.0
+
+
+def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str:
+    """A bar for each way to run the network; `alone` makes it a picture file."""
+    known = {name: seconds for name, seconds in latencies.items() if math.isfinite(seconds)}
+    if not known:
+        return ""
+    scale = Scale.over(known.values(), 100, WIDE - 90, zero=True)
+    parts = []
+    for place, (name, seconds) in enumerate(known.items()):
+        top = 6 + place * (BAR + 8)
+        colour = colour_of({"tuned": 0, "untuned": 1}.get(name, 2 + place % 4))
+        parts.append(svg_text(94, top + 15, name, "end", size=12))
+        parts.append(rect(100, top, scale(seconds) - 100, BAR, colour, f"{name}: {seconds * 1e3:.4f} ms"))
+        parts.append(svg_text(scale(seconds) + 6, top + 15, f"{seconds * 1e3:.3f} ms", size=12))
+    return _sheet("Latency of the network", WIDE, 6 + len(known) * (BAR + 8), parts, alone)
+
+
+def network_chart(
+    course: Sequence[tuple[float, float]], levels: Mapping[str, float], *, alone: bool = False
+) -> str:
+    """The estimated latency against the seconds spent, with levels to compare with; `alone` makes it a picture file."""
+    if len(course) < 2:
+        return ""
+    frame = Frame(52, 40, WIDE - 14, TALL - 36, "seconds of tuning", "ms")
+    shown = {name: seconds for name, seconds in levels.items() if math.isfinite(seconds)}
+    x = Scale.over([0.0, *(elapsed for elapsed, _ in course)], frame.left, frame.right)
+    y = Scale.over(
+        [latency * 1e3 for _, latency in course] + [s * 1e3 for s in shown.values()], frame.bottom, frame.top, log=True
+    )
+    parts = [*svg_legend(frame.left, ["estimate of the search", *shown], 4, 135), *frame.axes(x, y)]
+    parts.append(polyline(_stairs([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course]), colour_of(0)))
+    for place, seconds in enumerate(shown.values(), 1):
+        level = y(seconds * 1e3)
+        parts.append(polyline([(frame.left, level), (frame.right, level)], colour_of(place), dashes="5 3"))
+    return _sheet("Estimated latency of the network while it was tuned", WIDE, TALL, parts, alone)
+
+
+def task_chart(name: str, trials: Sequence[Trial], default: float) -> str:
+    """Every trial of a task in turn, the best so far, and the untuned program's time."""
+    timed = [trial for trial in trials if math.isfinite(trial.seconds)]
+    if not timed:
+        return ""
+    frame = Frame(46, 22, PANEL - 8, PANEL_HEIGHT - 34, "trial", "ms")
+    x = Scale.over([1.0, float(len(trials))], frame.left, frame.right)
+    y = Scale.over(
+        [trial.seconds * 1e3 for trial in timed] + [default * 1e3], frame.bottom, frame.top, log=True
+    )
+    parts = list(frame.axes(x, y, (5, 4)))
+    best, course = math.inf, []
+    for place, trial in enumerate(trials, 1):
+        if math.isfinite(trial.seconds):
+            best = min(best, trial.seconds)
+            tip = f"trial {place}: {trial.seconds * 1e3:.4f} ms, {trial.origin}"
+            parts.append(circle(x(place), y(trial.seconds * 1e3), 2, colour_of(1), tip, 0.6))
+        else:
+            parts.append(circle(x(place), frame.top, 2.5, "var(--bad)", f"trial {place}: {trial.origin}"))
+        if math.isfinite(best):
+            course.append((x(place), y(best * 1e3)))
+    if math.isfinite(default):
+        level = y(default * 1e3)
+        parts.append(polyline([(frame.left, level), (frame.right, level)], colour_of(2), dashes="5 3"))
+    parts.append(polyline(_stairs(course), colour_of(0), width=2))
+    return svg_figure(f"Trials of {name}", PANEL, PANEL_HEIGHT, parts)
+
+
+def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> str:
+    """Kernels by operations for each byte and by speed, under the machine's limits. Dots are as large as the share of
+    the network's time.
+    """
+    points = [one for one in kernels if one.moved_bytes and one.flops and math.isfinite(one.best_seconds)]
+    if limits is None or not points:
+        return ""
+    frame = Frame(52, 40, WIDE - 14, TALL - 36, "operations for each byte that has to be moved", "GFLOP/s")
+    reach = [one.flops / one.moved_bytes for one in points]
+    x = Scale.over([*reach, limits.peak_gflops / limits.memory_gbs], frame.left, frame.right, log=True)
+    speeds = [one.gflops for one in points]
+    y = Scale.over([*speeds, limits.peak_gflops], frame.bottom, frame.top, log=True)
+    names = [f"memory, {limits.memory_gbs:.0f} GB/s", f"caches, {limits.cache_gbs:.0f} GB/s"]
+    parts = [*frame.axes(x, y), *svg_legend(frame.left, ["kernels", *names], 4, 128)]
+    for place, rate in enumerate((limits.memory_gbs, limits.cache_gbs), 1):
+        ridge = limits.peak_gflops / rate
+        foot = max(x.low, y.low / rate)
+        corners = [(foot, foot * rate), (ridge, limits.peak_gflops), (x.high, limits.peak_gflops)]
+        line = [(x(across), y(up)) for across, up in corners if across >= foot]
+        parts.append(polyline(line, colour_of(place), dashes="5 3"))
+    label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} threads"
+    parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
+    for one, across in zip(points, reach, strict=True):
+        tip = f"{one.name}: {one.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {one.share:.1%} of the time"
+        parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(one.share), colour_of(0), tip, 0.55))
+    return svg_figure("Roofline", WIDE, TALL, parts)
+
+
+def calibration_chart(programs: Programs) -> str:
+    """What the cost model said of every program against what was measured; the diagonal is a perfect model."""
+    if not programs:
+        return ""
+    frame = Frame(52, 22, WIDE - 14, TALL - 36, "foretold", "measured: best time of the task over the program's")
+    x = Scale.over([0.0, 1.0, *(predicted for predicted, _ in programs)], frame.left, frame.right)
+    y = Scale(0.0, 1.0, frame.bottom, frame.top)
+    parts = list(frame.axes(x, y))
+    parts.append(polyline([(x(0.0), y(0.0)), (x(1.0), y(1.0))], colour_of(2), dashes="5 3"))
+    parts += [circle(x(predicted), y(speed), 2.2, colour_of(0), opacity=0.5) for predicted, speed in programs]
+    return svg_figure("Scores of the cost model against measured speeds", WIDE, TALL, parts)
+
+
+def ranking_chart(rounds: Sequence[tuple[int, float]]) -> str:
+    """The share of pairs of programs that the cost model put in the right order, round by round."""
+    if len(rounds) < 2:
+        return ""
+    frame = Frame(52, 22, WIDE - 14, TALL - 36, "round", "pairs in the right order")
+    x = Scale.over([float(number) for number, _ in rounds], frame.left, frame.right)
+    y = Scale(0.0, 1.0, frame.bottom, frame.top)
+    parts = list(frame.axes(x, y))
+    parts.append(polyline([(frame.left, y(0.5)), (frame.right, y(0.5))], colour_of(2), dashes="5 3"))
+    parts.append(svg_text(frame.right, y(0.5) + 13, "guessing", "end", muted=True))
+    window = max(1, len(rounds) // 12)
+    means = [
+        (number, sum(share for _, share in rounds[max(0, place - window) : place + window + 1]))
+        for place, (number, _) in enumerate(rounds)
+    ]
+    counts = [len(rounds[max(0, place - window) : place + window + 1]) for place in range(len(rounds))]
+    parts += [circle(x(number), y(share), 2, colour_of(1), opacity=0.7) for number, share in rounds]
+    course = [(x(number), y(total / count)) for (number, total), count in zip(means, counts, strict=True)]
+    parts.append(polyline(course, colour_of(0), width=2))
+    return svg_figure("Ranking by the cost model", WIDE, TALL, parts)
+
+
+def task_charts(facts: RunFacts) -> list[tuple[Kernel, str]]:
+    """The chart of every task that was measured, those that take most of the network's time first."""
+    found = []
+    for kernel in sorted(facts.kernels, key=lambda one: -one.share):
+        chart = task_chart(kernel.name, facts.trials.get(kernel.task_key, ()), kernel.default_seconds)
+        if chart:
+            found.append((kernel, chart))
+    return found
+
+
+def _sheet(title: str, width: float, height: float, parts: Sequence[str], alone: bool) -> str:
+    """A part of a page, or a file with its title above."""
+    if not alone:
+        return svg_figure(title, width, height, parts)
+    return svg_document(title, width, height + 34, ['<g transform="translate(0 34)">', *parts, "</g>"])
+
+
+def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points with a level from each to the next one's place."""
+    steps: list[tuple[float, float]] = []
+    for x, y in points:
+        if steps:
+            steps.append((x, steps[-1][1]))
+        steps.append((x, y))
+    return steps

@@ -1,0 +1,242 @@
+"""In: a state folder and a run. Out: everything that a page about the run shows, as plain data.
+
+Always: an interrupted run has facts too, as far as it came; what was never measured is infinite or missing, not 0.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from compiler.driver.limits import MachineLimits
+from compiler.driver.tuning import cause_of
+from compiler.errors import OptionError
+from compiler.measure.record import MeasureRecord, MeasureStatus
+from storage.parquet import ParquetRecordStore
+from storage.rounds import rounds_of
+from storage.runs import RunInfo, RunLedger
+
+Programs = Sequence[tuple[float, float]]
+"""Score and measured speed of programs, the latter 1 for the best of a task and 0 for a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial of a task: seconds, infinite for a failure, and where the program came from, or why it failed."""
+
+    seconds: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of the network; times are seconds per call, `share` is its part of the time of all kernels."""
+
+    name: str
+    task_key: str
+    weight: int
+    flops: float
+    moved_bytes: int
+    trials: int
+    default_seconds: float
+    best_seconds: float
+    share: float
+    served_by: str
+    note: str
+
+    @property
+    def gflops(self) -> float:
+        """Speed of the program that serves, in 10^9 operations a second; 0 where it is not known."""
+        return self.flops / self.best_seconds / 1e9 if math.isfinite(self.best_seconds) and self.best_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Failures of one status with alike texts: how many, of which tasks, and one text in full."""
+
+    status: str
+    cause: str
+    count: int
+    tasks: tuple[str, ...]
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run. `latencies` are seconds by contender, `course` the estimated latency by seconds spent, `trials` by task
+    key in the order in which they were made, `ranking` the model's pair accuracy by round.
+    """
+
+    info: RunInfo
+    report: Mapping[str, Any]
+    latencies: Mapping[str, float]
+    errors: Mapping[str, float | None]
+    kernels: tuple[Kernel, ...]
+    limits: MachineLimits | None
+    course: tuple[tuple[float, float], ...]
+    trials: Mapping[str, tuple[Trial, ...]]
+    programs: Programs
+    ranking: tuple[tuple[int, float], ...]
+    failures: tuple[Failure, ...]
+    versions: str
+    contention: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run came to its end and reported."""
+        return bool(self.report)
+
+    @property
+    def trial_count(self) -> int:
+        """How many programs were measured."""
+        return sum(map(len, self.trials.values()))
+
+
+def find_run(home: Path, wanted: str) -> RunInfo:
+    """The run with this id, or the only one whose id begins or ends like this, or the newest for "latest".
+
+    Raises: OptionError when there is none, or more than one.
+    """
+    runs = RunLedger(home).list()
+    if not runs:
+        raise OptionError(f"there is no run in {home}; `retune tune` makes one, --store names another state folder")
+    if wanted == "latest":
+        return runs[-1]
+    text = wanted.upper()
+    found = [run for run in runs if run.run_id == text] or [
+        run for run in runs if text and (run.run_id.startswith(text) or run.run_id.endswith(text))
+    ]
+    if len(found) != 1:
+        many = f"{len(found)} runs are called like {wanted!r}" if found else f"there is no run {wanted!r} in {home}"
+        raise OptionError(f"{many}; `retune runs` lists them, and `latest` is the newest")
+    return found[0]
+
+
+def facts_of(home: Path, info: RunInfo) -> RunFacts:
+    """Everything about a run. Raises: StoreError."""
+    report = _report(home / "runs" / info.run_id / "report.json")
+    rounds = rounds_of(home, info.run_id)
+    keys = dict.fromkeys(str(row["task_key"]) for row in rounds if row.get("task_key"))
+    store = ParquetRecordStore(home)
+    records = [record for key in keys for record in store.records(task_key=key, run_id=info.run_id)]
+    records.sort(key=lambda record: (record.round, record.timestamp, record.record_id))
+    contenders = report.get("comparison", {}).get("contenders", [])
+    contended = sorted(record.contention for record in records if record.contention is not None)
+    return RunFacts(
+        info=info,
+        report=report,
+        latencies={one["name"]: _seconds(one["seconds"]) for one in contenders},
+        errors={one["name"]: one["error"] for one in contenders},
+        kernels=_kernels(report, records),
+        limits=MachineLimits(**report["limits"]) if report.get("limits") else None,
+        course=tuple((float(row["elapsed"] or 0), float(row["latency"])) for row in rounds if row.get("latency")),
+        trials={key: tuple(_trial(one) for one in records if one.task_key == key) for key in keys},
+        programs=_programs(records),
+        ranking=tuple(
+            (int(row["round"] or 0), float(row["model_pair_accuracy"]))
+            for row in rounds
+            if row.get("model_pair_accuracy") is not None
+        ),
+        failures=_failures(records),
+        versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
+        contention=contended[len(contended) // 2] if contended else 0.0,
+    )
+
+
+def moment(seconds: float | None) -> str:
+    """A moment for people, in UTC."""
+    return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _report(path: Path) -> dict[str, Any]:
+    """What the run reported at its end; nothing when it did not come so far."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _kernels(report: Mapping[str, Any], records: Sequence[MeasureRecord]) -> tuple[Kernel, ...]:
+    """The kernels as reported; of a run that has not reported, the tasks as far as they were measured."""
+    rows = report.get("tasks") or _unreported(records)
+    whole = sum(row["weight"] * row["best_seconds"] for row in rows if row["best_seconds"])
+    keys = {record.record_id: record.task_key for record in records}
+    names = {record.task_name: record.task_key for record in records}
+    return tuple(
+        Kernel(
+            name=row["name"],
+            task_key=row.get("task_key") or keys.get(row["record_id"]) or names.get(row["name"], ""),
+            weight=row["weight"],
+            flops=row["flops"],
+            moved_bytes=row.get("moved_bytes", 0),
+            trials=row["trials"],
+            default_seconds=_seconds(row["default_seconds"]),
+            best_seconds=_seconds(row["best_seconds"]),
+            share=row["weight"] * row["best_seconds"] / whole if row["best_seconds"] else 0.0,
+            served_by=row["record_id"] or ("first guess" if row["guessed"] else "default schedule"),
+            note=row["note"],
+        )
+        for row in rows
+    )
+
+
+def _unreported(records: Sequence[MeasureRecord]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for key in dict.fromkeys(record.task_key for record in records):
+        mine = [record for record in records if record.task_key == key]
+        best = min(mine, key=lambda record: record.seconds)
+        untuned = [record.seconds for record in mine if record.mutation == "default"]
+        is_known = math.isfinite(best.seconds)
+        rows.append(
+            {
+                "name": best.task_name,
+                "task_key": key,
+                "weight": 1,
+                "flops": 0.0,
+                "trials": len(mine),
+                "default_seconds": min(untuned, default=None),
+                "best_seconds": best.seconds if is_known else None,
+                "record_id": best.record_id if is_known else "",
+                "guessed": False,
+                "note": "the run has not come to its end; nothing serves yet",
+            }
+        )
+    return rows
+
+
+def _trial(record: MeasureRecord) -> Trial:
+    if record.status is not MeasureStatus.OK:
+        return Trial(math.inf, f"{record.status.name}: {cause_of(record.error)}")
+    return Trial(record.seconds, record.mutation or "sampled")
+
+
+def _programs(records: Sequence[MeasureRecord]) -> list[tuple[float, float]]:
+    """Score and speed of every program that had been scored before it was measured."""
+    best: dict[str, float] = {}
+    for record in records:
+        best[record.task_key] = min(record.seconds, best.get(record.task_key, math.inf))
+    return [
+        (record.predicted, best[record.task_key] / record.seconds)
+        for record in records
+        if record.predicted is not None and math.isfinite(record.predicted) and math.isfinite(best[record.task_key])
+    ]
+
+
+def _failures(records: Sequence[MeasureRecord]) -> tuple[Failure, ...]:
+    groups: dict[tuple[str, str], list[MeasureRecord]] = {}
+    for record in records:
+        if record.status is not MeasureStatus.OK:
+            groups.setdefault((record.status.name, cause_of(record.error)), []).append(record)
+    found = [
+        Failure(status, cause, len(each), tuple(sorted({one.task_name for one in each})), each[-1].error)
+        for (status, cause), each in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda failure: -failure.count))
+
+
+def _seconds(value: float | None) -> float:
+    return math.inf if value is None else float(value)

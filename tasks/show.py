@@ -1,0 +1,82 @@
+"""In: a run in progress, or its report. Out: what Prefect's UI shows of it. Always: a few calls a run, one a round.
+
+In the UI these are artifacts of the flow run: how far it is, the report, its kernels as a table, its charts as images.
+"""
+
+import math
+from base64 import b64encode
+from uuid import UUID
+
+from prefect import task
+from prefect.artifacts import (
+    create_image_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+
+from compiler.driver.report import Report
+from pages.charts import latency_chart, network_chart
+
+
+class ProgressBar:
+    """A bar in the UI that is filled as the budget is spent."""
+
+    def __init__(self, run_id: str, network: str) -> None:
+        description = f"How much of the budget for {network} is spent"
+        made = create_progress_artifact(0.0, key=f"budget-{run_id.lower()}", description=description)
+        assert isinstance(made, UUID)  # only in an asynchronous flow it is something to be awaited
+        self._artifact = made
+
+    def show(self, spent: float) -> None:
+        """Fill the bar up to the share `spent`, 0 to 1."""
+        update_progress_artifact(self._artifact, round(min(1.0, max(0.0, spent)) * 100, 1))
+
+
+@task(name="show-report", task_run_name="show-report-{run_id}", cache_policy=NO_CACHE)
+def show_report(run_id: str, report: Report, course: tuple[tuple[float, float], ...]) -> None:
+    """Show a finished run; `course` is the estimated latency of the network by seconds spent."""
+    name = run_id.lower()
+    create_markdown_artifact(report.markdown(), key=f"report-{name}", description="Tuning report")
+    create_table_artifact(kernel_rows(report), key=f"kernels-{name}", description="Kernels of the network")
+    latencies = {each.name: each.seconds for each in report.comparison.contenders}
+    charts = {
+        "latency": (latency_chart(latencies, alone=True), "Latency, untuned, tuned, and in other libraries"),
+        "course": (network_chart(course, latencies, alone=True), "Estimated latency of the network while it was tuned"),
+    }
+    for key, (chart, description) in charts.items():
+        if chart:
+            create_image_artifact(data_url(chart), key=f"{key}-{name}", description=description)
+
+
+def kernel_rows(report: Report) -> list[dict[str, str | int | float | None]]:
+    """The kernels, those that take most of the network's time first; times are in milliseconds."""
+    ordered = sorted(report.tasks, key=lambda one: -one.weight * _known(one.best_seconds, 0.0))
+    return [
+        {
+            "kernel": one.name,
+            "uses": one.weight,
+            "trials": one.trials,
+            "default ms": _milliseconds(one.default_seconds),
+            "best ms": _milliseconds(one.best_seconds),
+            "GFLOP/s": round(one.flops / one.best_seconds / 1e9, 1) if _known(one.best_seconds, 0.0) else None,
+            "served by": one.served_by,
+            "note": one.note,
+        }
+        for one in ordered
+    ]
+
+
+def data_url(svg: str) -> str:
+    """A picture as an address that needs no server."""
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+
+
+def _known(seconds: float, otherwise: float) -> float:
+    return seconds if math.isfinite(seconds) else otherwise
+
+
+def _milliseconds(seconds: float) -> float | None:
+    return round(seconds * 1e3, 4) if math.isfinite(seconds) else None

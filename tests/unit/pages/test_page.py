@@ -1,0 +1,162 @@
+"""The page about a run: every section says what it should, of finished, unfinished and odd runs."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import OptionError
+from pages.charts import latency_chart, network_chart, ranking_chart, roofline_chart, task_chart
+from pages.facts import RunFacts, Trial, facts_of, find_run
+from pages.page import SECTIONS, page
+from storage.runs import RunLedger
+from tests.unit.pages.runs import HOSTILE, finished_run, interrupted_run
+
+VOID = {"meta", "link", "br", "img", "rect", "circle", "polyline"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest, and collects what could be fetched, anchors, and texts by section."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.text: dict[str, str] = {}
+        self.section = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        self.addresses += [str(given[name]) for name in ("src", "href", "srcset", "data") if name in given]
+        if tag == "section":
+            self.section = str(given["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text[self.section] = self.text.get(self.section, "") + data
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def facts(home: Path, run_id: str) -> RunFacts:
+    return facts_of(home, find_run(home, run_id))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> RunFacts:
+    return facts(tmp_path, finished_run(tmp_path))
+
+
+def test_every_section_is_there_and_says_something(finished: RunFacts) -> None:
+    reader = read(page(finished))
+    assert set(reader.text) - {""} == set(SECTIONS)
+    words = {
+        "latency": ("untuned", "100.000 ms", "2.0e-07", "ONNX Runtime"),
+        "progress": ("estimate of the search", "seconds of tuning"),
+        "tasks": ("conv2d_3x3_c64_8", "trial 7: RUN_TIMEOUT: no answer within # s"),
+        "roofline": ("460 GFLOP/s on 2 threads", "memory, 70 GB/s"),
+        "calibration": ("foretold", "pairs in the right order", "135 programs"),
+        "failures": ("18 (12.5%) RUN_TIMEOUT: no answer within # s", HOSTILE),
+        "coverage": ("first guess", "too small for trials", HOSTILE, finished.kernels[0].served_by),
+        "run": (finished.info.run_id, "Retune 0.1, 20"),
+    }
+    for section, wanted in words.items():
+        for word in wanted:
+            assert word in reader.text[section], (section, word)
+
+
+def test_the_page_needs_nothing_else(finished: RunFacts) -> None:
+    text = page(finished)
+    reader = read(text)
+    assert all(address.startswith(("#", "data:")) for address in reader.addresses)
+    assert not {"script", "iframe", "img", "object"} & set(reader.tags)
+    assert "@import" not in text
+    assert not re.search(r"url\(", text)
+    assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", text)
+
+
+def test_what_people_named_is_shown_and_not_run(tmp_path: Path) -> None:
+    text = page(facts(tmp_path, finished_run(tmp_path, tasks=1, network=HOSTILE)))
+    reader = read(text)
+    assert "script" not in reader.tags
+    assert HOSTILE in reader.text[""]
+
+
+def test_figures_add_up(finished: RunFacts) -> None:
+    assert sum(kernel.share for kernel in finished.kernels) == pytest.approx(1.0)
+    assert finished.trial_count == 9 * 16
+    assert [failure.count for failure in finished.failures] == [18]
+    assert len(finished.programs) == 9 * 15
+    assert max(speed for _, speed in finished.programs) == 1.0
+    assert finished.course[0] == (30.0, 0.05)
+    slow = max((one for one in finished.kernels if math.isfinite(one.best_seconds)), key=lambda one: one.best_seconds)
+    assert slow.gflops == pytest.approx(slow.flops / slow.best_seconds / 1e9)
+
+
+def test_an_interrupted_run_has_a_page_too(tmp_path: Path) -> None:
+    found = facts(tmp_path, interrupted_run(tmp_path))
+    assert not found.is_complete
+    reader = read(page(found))
+    assert "has not come to its end" in reader.text["latency"]
+    assert "trial 7" in reader.text["tasks"]
+    assert "nothing serves yet" in reader.text["coverage"]
+
+
+def test_a_run_without_records_has_one(tmp_path: Path) -> None:
+    with RunLedger(tmp_path).open_or_resume("bare", {"network": "mlp"}) as run:
+        reader = read(page(facts(tmp_path, run.run_id)))
+    assert set(reader.text) - {""} == set(SECTIONS)
+    assert "No program was measured" in reader.text["tasks"]
+
+
+def test_a_report_of_an_older_version_is_read(tmp_path: Path) -> None:
+    run_id = finished_run(tmp_path, tasks=2)
+    path = tmp_path / "runs" / run_id / "report.json"
+    told = json.loads(path.read_text())
+    del told["limits"]
+    for task in told["tasks"]:
+        del task["task_key"], task["moved_bytes"]
+    path.write_text(json.dumps(told))
+    found = facts(tmp_path, run_id)
+    assert [kernel.task_key for kernel in found.kernels][:2] == ["w0", "w1"]
+    assert "did not measure" in read(page(found)).text["roofline"]
+
+
+def test_charts_without_figures_are_empty() -> None:
+    assert latency_chart({"tuned": math.inf}) == ""
+    assert network_chart([(1.0, 0.1)], {}) == ""
+    assert task_chart("x", [Trial(math.inf, "failed")], 1.0) == ""
+    assert roofline_chart([], None) == ""
+    assert ranking_chart([(1, 0.5)]) == ""
+
+
+def test_runs_are_found_by_pieces_of_their_ids(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no run in"):
+        find_run(tmp_path, "latest")
+    first, second = finished_run(tmp_path, tasks=1), interrupted_run(tmp_path)
+    assert find_run(tmp_path, "latest").run_id == second
+    assert find_run(tmp_path, first).run_id == first
+    assert find_run(tmp_path, second[-6:].lower()).run_id == second
+    with pytest.raises(OptionError, match="2 runs"):
+        find_run(tmp_path, first[:2])
+    with pytest.raises(OptionError, match="NOBODY"):
+        find_run(tmp_path, "NOBODY")
