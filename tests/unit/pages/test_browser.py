@@ -1,6 +1,5 @@
 """The page about a run in a real browser: it shows everything, complains of nothing, and fits a telephone."""
 
-from pathlib import Path
 
 import pytest
 

@@ -1,0 +1,71 @@
+"""What Prefect's UI is given of a run."""
+
+import math
+from base64 import b64decode
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from prefect import flow, get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.objects import Artifact
+
+from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
+from flows.parameters import TuneJob
+from tasks.show import ProgressBar, data_url, kernel_rows, show_report
+
+
+def outcome(name: str, weight: int, seconds: float) -> TaskOutcome:
+    return TaskOutcome(name, weight, 1e9, 16, 0.1, seconds, "", False, "")
+
+
+def report() -> Report:
+    comparison = Comparison("untuned", (Contender("untuned", 0.1, None), Contender("tuned", 0.01, 0.0)))
+    tasks = (outcome("small", 1, 1e-3), outcome("large", 9, 1e-3), outcome("unknown", 1, math.inf))
+    request = {"network": "mlp", "threads": 2, "home": "/state"}
+    return Report("RUNID", request, 16, 3.0, comparison, tasks, "mlp.retune", "records", "folder")
+
+
+def artifacts(key: str) -> list[Artifact]:
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+
+
+def test_kernels_are_listed_by_what_they_cost() -> None:
+    rows = kernel_rows(report())
+    assert [row["kernel"] for row in rows] == ["large", "small", "unknown"]
+    assert rows[0]["best ms"] == 1.0
+    assert rows[2]["best ms"] is None
+    assert rows[0]["GFLOP/s"] == 1000.0
+
+
+def test_a_picture_is_an_address() -> None:
+    kind, _, data = data_url("<svg/>").partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert ElementTree.fromstring(b64decode(data)).tag == "svg"
+
+
+def test_networks_are_called_by_short_names() -> None:
+    assert TuneJob.checked("resnet18").label == "resnet18"
+    assert TuneJob.checked("/far/away/my.model.onnx").label == "my.model"
+
+
+@pytest.mark.usefixtures("prefect_api")
+def test_a_run_shows_its_progress_and_its_report(tmp_path: Path) -> None:
+    key = f"run-{tmp_path.name}".replace("_", "-")
+
+    @flow
+    def small() -> None:
+        bar = ProgressBar(key, "mlp")
+        bar.show(0.4)
+        bar.show(7.0)
+        show_report(key, report(), ((0.0, 0.2), (1.0, 0.1)))
+
+    small()
+    (bar,) = artifacts(f"budget-{key}")
+    assert (bar.type, bar.data) == ("progress", 100.0)
+    kinds = {name: artifacts(f"{name}-{key}")[0].type for name in ("report", "kernels", "latency", "course")}
+    assert kinds == {"report": "markdown", "kernels": "table", "latency": "image", "course": "image"}
+    (course,) = artifacts(f"course-{key}")
+    picture = ElementTree.fromstring(b64decode(str(course.data).partition(",")[2]))
+    assert "Estimated latency" in "".join(picture.itertext())
