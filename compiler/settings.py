@@ -8,7 +8,7 @@ import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -101,8 +101,8 @@ def resolve(
 
     Raises: OptionError for a file that cannot be read, a key that is no setting, a value that makes no sense.
     """
-    values: dict[str, Value] = {one.name: one.default for one in fields(Settings)}
-    values["home"] = folder / str(values["home"])
+    plain = Settings()
+    values: dict[str, Value] = asdict(replace(plain, home=folder / plain.home))
     sources = dict.fromkeys(values, "default")
     for layer, places in (
         _of_file(environment, folder),
@@ -220,9 +220,9 @@ def _field(name: str) -> Field[Any]:
 
 
 @cache
-def _kind(name: str) -> type:
+def _kind(name: str) -> type[Any]:
     """The type of a field, without the None that stands for unset."""
     hint = get_type_hints(Settings)[name]
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    found: type = kinds[0]
+    found: type[Any] = kinds[0]
     return found

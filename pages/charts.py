@@ -40,7 +40,7 @@ def network_chart(
     y = Scale.over(
         [latency * 1e3 for _, latency in course] + [s * 1e3 for s in shown.values()], frame.bottom, frame.top, log=True
     )
-    parts = [*svg_legend(frame.left, ["estimate of the search", *shown], 4, 135), *frame.axes(x, y)]
+    parts = [*svg_legend(frame.left, ["estimate", *shown], 4, 102), *frame.axes(x, y)]
     parts.append(polyline(_stairs([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course]), colour_of(0)))
     for place, seconds in enumerate(shown.values(), 1):
         level = y(seconds * 1e3)

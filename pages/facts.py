@@ -5,7 +5,7 @@ Always: an interrupted run has facts too, as far as it came; what was never meas
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from compiler.driver.tuning import cause_of
 from compiler.errors import OptionError
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.parquet import ParquetRecordStore
-from storage.rounds import rounds_of
+from storage.rounds import Field, rounds_of
 from storage.runs import RunInfo, RunLedger
 
 Programs = Sequence[tuple[float, float]]
@@ -132,14 +132,10 @@ def facts_of(home: Path, info: RunInfo) -> RunFacts:
         errors={one["name"]: one["error"] for one in contenders},
         kernels=_kernels(report, records),
         limits=MachineLimits(**report["limits"]) if report.get("limits") else None,
-        course=tuple((float(row["elapsed"] or 0), float(row["latency"])) for row in rounds if row.get("latency")),
+        course=tuple(_pairs(rounds, "elapsed", "latency")),
         trials={key: tuple(_trial(one) for one in records if one.task_key == key) for key in keys},
         programs=_programs(records),
-        ranking=tuple(
-            (int(row["round"] or 0), float(row["model_pair_accuracy"]))
-            for row in rounds
-            if row.get("model_pair_accuracy") is not None
-        ),
+        ranking=tuple((int(number), share) for number, share in _pairs(rounds, "round", "model_pair_accuracy")),
         failures=_failures(records),
         versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
         contention=contended[len(contended) // 2] if contended else 0.0,
@@ -149,6 +145,14 @@ def facts_of(home: Path, info: RunInfo) -> RunFacts:
 def moment(seconds: float | None) -> str:
     """A moment for people, in UTC."""
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _pairs(rounds: Sequence[Mapping[str, Field]], across: str, up: str) -> Iterator[tuple[float, float]]:
+    """Two fields of every round that has numbers in both."""
+    for row in rounds:
+        x, y = row.get(across), row.get(up)
+        if isinstance(x, int | float) and isinstance(y, int | float):
+            yield float(x), float(y)
 
 
 def _report(path: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_every_section_is_there_and_says_something(finished: RunFacts) -> None:
     assert set(reader.text) - {""} == set(SECTIONS)
     words = {
         "latency": ("untuned", "100.000 ms", "2.0e-07", "ONNX Runtime"),
-        "progress": ("estimate of the search", "seconds of tuning"),
+        "progress": ("estimate", "seconds of tuning"),
         "tasks": ("conv2d_3x3_c64_8", "trial 7: RUN_TIMEOUT: no answer within # s"),
         "roofline": ("460 GFLOP/s on 2 threads", "memory, 70 GB/s"),
         "calibration": ("foretold", "pairs in the right order", "135 programs"),

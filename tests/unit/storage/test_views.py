@@ -111,6 +111,7 @@ def test_every_documented_query_runs_and_finds_something(sql: str, home: Path) -
     assert rows
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # DuckDB's way of making a pandas frame
 @pytest.mark.parametrize("code", blocks("python"))
 def test_every_documented_program_runs(code: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home.parent)
