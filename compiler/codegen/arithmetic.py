@@ -57,9 +57,13 @@ def joined_extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     if lhs.dtype == BFLOAT16:
         wide = joined_extreme(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"))
         return cast(emit, wide, BFLOAT16)
-    # An unordered comparison chooses the left side for a NaN, and costs as much as an ordered one.
-    kind = "fcmp u" if is_float(lhs.dtype) else f"icmp {'u' if is_unsigned(lhs.dtype) or lhs.dtype == 'bool' else 's'}"
-    chosen = emit(f"{kind}{'gt' if op is BinaryOp.MAX else 'lt'} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
+    name = "gt" if op is BinaryOp.MAX else "lt"
+    if is_float(lhs.dtype):
+        # The one order of operands and sides that is an instruction of its own on x86; others take two.
+        chosen = emit(f"fcmp o{name} {rhs.typed}, {lhs.text}", lhs.lanes, "bool")
+        return emit(f"select {chosen.typed}, {rhs.typed}, {lhs.typed}", lhs.lanes, lhs.dtype)
+    sign = "u" if is_unsigned(lhs.dtype) or lhs.dtype == "bool" else "s"
+    chosen = emit(f"icmp {sign}{name} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
     return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)
 
 

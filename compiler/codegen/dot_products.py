@@ -40,9 +40,13 @@ class DotEmitter(MemoryEmitter):
     """Writes dot products. `dots` are the instructions that the target has, by the types of their factors."""
 
     def __init__(
-        self, pointers: dict[Buffer, str], vector_bytes: int, dots: Mapping[Pair, DotInstruction] | None = None
+        self,
+        pointers: dict[Buffer, str],
+        vector_bytes: int,
+        dots: Mapping[Pair, DotInstruction] | None = None,
+        lookups: bool = False,
     ) -> None:
-        super().__init__(pointers, vector_bytes)
+        super().__init__(pointers, vector_bytes, lookups)
         self.dots = dots or {}
 
     def dot(self, expr: Dot, sums: Value) -> Value:

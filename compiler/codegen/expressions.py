@@ -16,9 +16,6 @@ from compiler.errors import LoweringError
 from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
 from compiler.ir.visit import walk
 
-SCALING_BYTES = 64
-"""From this width on registers are those of AVX-512, which multiplies by powers of two in one instruction."""
-
 
 class ExpressionEmitter(ConditionEmitter, DotEmitter):
     """Writes the instructions of expressions."""
@@ -46,7 +43,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
                 return self.dot(expr, Value(literal(0, expr.dtype), 1, expr.dtype))
             case Call():
                 values = self.aligned([self.evaluate(arg) for arg in expr.args])
-                return call_instruction(self.result, expr.name, values, expr.dtype, self.vector_bytes >= SCALING_BYTES)
+                return call_instruction(self.result, expr.name, values, expr.dtype, self.lookups)
         raise LoweringError(f"no code for the expression {expr}")
 
     def variable(self, var: Var) -> Value:

@@ -9,7 +9,7 @@ from compiler.codegen.conversions import cast
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from compiler.codegen.values import Emit, Value
-from compiler.codegen.vector_math import erf, exp, log, tanh
+from compiler.codegen.vector_math import erf, exp, exp_by_lookup, log, tanh
 from compiler.codegen.vector_pow import pow
 from compiler.dtype import BFLOAT16
 from compiler.errors import LoweringError
@@ -41,9 +41,9 @@ _EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
 """Functions that half-width floats need no wider type for."""
 
 
-def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, scales: bool = False) -> Value:
+def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, lookups: bool = False) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
-    the result is a bool); `emit` appends an instruction. `scales`: see `vector_math.exp`.
+    the result is a bool); `emit` appends an instruction. `lookups`: see `vector_math.exp`.
 
     Raises: LoweringError for a function that is not known for the type.
     """
@@ -55,9 +55,9 @@ def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, s
         return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
     if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
         wide = [cast(emit, arg, "float32") for arg in args]
-        return cast(emit, call_instruction(emit, name, wide, "float32", scales), dtype)
-    if dtype == "float32" and name == "exp" and scales and name in FLOAT32:
-        return exp(emit, first, scales)
+        return cast(emit, call_instruction(emit, name, wide, "float32", lookups), dtype)
+    if dtype == "float32" and name == "exp" and lookups and name in FLOAT32:
+        return exp_by_lookup(emit, first)
     if dtype == "float32" and name in FLOAT32:
         return FLOAT32[name](emit, *args)
     if name in _INTRINSICS:
@@ -65,7 +65,7 @@ def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, s
     if name == "rsqrt":
         return _reciprocal_root(emit, first)
     if name == "sigmoid":
-        return _sigmoid(emit, first, scales)
+        return _sigmoid(emit, first, lookups)
     if dtype in _LIBRARY.get(name, {}):
         return _library_call(emit, _LIBRARY[name][dtype], first)
     raise LoweringError(f"no code for the function {name} on {dtype}")
@@ -90,11 +90,11 @@ def _reciprocal_root(emit: Emit, x: Value) -> Value:
     return write.div(write.number(1.0), write.call("sqrt", x))
 
 
-def _sigmoid(emit: Emit, x: Value, scales: bool) -> Value:
+def _sigmoid(emit: Emit, x: Value, lookups: bool) -> Value:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), which does not overflow."""
     write = LaneWriter(emit, x.lanes, x.dtype)
     one = write.number(1.0)
-    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, scales)
+    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, lookups)
     above = write.choose(write.test("olt", x, write.number(0.0)), decay, one)
     return write.div(above, write.add(one, decay))
 

@@ -36,11 +36,13 @@ def write_kernel(
     stack_bytes: int,
     attributes: str = "",
     dots: Mapping[Pair, DotInstruction] | None = None,
+    lookups: bool = False,
 ) -> KernelText:
     """The module of one kernel.
 
     `vector_bytes` is the width of a register, `stack_bytes` how much stack a thread may use, `attributes` are function
-    attributes in LLVM's syntax, `dots` the instructions for dot products that the target has.
+    attributes in LLVM's syntax, `dots` the instructions for dot products that the target has, `lookups` whether it has
+    those of `LaneWriter.looked_up`.
     Raises: LoweringError when local buffers exceed the stack.
     """
     body = function.body
@@ -55,7 +57,8 @@ def write_kernel(
             parts.append(f"declare i32 @{called[-1].symbol}(ptr)")
             calls.append(_invocation(called[-1].symbol, index, statement, buffers))
             continue
-        emitter = BodyEmitter({buffer: f"%b{number}" for number, buffer in enumerate(buffers)}, vector_bytes, dots)
+        pointers = {buffer: f"%b{number}" for number, buffer in enumerate(buffers)}
+        emitter = BodyEmitter(pointers, vector_bytes, dots, lookups)
         text, call = _part(function.name, index, statement, buffers, stack_bytes, emitter)
         parts.append(text)
         calls.append(call)

@@ -3,10 +3,14 @@
 Always: no operation has an undefined result, whatever the operands: no conversion of a NaN, no shift by too much.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type
 from compiler.codegen.values import Emit, Value
+
+LOOKUP_LANES = 16
+"""Lanes that one instruction looks up in a register of as many numbers, where the target has such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,18 @@ class LaneWriter:
         """`factor * other + addend`, rounded once."""
         return self.call("fma", factor, other, addend)
 
-    def scaled(self, value: Value, power: Value) -> Value:
-        """`value` times two to an integer power, rounded once."""
+    def scaled_by_floor(self, value: Value, power: Value) -> Value:
+        """`value` times two to the floor of a float power, rounded once: 16 lanes, where `lookups` are."""
         kind = llvm_type(value.dtype, self.lanes)
-        suffix = f"{intrinsic_suffix(value.dtype, self.lanes)}.{intrinsic_suffix(power.dtype, self.lanes)}"
-        return self.emit(f"call {kind} @llvm.ldexp.{suffix}({value.typed}, {power.typed})", self.lanes, value.dtype)
+        call = f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512"
+        return self.emit(f"{call}({value.typed}, {power.typed}, {kind} poison, i16 -1, i32 4)", self.lanes, value.dtype)
+
+    def looked_up(self, table: Sequence[float], places: Value) -> Value:
+        """The number of the table at the place that the low four bits say: 16 lanes, where `lookups` are."""
+        kind = llvm_type(self.dtype, self.lanes)
+        numbers = ", ".join(f"float {literal(number, self.dtype, 1)}" for number in table)
+        call = f"call {kind} @llvm.x86.avx512.permvar.sf.512"
+        return self.emit(f"{call}({kind} <{numbers}>, {places.typed})", self.lanes, self.dtype)
 
     def polynomial(self, variable: Value, coefficients: tuple[float, ...]) -> Value:
         """The sum of `coefficients[k] * variable**k`, by Horner's rule."""
@@ -128,3 +139,37 @@ class LaneWriter:
     def with_sign(self, value: Value, sign: Value) -> Value:
         """The magnitude of one value with the sign of another."""
         return self.call("copysign", value, sign)
+
+
+def in_sixteens(emit: Emit, x: Value, function: Callable[[LaneWriter, Value], Value]) -> Value:
+    """`function` of float32 lanes, sixteen at a time; those that fill up the last sixteen are dropped."""
+    write = LaneWriter(emit, LOOKUP_LANES)
+    if x.lanes == LOOKUP_LANES:
+        return function(write, x)
+    wide = x if x.lanes > 1 else emit(f"insertelement <1 x float> poison, {x.typed}, i64 0", 1, x.dtype)
+    kind = f"<{x.lanes} x float>"
+    parts = []
+    for first in range(0, x.lanes, LOOKUP_LANES):
+        places = ", ".join(f"i32 {min(first + lane, x.lanes - 1)}" for lane in range(LOOKUP_LANES))
+        text = f"shufflevector {kind} {wide.text}, {kind} poison, <{LOOKUP_LANES} x i32> <{places}>"
+        parts.append(function(write, emit(text, LOOKUP_LANES, x.dtype)))
+    if x.lanes == 1:
+        return emit(f"extractelement {parts[0].typed}, i64 0", 1, x.dtype)
+    while len(parts) > 1:
+        if len(parts) % 2:
+            parts.append(parts[-1])
+        parts = [_joined(emit, one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)]
+    return _first(emit, parts[0], x.lanes)
+
+
+def _joined(emit: Emit, one: Value, other: Value) -> Value:
+    places = ", ".join(f"i32 {lane}" for lane in range(2 * one.lanes))
+    text = f"shufflevector {one.typed}, {other.typed}, <{2 * one.lanes} x i32> <{places}>"
+    return emit(text, 2 * one.lanes, one.dtype)
+
+
+def _first(emit: Emit, value: Value, lanes: int) -> Value:
+    if value.lanes == lanes:
+        return value
+    places = ", ".join(f"i32 {lane}" for lane in range(lanes))
+    return emit(f"shufflevector {value.typed}, {value.typed}, <{lanes} x i32> <{places}>", lanes, value.dtype)

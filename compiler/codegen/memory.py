@@ -20,9 +20,10 @@ from compiler.ir.visit import walk
 class MemoryEmitter(ABC):
     """Finds addresses. `pointers` are the buffers' base addresses, `vector_bytes` is the register width."""
 
-    def __init__(self, pointers: dict[Buffer, str], vector_bytes: int) -> None:
+    def __init__(self, pointers: dict[Buffer, str], vector_bytes: int, lookups: bool = False) -> None:
         self.writer = FunctionWriter()
         self.vector_bytes = vector_bytes
+        self.lookups = lookups
         self.storage = {buffer: Storage(pointer) for buffer, pointer in pointers.items()}
         self.env: dict[Var, int | Scalar | Ramp] = {}
         self.vector: Var | None = None

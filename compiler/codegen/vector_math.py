@@ -1,7 +1,7 @@
 """In: float32 values, scalars or vectors. Out: the instructions of a function of them, at most 4 ulp off.
 
-Always: straight-line code without tables, calls or branches; NaN in, NaN out. Subnormal numbers are numbers like
-others, as arguments and as results (the processor's own flushing modes are off in our threads). Results round to
+Always: straight-line code without calls, branches or tables in memory; NaN in, NaN out. Subnormal numbers are numbers
+like others, as arguments and as results (the processor's own flushing modes are off in our threads). Results round to
 infinity, zero and one where the exact values do. An ulp is the distance of the two float32 that enclose the exact
 value.
 
@@ -11,7 +11,7 @@ were rounded to float32 one after the other, each time refitting those left.
 
 import math
 
-from compiler.codegen.lane_writer import LaneWriter
+from compiler.codegen.lane_writer import LOOKUP_LANES, LaneWriter, in_sixteens
 from compiler.codegen.values import Emit, Value
 
 _MANTISSA_BITS = 23
@@ -33,6 +33,12 @@ _EXP_ABOVE = 89.0
 """exp overflows here."""
 _EXPM1 = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.00836627185344696, 0.0013870694674551487)
 """(expm1(r) - r) / r**2 for |r| <= ln 2 / 2, to 2**-26 of expm1."""
+
+_SIXTEENTHS_ROUNDER = 1.5 * 2.0**19
+"""As `_ROUNDER`, for the nearest sixteenth."""
+_ROOTS = tuple(2.0 ** (place / 16) for place in range(LOOKUP_LANES))
+_SMALL_EXPM1 = (0.5, 1.0 / 6.0)
+"""(expm1(r) - r) / r**2 for |r| <= ln 2 / 32, to 2**-26 of exp."""
 
 _ROOT_HALF_BITS = 0x3F3504F3
 """The bits of sqrt(1/2), where the reduced argument of log begins."""
@@ -74,19 +80,34 @@ _ERFC_ROOT = (
 """The eighth root of 1 - erf(1 + t) for 0 <= t <= 3, to 2**-25 of erf."""
 
 
-def exp(emit: Emit, x: Value, scales: bool = False) -> Value:
-    """2**n * exp(r) with x = n ln 2 + r. `scales` says that the target multiplies by a power of two in one instruction;
-    otherwise the power comes in two factors, so that subnormal results round once.
-    """
+def exp(emit: Emit, x: Value) -> Value:
+    """2**n * exp(r) with x = n ln 2 + r; the power comes in two factors, so that subnormal results round once."""
     write = LaneWriter(emit, x.lanes)
     shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW))
     power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))
-    if scales:
-        return write.scaled(write.add(grown, write.number(1.0)), power)
     half = write.binary("ashr", power, write.whole(1))
     rest = write.binary("sub", power, half)
     scaled = write.mul(write.add(grown, write.number(1.0)), _power_of_two(write, half))
     return write.mul(scaled, _power_of_two(write, rest))
+
+
+def exp_by_lookup(emit: Emit, x: Value) -> Value:
+    """2**floor(n) * 2**(n - floor(n)) * exp(r) with x = n ln 2 + r and n a multiple of 1/16: a register of roots of two
+    has the middle factor, and r is so small that three terms do. For targets with `lookups`; two thirds of the
+    instructions of `exp`.
+    """
+    return in_sixteens(emit, x, _sixteen_exps)
+
+
+def _sixteen_exps(write: LaneWriter, x: Value) -> Value:
+    x = write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW)
+    shifted = write.fma(x, write.number(_LOG2_E), write.number(_SIXTEENTHS_ROUNDER))
+    count = write.sub(shifted, write.number(_SIXTEENTHS_ROUNDER))
+    rest = write.fma(count, write.number(-_LN2_HIGH), x)
+    rest = write.fma(count, write.number(-_LN2_LOW), rest)
+    grown = write.fma(write.mul(rest, rest), write.polynomial(rest, _SMALL_EXPM1), rest)
+    root = write.looked_up(_ROOTS, write.bits(shifted))
+    return write.scaled_by_floor(write.fma(root, grown, root), count)
 
 
 def _reduced_expm1(write: LaneWriter, x: Value) -> tuple[Value, Value]:

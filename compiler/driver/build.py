@@ -10,6 +10,7 @@ from typing import Protocol
 from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
 from compiler.codegen.dot_instructions import dots_of
 from compiler.codegen.kernel import KernelText, write_kernel
+from compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
 from compiler.driver.hardware import hardware_of
 from compiler.errors import LoweringError, refusing_depth
 from compiler.ir.stmt import LoopFunction
@@ -98,4 +99,5 @@ def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
 def _text(task: SearchTask, function: LoopFunction) -> KernelText:
     width = task.hardware.vector_unit_bytes
     attributes = function_attributes(width)
-    return write_kernel(function, width, task.hardware.stack_bytes, attributes, dots_of(task))
+    lookups = width >= LOOKUP_BYTES and has_lookups(task.target)
+    return write_kernel(function, width, task.hardware.stack_bytes, attributes, dots_of(task), lookups)

@@ -113,20 +113,39 @@ def evolve(
     for number in range(options.generations):
         prior_share = 0.0 if number else options.prior_ratio
         broods = _next_broods(breeds, current, options, rng, prior_share)
-        current = tuple(evaluate(space, brood, score) for space, brood in enumerate(broods))
+        current = tuple(evaluate(space, brood, score, met) for space, brood in enumerate(broods))
         met.extend(current)
     return tuple(met)
 
 
-def evaluate(space: int, brood: Brood, score: Scorer) -> Generation:
-    """Bring one brood into normal form, score it (equal rows once) and keep what is valid."""
+def evaluate(space: int, brood: Brood, score: Scorer, met: Sequence[Generation] = ()) -> Generation:
+    """Bring one brood into normal form, score it and keep what is valid. Equal rows are scored once, and those that
+    are in one of the generations `met` not again.
+    """
     if not len(brood.rows):
         return Generation(space, brood, np.zeros(0, dtype=np.uint64), np.zeros(0), np.zeros(0))
-    _, once, back = np.unique(keys_of(space, brood.rows), return_index=True, return_inverse=True)
-    rows, scores, prior = score(space, brood.rows[once])
+    keys, once, back = np.unique(keys_of(space, brood.rows), return_index=True, return_inverse=True)
+    rows = brood.rows[once]
+    scores, prior, fresh = _recalled(keys, [one for one in met if one.space == space])
+    if fresh.any():
+        rows[fresh], scores[fresh], prior[fresh] = score(space, rows[fresh])
     valid = np.isfinite(scores[back])
     kept = Brood(rows[back], brood.parents, brood.moves).take(valid)
     return Generation(space, kept, keys_of(space, kept.rows), scores[back][valid], prior[back][valid])
+
+
+def _recalled(keys: Keys, met: Sequence[Generation]) -> tuple[Scores, Scores, Mask]:
+    """Scores and priors (B,) of the individuals with these keys, and which are in no generation (B,)."""
+    scores, prior, fresh = np.zeros(len(keys)), np.zeros(len(keys)), np.ones(len(keys), dtype=np.bool_)
+    for one in met:
+        if not len(one.keys):
+            continue
+        order = np.argsort(one.keys)
+        places = order[np.minimum(np.searchsorted(one.keys, keys, sorter=order), len(order) - 1)]
+        known = fresh & (one.keys[places] == keys)
+        scores[known], prior[known] = one.scores[places[known]], one.prior[places[known]]
+        fresh &= ~known
+    return scores, prior, fresh
 
 
 def ranking(generations: Sequence[Generation], seen: set[int]) -> Iterator[Individual]:

@@ -74,7 +74,7 @@ REFERENCES: dict[str, Function] = {
     "erf": erf,
     "rsqrt": lambda x: 1 / np.sqrt(x),
 }
-MEASURED_ULP = {"exp": 1.1, "log": 1.0, "tanh": 2.6, "sigmoid": 2.5, "erf": 2.5, "rsqrt": 1.5}
+MEASURED_ULP = {"exp": 1.1, "log": 1.0, "tanh": 2.6, "sigmoid": 2.7, "erf": 2.5, "rsqrt": 1.5}
 """What the functions keep to today; they promise four."""
 
 
@@ -205,13 +205,13 @@ def test_bfloat16_becomes_valid_code(name: str, lanes: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["exp", "sigmoid"])
-def test_scaling_by_one_instruction_or_two_factors_gives_the_same_bits(name: str) -> None:
-    values = np.concatenate([np.linspace(-110, 95, 4000), [np.inf, -np.inf, np.nan, 0.0]]).astype(np.float32)
-    one, two = (compiled(name, "float32", values.size, width=width)(values) for width in (64, 32))
-    np.testing.assert_array_equal(one.view(np.uint32), two.view(np.uint32))
+def test_narrow_registers_are_as_exact_as_wide_ones(name: str) -> None:
+    x = sample()
+    errors = ulp_errors(compiled(name, "float32", COUNT, width=32)(x), reference(name, x))
+    assert errors.max() <= MEASURED_ULP[name]
 
 
-def test_only_wide_registers_scale_by_one_instruction() -> None:
+def test_only_wide_registers_look_up_and_scale_by_one_instruction() -> None:
     x = te.placeholder((64,), name="x")
     dag = ComputeDAG([x, te.compute((64,), lambda i: te.exp(x[i]), "y")])
     wide, narrow = (
@@ -219,4 +219,5 @@ def test_only_wide_registers_scale_by_one_instruction() -> None:
         for cpu, width in (("znver5", 64), ("haswell", 32))
     )
     assert "vscalefps" in wide
+    assert "vpermps" in wide
     assert "ldexp" not in narrow

@@ -16,7 +16,7 @@ from compiler.search.evolution import (
     ranking,
     selection_weights,
 )
-from compiler.search.genome import Layout, Rows, Scores
+from compiler.search.genome import Layout, Rows, Scores, keys_of
 from compiler.search.options import SearchOptions
 from compiler.search.space import SketchSpace, build_spaces
 from tests.unit.search.workloads import matmul, task_of
@@ -75,6 +75,24 @@ def test_ranking_is_distinct_sorted_and_leaves_out_what_was_seen() -> None:
     assert all(a.score >= b.score for a, b in pairwise(everything))
     seen = set(keys[:10])
     assert [one.key for one in ranking(met, seen)] == keys[10:]
+
+
+def test_no_valid_program_is_scored_twice_and_recalled_scores_are_the_same() -> None:
+    space = tiled_matmul()
+    scored: list[int] = []
+
+    def score(number: int, given: Rows) -> tuple[Rows, Scores, Scores]:
+        keys = keys_of(number, given)
+        scored.extend(keys.tolist())
+        return given, (keys % 97 + 1).astype(np.float64), (keys % 89 + 1).astype(np.float64)
+
+    breeds = (Breed(space.layout, len(space.placements), space.deepest),)
+    first = (evaluate(0, Brood.founders(space.sample(np.random.default_rng(0), 50), mutation.SAMPLE), score),)
+    met = evolve(breeds, first, score, OPTIONS, np.random.default_rng(0))
+    assert len(scored) == len(set(scored)) < sum(len(one.keys) for one in met)
+    for one in met:
+        np.testing.assert_array_equal(one.scores, one.keys % 97 + 1)
+        np.testing.assert_array_equal(one.prior, one.keys % 89 + 1)
 
 
 def test_no_valid_program_ends_quietly() -> None:

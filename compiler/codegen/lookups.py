@@ -1,0 +1,32 @@
+"""In: a target. Out: whether it looks up sixteen floats in a register, and scales them, with an instruction each.
+
+Always: found by compiling a tiny function that LLVM turns into such instructions where there are any, never from a list
+of processors.
+"""
+
+from functools import lru_cache
+
+from compiler.codegen.cpu import assembly, describe, function_attributes
+from compiler.target import Target
+
+_PROBE = """
+define <16 x float> @probe(<16 x float> %a, <16 x i32> %b) ATTRIBUTES {
+  %r = call <16 x float> @llvm.ldexp.v16f32.v16i32(<16 x float> %a, <16 x i32> %b)
+  ret <16 x float> %r
+}
+"""
+"""Becomes vscalefps on zmm registers, whose extension has vpermps on them too."""
+LOOKUP_BYTES = 64
+"""How wide the registers must be."""
+
+
+@lru_cache(maxsize=16)
+def has_lookups(target: Target) -> bool:
+    """Whether code for the target may use `LaneWriter.looked_up` and `LaneWriter.scaled_by_floor`.
+
+    Raises: TargetError when there is no code generation for the target.
+    """
+    if not describe(target)[0].startswith("x86_64"):
+        return False
+    lines = assembly(_PROBE.replace("ATTRIBUTES", function_attributes(LOOKUP_BYTES)), target).splitlines()
+    return any("vscalefps" in line and "zmm" in line for line in lines)
