@@ -7,6 +7,7 @@ those in `compiler.cost_model`, which a search asks directly: it scores arrays o
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from compiler import cost_model
 from compiler.auto_scheduler.loop_state import State
 from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of
 from compiler.cost_model import ModelMetrics, TrainingBatch, XGBOptions
+from compiler.driver.hardware import completed
 from compiler.errors import DefinitionError, OptionError, ScheduleError, TargetError
 from compiler.features import FEATURE_NAMES
 from compiler.measure.log import read_log
@@ -62,7 +64,8 @@ class RandomModel:
     """The model that knows nothing: scores in [0, 1), by a hash of the program and `seed`; learns nothing."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        self.model = cost_model.RandomModel(seed)
+        """Raises: OptionError for a seed that is no whole number of at least 0."""
+        self.model = cost_model.RandomModel(seed_of(seed))
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Nothing is learned."""
@@ -75,10 +78,11 @@ class RandomModel:
 class XGBModel:
     """Boosted trees that predict the throughput of a program, as the sum over its statements.
 
-    Until `num_warmup_sample` programs were measured, scores are random. `model_file` is written after every update.
-    With `seed` None it is 0. The trees learn from what is new and a bounded sample of what is known, so the work of an
-    update does not grow; `verbose_eval` changes nothing. With `adapative_training` (also spelled rightly) they wait
-    until what is new has come to a fifth of what they were trained on.
+    Until `num_warmup_sample` programs were measured, scores are random (-1: from the first on they are not).
+    `model_file` is written after every update. With `seed` None it is 0. The trees learn from what is new and a bounded
+    sample of what is known, so the work of an update does not grow; `verbose_eval` changes nothing. With
+    `adapative_training` (also spelled rightly) they wait until what is new has come to a fifth of what they were
+    trained on.
     """
 
     def __init__(
@@ -91,14 +95,14 @@ class XGBModel:
         *,
         adaptive_training: bool = False,
     ) -> None:
-        """Raises: OptionError for a number of samples below 0."""
-        if num_warmup_sample < 0:
-            raise OptionError(f"num_warmup_sample must be at least 0, not {num_warmup_sample}")
+        """Raises: OptionError for a number of samples below -1 or a seed below 0."""
+        if num_warmup_sample < -1:
+            raise OptionError(f"num_warmup_sample must be at least 0, or -1 for none, not {num_warmup_sample}")
         self.verbose_eval = verbose_eval
         self.adaptive_training = adapative_training or adaptive_training
         self.model_file = model_file
-        options = XGBOptions(warmup=num_warmup_sample, adaptive=self.adaptive_training)
-        self.model = cost_model.XGBModel(seed or 0, options=options)
+        options = XGBOptions(warmup=max(0, num_warmup_sample), adaptive=self.adaptive_training)
+        self.model = cost_model.XGBModel(seed_of(seed), options=options)
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Learn from measurements, of one task or of several. Programs that do not fit their task teach nothing."""
@@ -154,6 +158,15 @@ class XGBModel:
         Raises: StoreError when the file cannot be read or does not fit.
         """
         self.model = cost_model.XGBModel.load(Path(file_name))
+
+
+def seed_of(seed: int | None) -> int:
+    """The seed itself, 0 for None. Raises: OptionError for anything but a whole number of at least 0."""
+    if seed is None:
+        return 0
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise OptionError(f"a seed must be a whole number of at least 0, not {seed!r}")
+    return int(seed)
 
 
 class _Direct:
@@ -233,7 +246,7 @@ def _known_task(recorded: RecordedTask) -> SearchTask | None:
         return None
     try:
         graph, target = ComputeDAG(workload_key_to_tensors(key)), recorded.target
+        hardware = completed(recorded.hardware_params or _UNKNOWN_HARDWARE, target)
     except (DefinitionError, TargetError, TypeError):
         return None
-    hardware = recorded.hardware_params or _UNKNOWN_HARDWARE
     return SearchTask(key, graph, target, hardware, key, recorded.layout_rewrite_option)

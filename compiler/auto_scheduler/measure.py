@@ -15,15 +15,15 @@ Where TVM differs:
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from compiler.auto_scheduler.loop_state import State
 from compiler.config import usable_processors
-from compiler.errors import NotYetError, OptionError
+from compiler.errors import MeasureError, NotYetError, OptionError
 from compiler.measure.builder import LocalBuilder
-from compiler.measure.log import LoggedTask, LoggedTrial, code_target
+from compiler.measure.log import LoggedTask, LoggedTrial, code_target, is_timed
 from compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
@@ -138,7 +138,7 @@ class MeasureResult:
 
 
 def trial_of(inp: MeasureInput, result: MeasureResult) -> LoggedTrial:
-    """A measurement as a log has it."""
+    """A measurement as a log has it; success without a time, which a log cannot say, is a failure of unknown kind."""
     task = inp.task
     if isinstance(task, RecordedTask):
         logged = task.logged
@@ -146,7 +146,9 @@ def trial_of(inp: MeasureInput, result: MeasureResult) -> LoggedTrial:
         host = getattr(task, "target_host", None)
         logged = LoggedTask.of(task, "" if host is None else str(host), getattr(task, "task_input_names", ()))
     status = MeasureStatus(result.error_no)
-    costs = tuple(result.costs) if status is MeasureStatus.OK else ()
+    costs = tuple(float(cost) for cost in result.costs) if status is MeasureStatus.OK else ()
+    if status is MeasureStatus.OK and not is_timed(costs):
+        status, costs = MeasureStatus.UNKNOWN, ()
     return LoggedTrial(logged, inp.state.steps, costs, status, result.all_cost, int(result.timestamp))
 
 
@@ -206,6 +208,8 @@ class TuningOptions:
             raise OptionError(f"builder must be 'local' or a LocalBuilder, not {self.builder!r}")
         if self.runner != "local" and not isinstance(self.runner, LocalRunner) and not hasattr(self.runner, "measure"):
             raise OptionError(f"runner must be 'local', a LocalRunner or a Measurer, not {self.runner!r}")
+        if not isinstance(self.measure_callbacks, Iterable | None):
+            raise OptionError(f"measure_callbacks must be a list, not {self.measure_callbacks!r}")
         for callback in self.measure_callbacks or ():
             if not isinstance(callback, MeasureCallback):
                 raise OptionError(f"a measure callback needs a method called callback, {callback!r} has none")
@@ -279,6 +283,8 @@ class ProgramMeasurer:
         measured = self._measurer.measure(
             _plain(task), [inp.state.steps for inp in inputs], None if known is None else known[0]
         )
+        if len(measured) != len(inputs):
+            raise MeasureError(f"{self._measurer!r} answered for {len(measured)} of {len(inputs)} programs")
         results = [MeasureResult.of(one) for one in measured]
         for inp, result in zip(inputs, results, strict=True):
             failed = result.error_no != MeasureStatus.OK

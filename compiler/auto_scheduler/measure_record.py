@@ -18,7 +18,7 @@ from compiler.auto_scheduler.compute_dag import ComputeDAG
 from compiler.auto_scheduler.loop_state import State
 from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of, trial_of
 from compiler.auto_scheduler.search_task import SearchTask
-from compiler.errors import RetuneError
+from compiler.errors import OptionError, RetuneError
 from compiler.measure.history import best_trial, distance, distill
 from compiler.measure.log import append_log, read_line, read_log, write_line
 from compiler.schedule import state as immutable
@@ -57,7 +57,11 @@ class RecordReader:
     def read_lines(
         self, max_lines: int | None = None, skip_lines: int = 0
     ) -> tuple[list[MeasureInput], list[MeasureResult]]:
-        """At most `max_lines` records after the first `skip_lines`. Raises: LogFormatError."""
+        """At most `max_lines` records after the first `skip_lines`. Raises: LogFormatError, OptionError for fewer than
+        none.
+        """
+        if skip_lines < 0 or (max_lines is not None and max_lines < 0):
+            raise OptionError(f"there cannot be fewer than no lines: max_lines={max_lines}, skip_lines={skip_lines}")
         found = list(self._read(max_lines, skip_lines))
         return [inp for inp, _ in found], [result for _, result in found]
 

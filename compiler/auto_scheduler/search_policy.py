@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable
+from compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable, seed_of
 from compiler.auto_scheduler.loop_state import State
 from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer
 from compiler.errors import OptionError
@@ -124,6 +124,13 @@ class SearchPolicy:
         take = getattr(self.policy, "preload", self.policy.tell)
         take(results)
 
+    def advise(self, programs: Sequence[str]) -> None:
+        """Hear of good programs of similar tasks, as steps texts, the most helpful first: what a search by sketches can
+        fit to its own sizes, it tries.
+        """
+        if isinstance(self.policy, search.SketchPolicy):
+            self.policy.advise(programs)
+
     def propose(self, count: int) -> list[MeasureInput]:
         """At most `count` programs that nobody has measured, the most promising first."""
         if isinstance(self.policy, search.SketchPolicy):
@@ -145,9 +152,7 @@ class SearchPolicy:
         results = measurer.measure(self, inputs)
         self.rounds += 1
         if inputs:
-            texts = (dump_steps(inp.state.steps) for inp in inputs)
-            times = (_known(result.seconds) for result in results)
-            self.policy.tell([search.Told(text, time) for text, time in zip(texts, times, strict=True)])
+            self.policy.tell(told_of(inputs, results))
             if self._model is not None:
                 self._model.update(inputs, results)
         return inputs, results
@@ -212,11 +217,11 @@ class SketchPolicy(SearchPolicy):
         verbose: int = 1,
         init_search_callbacks: Sequence[SearchCallback] | None = None,
     ) -> None:
-        """Derives the sketches. Raises: OptionError for a parameter that does not exist or makes no sense."""
+        """Derives the sketches. Raises: OptionError for a parameter or a seed that does not exist or makes no sense."""
         if not isinstance(program_cost_model, CostModel):
             raise OptionError(f"a cost model has the methods update and predict, {program_cost_model!r} has not")
         self.search_task = task  # custom rules ask for it while the sketches are derived
-        self.seed = seed or 0
+        self.seed = seed_of(seed)
         self.program_cost_model = program_cost_model
         self._sketch = _Sketches(
             task,
@@ -258,8 +263,10 @@ def _face(policy: Any) -> Any:
     return getattr(policy, "face", policy)
 
 
-def _known(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None
+def told_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[search.Told]:
+    """Measurements as a policy is told of them."""
+    times = (result.seconds if math.isfinite(result.seconds) else None for result in results)
+    return [search.Told(dump_steps(inp.state.steps), time) for inp, time in zip(inputs, times, strict=True)]
 
 
 def search_policy_of(task: SearchTask, found: Any) -> Any:

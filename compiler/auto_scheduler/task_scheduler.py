@@ -7,6 +7,9 @@ Where TVM differs:
 * a task without any valid program goes on getting rounds, and one whose round is empty ends alone;
 * a run that begins with a log has the whole history of every task, round by round, and each task finds the records of
   its own target; the budget is what one call of `tune` may measure;
+* what one call of `tune` has measured the next one knows, and measures none of it again;
+* towards the end of the budget the neighbours of the best programs get a part, and tasks of the same structure hear of
+  each other's best programs;
 * the table of latencies is appended to, never deleted;
 * tasks that compute alike form groups without being told to; `gamma` has no meaning, in TVM neither.
 """
@@ -23,14 +26,22 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.auto_scheduler.cost_model import CostModel, RandomModel, XGBModel
+from compiler.auto_scheduler.cost_model import CostModel, RandomModel, XGBModel, seed_of
 from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
-from compiler.auto_scheduler.search_policy import PreloadMeasuredStates, SketchPolicy, search_policy_of
+from compiler.auto_scheduler.search_policy import (
+    PreloadMeasuredStates,
+    SearchPolicy,
+    SketchPolicy,
+    search_policy_of,
+    told_of,
+)
 from compiler.cost_model import XGBOptions
 from compiler.errors import OptionError
 from compiler.measure.log import code_target, read_log
+from compiler.schedule.steps import dump_steps
 from compiler.schedule.structure import structure_of
 from compiler.schedule.task import SearchTask
+from compiler.search.policy import Told
 from compiler.search.task_scheduler import (
     UNKNOWN_SECONDS,
     SchedulerOptions,
@@ -39,6 +50,7 @@ from compiler.search.task_scheduler import (
     is_stalled,
     leaves_group,
 )
+from compiler.search.transfer import ADVICE, Relative, fastest, nearest
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +125,8 @@ class TaskScheduler:
         weights = [1.0] * len(tasks) if task_weights is None else list(task_weights)
         if not tasks or len(weights) != len(tasks):
             raise OptionError(f"there must be tasks, and a weight for each: {len(tasks)} tasks, {len(weights)} weights")
+        if not all(0.0 <= weight < math.inf for weight in weights):
+            raise OptionError(f"the weights of tasks must be finite and not negative: {weights}")
         self.tasks = list(tasks)
         self.task_weights = weights
         self.objective_func = objective_func
@@ -122,7 +136,7 @@ class TaskScheduler:
         self.gamma = gamma
         self.options = SchedulerOptions(strategy, alpha, float(beta), backward_window_size)
         self.callbacks = [PrintTableInfo(), LogEstimatedLatency()] if callbacks is None else list(callbacks)
-        self.seed = seed
+        self.seed = seed_of(seed)
         self.states = [
             TaskState(flops=max(task.flop_count, 1.0), weight=float(weight), group=structure_of(task.dag))
             for task, weight in zip(tasks, weights, strict=True)
@@ -132,6 +146,9 @@ class TaskScheduler:
         self.num_measures_per_round = 1
         self.tic = time.monotonic()
         self._progress: list[tuple[int, float]] = []
+        self._made_by: tuple[Any, ...] = ()
+        self._told: list[list[Told]] = [[] for _ in tasks]
+        self._fastest: list[tuple[Relative, ...]] = [() for _ in tasks]
 
     @property
     def best_costs(self) -> NDArray[np.float64]:
@@ -189,26 +206,49 @@ class TaskScheduler:
                 f"{trials} trials are too few for {len(self.tasks)} tasks: num_measure_trials must be at least "
                 f"{len(self.tasks)}"
             )
+        if self.load_log_file is not None and not self.policies:
+            self._restore(Path(self.load_log_file))
+        made_by = (search_policy, dict(search_policy_params or {}), adaptive_training)
+        if made_by != self._made_by:
+            self.policies = self._policies(search_policy, search_policy_params, tune_option, adaptive_training)
+            self._made_by = made_by
         self.ct, self.tic, self._progress = 0, time.monotonic(), []
-        if self.load_log_file is not None:
-            self._restore(Path(self.load_log_file), per_task_early_stopping)
-        self.policies = self._policies(search_policy, search_policy_params, tune_option, adaptive_training)
+        self.states = [replace(state, exhausted=False) for state in self.states]
+        for place in range(len(self.tasks)):
+            self._end_when_stalled(place, per_task_early_stopping)
         with ProgramMeasurer.of(tune_option, self.tasks) as measurer:
             while self.ct < trials:
                 index = choose_task(self.states, self.options, objective=self.objective_func)
                 if index is None:
                     _log.info("no task has anything left to try")
                     break
+                self._advise(index, self.ct / trials)
                 self._tune_round(index, min(self.num_measures_per_round, trials - self.ct), measurer)
                 self._end_when_stalled(index, per_task_early_stopping)
                 if is_stalled(self._progress, tune_option.early_stopping or 0):
                     _log.info("stopped early: %s trials brought nothing", tune_option.early_stopping)
                     break
 
+    def _advise(self, index: int, spent: float) -> None:
+        """Tell a policy of this package how much of the budget is gone, and what serves the other tasks best."""
+        policy = self.policies[index]
+        if isinstance(policy, SearchPolicy):
+            policy.spent = spent
+            others = (one for place, found in enumerate(self._fastest) if place != index for one in found)
+            policy.advise([one.steps_text for one in nearest(self.tasks[index].workload_key, others, ADVICE)])
+
+    def _share(self, index: int, told: Sequence[Told]) -> None:
+        key = self.tasks[index].workload_key
+        timed = (Relative(key, one.steps_text, math.inf if one.seconds is None else one.seconds) for one in told)
+        self._fastest[index] = fastest((*timed, *self._fastest[index]))
+
     def _tune_round(self, index: int, count: int, measurer: ProgramMeasurer) -> None:
         for callback in self.callbacks:
             callback.pre_tune(self, index)
         inputs, results = self.policies[index].continue_search_one_round(count, measurer)
+        told = told_of(inputs, results)
+        self._told[index] += told
+        self._share(index, told)
         best = min((result.seconds for result in results), default=math.inf)
         exhausted = not inputs or measurer.gave_up(self.tasks[index])
         self.states[index] = self.states[index].after_round(best, exhausted=exhausted)
@@ -237,10 +277,13 @@ class TaskScheduler:
             return [search_policy_of(task, one) for task, one in zip(self.tasks, policy, strict=True)]
         model = self._model(policy, adaptive_training)
         preload = [] if self.load_log_file is None else [PreloadMeasuredStates(self.load_log_file)]
-        return [
+        policies = [
             SketchPolicy(task, model, params, self.seed, options.verbose, init_search_callbacks=preload)
             for task in self.tasks
         ]
+        for made, told in zip(policies, self._told, strict=True):
+            made.preload(told)
+        return policies
 
     def _model(self, policy: str, adaptive_training: bool) -> CostModel:
         if policy == "sketch.random":
@@ -255,7 +298,7 @@ class TaskScheduler:
             model.update_from_file(self.load_log_file)
         return model
 
-    def _restore(self, log: Path, per_task_early_stopping: int | None) -> None:
+    def _restore(self, log: Path) -> None:
         """Bring every task to where the records of the log leave it: rounds of as many records as a round has now."""
         if not log.exists():
             _log.warning("there is no log %s yet: nothing to begin with", log)
@@ -263,16 +306,16 @@ class TaskScheduler:
         trials = list(read_log(log))
         for index, task in enumerate(self.tasks):
             mine = [
-                trial.seconds
+                (trial.seconds, dump_steps(trial.steps))
                 for trial in trials
                 if trial.task.workload_key == task.workload_key
                 and code_target(trial.task.target) == code_target(str(task.target))
             ]
             state = replace(self.states[index], rounds=0, best_seconds=math.inf, history=())
             for start in range(0, len(mine), self.num_measures_per_round):
-                state = state.after_round(min(mine[start : start + self.num_measures_per_round]))
+                state = state.after_round(min(mine[start : start + self.num_measures_per_round])[0])
             self.states[index] = state
-            self._end_when_stalled(index, per_task_early_stopping)
+            self._share(index, [Told(text, seconds) for seconds, text in mine])
 
 
 def table_of(scheduler: TaskScheduler) -> str:

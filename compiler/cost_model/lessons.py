@@ -3,6 +3,8 @@ batches of another version of the features are refused.
 """
 
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
@@ -14,6 +16,25 @@ from numpy.typing import NDArray
 from compiler.cost_model.base import TrainingBatch
 from compiler.errors import CorruptRecordError, OptionError, StoreError
 from compiler.features import FEATURE_VERSION
+
+UNREADABLE = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    RuntimeError,
+    OSError,
+    OptionError,
+    BadZipFile,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+"""What reading arrays from bytes may raise when they are none."""
 
 
 def lessons_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
@@ -45,5 +66,5 @@ def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
                 TrainingBatch(key, arrays[f"features{index}"], arrays[f"seconds{index}"])
                 for index, key in enumerate(header["tasks"])
             ]
-    except (ValueError, KeyError, TypeError, EOFError, OptionError, BadZipFile) as error:
+    except UNREADABLE as error:
         raise CorruptRecordError(f"this is nothing to learn from: {error}") from error

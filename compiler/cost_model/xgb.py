@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
-from zipfile import BadZipFile
 
 import numpy as np
 import xgboost
@@ -20,9 +19,11 @@ from numpy.typing import NDArray
 
 from compiler.cost_model.base import TrainingBatch
 from compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
+from compiler.cost_model.lessons import UNREADABLE
 from compiler.cost_model.metrics import ModelMetrics, judge
 from compiler.cost_model.random import random_scores
-from compiler.errors import CorruptRecordError, OptionError, StoreError
+from compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
+from compiler.executor.published import published
 from compiler.features import FEATURE_NAMES, FEATURE_VERSION
 
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -283,18 +284,26 @@ class XGBModel:
                 model._trees = header["trees"]
                 model._trained_on = header["trained_on"]
                 for index, task_key in enumerate(header["tasks"]):
-                    features, seconds = arrays[f"features{index}"], arrays[f"seconds{index}"]
-                    model._history.append(TrainingBatch(task_key, features, seconds))
+                    batch = TrainingBatch(task_key, arrays[f"features{index}"], arrays[f"seconds{index}"])
+                    cls._check(batch)
+                    model._history.append(batch)
                 if "booster" in arrays:
                     model._booster = xgboost.Booster({"nthread": threads})
                     model._booster.load_model(bytearray(arrays["booster"].tobytes()))
-        except (ValueError, KeyError, TypeError, EOFError, BadZipFile, xgboost.core.XGBoostError) as error:
+        except (*UNREADABLE, xgboost.core.XGBoostError) as error:
             raise CorruptRecordError(f"this is no cost model: {error}") from error
         return model
 
     def save(self, path: Path) -> None:
-        """Write `to_bytes` to a file."""
-        path.write_bytes(self.to_bytes())
+        """Write `to_bytes` to a file, which is replaced whole or not at all; missing folders are made.
+
+        Raises: StoreError when it cannot be written.
+        """
+        try:
+            with published(path) as temporary:
+                temporary.write_bytes(self.to_bytes())
+        except ArtifactError as error:
+            raise StoreError(f"the cost model is not saved: {error}") from error
 
     @classmethod
     def load(cls, path: Path, threads: int = 1) -> Self:

@@ -6,6 +6,7 @@ Always: what the target's own instruction set offers, never more, as LLVM itself
 from dataclasses import asdict, replace
 
 from compiler.codegen.cpu import describe, vector_bytes
+from compiler.config import usable_processors
 from compiler.target import HardwareParams, Target
 
 _PLAIN_BYTES = 16
@@ -22,6 +23,8 @@ _CUDA = HardwareParams(
 )
 """What every NVIDIA GPU offers to a kernel that asks for nothing special."""
 
+_OF_PROCESSORS = ("num_cores", "vector_unit_bytes", "cache_line_bytes")
+
 
 def hardware_of(target: Target, threads: int) -> HardwareParams:
     """Parameters of `target` for kernels that run on `threads` threads; a GPU has its own number of them.
@@ -35,9 +38,13 @@ def hardware_of(target: Target, threads: int) -> HardwareParams:
 
 
 def completed(hardware: HardwareParams, target: Target) -> HardwareParams:
-    """The parameters with the limits of a GPU that were left at 0 filled in, when `target` is one."""
+    """The parameters with what was left at 0 filled in: the limits of a GPU, when `target` is one, or what no processor
+    can be without. Raises: TargetError as `hardware_of`.
+    """
     if not target.is_gpu:
-        return hardware
+        missing = [name for name in _OF_PROCESSORS if getattr(hardware, name) < 1]
+        usual = hardware_of(target, len(usable_processors())) if missing else hardware
+        return replace(hardware, **{name: getattr(usual, name) for name in missing})
     given = {name: value for name, value in asdict(hardware).items() if value}
     return replace(_CUDA, **given)
 

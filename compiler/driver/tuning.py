@@ -36,16 +36,10 @@ from compiler.search.task_scheduler import (
     leaves_group,
     network_latency,
 )
-from compiler.search.transfer import Relative, nearest
+from compiler.search.transfer import ADVICE, Relative, fastest, nearest
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""
-
-_SHARED = 3
-"""So many of its fastest programs a task shares with those like it."""
-
-_ADVICE = 24
-"""So many programs of other tasks a task hears of."""
 
 DEFAULT_SCHEDULE = "default"
 """The `mutation` of the candidate that is the untuned program."""
@@ -81,9 +75,8 @@ class TaskProgress:
     def remember(self, records: Sequence[MeasureRecord]) -> None:
         """Keep the fastest programs, for tasks that are like this one."""
         key = self.task.workload_key
-        timed = {record.steps: Relative(key, record.steps, record.seconds) for record in records if record.costs}
-        known = {**timed, **{one.steps_text: one for one in self.fastest}}
-        self.fastest = tuple(sorted(known.values(), key=lambda one: (one.seconds, one.steps_text))[:_SHARED])
+        timed = (Relative(key, record.steps, record.seconds) for record in records)
+        self.fastest = fastest((*timed, *self.fastest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +243,7 @@ class Tuning:
         if not isinstance(task.policy, SketchPolicy):
             return task.policy.ask(count, task.state.rounds)
         shared = (one for other in self.tasks if other is not task for one in other.fastest)
-        advice = nearest(task.task.workload_key, (*shared, *self._foreign), _ADVICE)
+        advice = nearest(task.task.workload_key, (*shared, *self._foreign), ADVICE)
         task.policy.advise([one.steps_text for one in advice])
         return task.policy.ask(count, task.state.rounds, spent)
 

@@ -22,7 +22,11 @@ from compiler.schedule.linear import Linear
 from compiler.schedule.state import Number
 from compiler.target import HardwareParams
 
-_FLOPS = {name: 2 if name == "float_mad" else 1 for name in OPERATION_NAMES if name.startswith("float_")}
+_WEIGHTS = {
+    kind: {name: 2 if name == f"{kind}_mad" else 1 for name in OPERATION_NAMES if name.startswith(f"{kind}_")}
+    for kind in ("float", "int")
+}
+"""How much an operation is, of those on results that are floats, or whole numbers."""
 
 
 def extract(
@@ -85,16 +89,17 @@ def _statement(
     ops = nest.source.ops
     for name in OPERATION_NAMES:
         yield name, getattr(ops, name) * nest.inner[0]
-    flops = column(sum(weight * getattr(ops, name) for name, weight in _FLOPS.items()), nest.count)
+    weights = _WEIGHTS["float" if is_float(nest.source.write.tensor.dtype) else "int"]
+    operations = column(sum(weight * getattr(ops, name) for name, weight in weights.items()), nest.count)
     yield "outer_prod", nest.inner[0]
     yield "num_loops", nest.real.sum(axis=0).astype(np.float64)
     yield "auto_unroll_max_step", nest.unroll_limit
     yield "inexact", float(not all(touch.exact for touch in touched))
     yield from tile_columns(nest, touched, innermost(nest, touched, hardware, dots), hardware)
-    yield from parallel_columns(nest, flops, hardware)
+    yield from parallel_columns(nest, operations, hardware)
     yield from buffer_columns(nest, touched, producers, volume, line_bytes)
-    yield from intensity_columns(nest, volume, flops)
-    yield from memory_columns(nest, touched, flops, line_bytes)
+    yield from intensity_columns(nest, volume, operations)
+    yield from memory_columns(nest, touched, operations, line_bytes)
     yield from allocation_columns(nest, touched)
 
 

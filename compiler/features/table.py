@@ -17,7 +17,12 @@ A program has one row per statement. Every value but the flags in `FLAG_NAMES` i
 
 Where the well-known Ansor table has columns that are dead or wrong, these differ on purpose:
 
-* `float_mad` counts real multiply-adds; there the column is always 0.
+* `float_mad` and `int_mad` count real multiply-adds; there these columns are always 0.
+* Operations are those of the value that is computed: index arithmetic is left out, as it is hoisted, and a choice
+  (`if_then_else`) is a selection, not a function. There both are counted with the arithmetic.
+* A row is a statement, in the order of the program: the first values of a reduction are no statement of their own.
+  There a row is a buffer, in the order of a hash table, and what is counted of it comes from several stores.
+* `unroll`, `vec` and `parallel` columns of a statement without such loops are 0; there an earlier store's may remain.
 * Positions are six flags (inner, middle, outer of the spatial and of the reduction loops) that may hold together; there
   only "none" and "mixed" occur.
 * Loops of extent 1 are no loops: they count nowhere, carry no reuse and hide no stride.
@@ -26,7 +31,8 @@ Where the well-known Ansor table has columns that are dead or wrong, these diffe
 * A region counts the elements that are touched: a stride of 2 does not count the gaps, a hull never exceeds the buffer.
 * Strides come from the whole linear form, with true coefficients. A buffer read at one fixed address has stride 0.
 * Buffers keep their place, the written one first, so a column means the same buffer in all programs of a task.
-* Packed weights have the addresses that the packed array has.
+* Packed weights have the addresses that the packed array has; there the model never sees the layout that is measured.
+* Where whole numbers are computed, intensity is that of the operations on them; there it is always 0.
 * A scalar that is read has stride 0, as what is read at one address; a result of one element is written at stride 0.
 """
 
@@ -34,7 +40,7 @@ from collections.abc import Iterator
 
 from compiler.schedule.counts import COUNTED
 
-FEATURE_VERSION = 3
+FEATURE_VERSION = 4
 """Version of the table; a cost model that was trained on another one cannot be used."""
 
 BUFFERS = 5

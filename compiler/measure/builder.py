@@ -2,16 +2,19 @@
 several at once; a candidate that crashes the compiler or takes too long costs one result.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import Self
 
 from compiler.config import usable_processors
-from compiler.errors import OptionError
+from compiler.errors import NotYetError, OptionError
 from compiler.measure.attribution import collect
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import BuildResult
 from compiler.measure.worker_pool import Work, WorkerPool
 from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
+from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 
@@ -23,27 +26,32 @@ _USES_PER_WORKER = 2000
 class LocalBuilder:
     """Builds candidates on this machine with `n_parallel` processes, by default one per core.
 
-    Parameters and defaults are those of TVM's builder. `timeout` is in seconds for one candidate. `build_func` is the
-    dotted path of (task, steps, kernel name) -> KernelArtifact, or "default" for our own. `lane` names processors on
+    Parameters and defaults are those of TVM's builder. `timeout` is in seconds for one candidate. `build_func` is
+    "default" for our own, or (task, steps, kernel name) -> KernelArtifact: a function of a module that the processes
+    can import, or its path `package.module:name`. `lane` names processors on
     which programs are timed: as many processes as there are others are bound to those others and build at any time, the
     rest only while nothing is timed, see `start`.
+    Raises: OptionError for what makes no sense, NotYetError for "ndk".
     """
 
     def __init__(
         self,
         timeout: float = 15.0,
         n_parallel: int | None = None,
-        build_func: str = "default",
+        build_func: Callable[..., KernelArtifact] | str = "default",
         *,
         lane: Sequence[int] = (),
     ) -> None:
         others = tuple(processor for processor in usable_processors() if processor not in lane)
         self.n_parallel = len(usable_processors()) if n_parallel is None else n_parallel
-        if not isinstance(self.n_parallel, int) or self.n_parallel < 1 or not timeout > 0:
-            raise OptionError(f"a builder needs at least one process and some time, not {n_parallel} and {timeout} s")
+        timed = isinstance(timeout, Real) and 0 < timeout < math.inf
+        if not isinstance(self.n_parallel, int) or self.n_parallel < 1 or not timed:
+            raise OptionError(
+                f"a builder needs at least one process and some time, not {n_parallel!r} and {timeout!r} s"
+            )
         self.lane = tuple(lane)
-        self.timeout_s = timeout
-        self.build_func = _DEFAULT if build_func == "default" else build_func
+        self.timeout_s = float(timeout)
+        self.build_func = _path_of(build_func)
         self._steady = min(self.n_parallel, len(others))
         initializer = "compiler.runtime.affinity:bind_process"
         bound = [WorkerProcess(initializer, (others if lane else (),), _USES_PER_WORKER) for _ in range(self._steady)]
@@ -103,3 +111,21 @@ class LocalBuilder:
             text = f"the build took more than {self.timeout_s:g} s"
             return BuildResult(None, MeasureStatus.BUILD_TIMEOUT, text, seconds)
         return BuildResult(None, MeasureStatus.COMPILE_HOST, f"the compiler crashed: {error}", seconds)
+
+
+def _path_of(build_func: Callable[..., KernelArtifact] | str) -> str:
+    """By which path worker processes find a function that builds."""
+    if build_func == "default":
+        return _DEFAULT
+    if build_func == "ndk":
+        raise NotYetError("code for Android is not built yet; build_func must be 'default' or a function")
+    path = build_func
+    if not isinstance(path, str):
+        path = f"{getattr(path, '__module__', '')}:{getattr(path, '__qualname__', '')}"
+    module, colon, name = path.partition(":")
+    if not (module and colon and name.isidentifier()) or module == "__main__":
+        raise OptionError(
+            f"build_func must be 'default', a function of a module that other processes can import, or its path "
+            f"'package.module:name', not {build_func!r}"
+        )
+    return path

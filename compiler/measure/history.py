@@ -30,7 +30,7 @@ def distance(wanted: str, known: str) -> float:
         return 1.0
     try:
         (name, *wanted_args), (known_name, *known_args) = json.loads(wanted), json.loads(known)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return math.inf
     ours, theirs = list(_leaves(wanted_args)), list(_leaves(known_args))
     if name != known_name or len(ours) != len(theirs):

@@ -4,17 +4,20 @@ Always: version "v0.6" is written, every older one is read; a line that is read 
 
     {"i": [[key, target, [8 hardware parameters], host, layout option, [input names]], [[], [steps …]]],
      "r": [[seconds …], error number, seconds in all, timestamp], "v": "v0.6"}
-A line holds no error text and no stages. Unknown keys are ignored, so that a newer writer does no harm.
+A line holds no error text and no stages. Unknown keys are ignored, so that a newer writer does no harm. Several
+processes may append to one log; a line that was cut off, because its writer was killed, costs that line and no other.
 """
 
 import hashlib
 import json
+import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from compiler.errors import LogFormatError, ScheduleError, TargetError
 from compiler.measure.record import MeasureRecord, MeasureStatus
@@ -28,7 +31,11 @@ LOG_VERSION = "v0.6"
 FAILED_COST = 1e10
 """Seconds that the log's format writes for a failure; nothing here ever counts with it."""
 
+_log = logging.getLogger(__name__)
+
 _HARDWARE_COUNT = 8
+_PARAMETER = 2**31 - 1
+_SECONDS = 2**47
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch")
 """Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
@@ -89,27 +96,32 @@ def read_line(text: str) -> LoggedTrial:
             tuple(step_from_row(row) for row in state[1]),
             tuple(float(cost) for cost in costs),
             MeasureStatus(status),
-            float(elapsed),
-            int(timestamp),
+            _finite(elapsed),
+            _bounded(timestamp, _SECONDS),
             str(line.get("v", "")),
         )
     except ScheduleError as error:
         raise LogFormatError(f"the line {_shortened(text)} holds a step that cannot be read: {error}") from None
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise LogFormatError(
             f"the line {_shortened(text)} is no record of a tuning log ({type(error).__name__}: {error})"
         ) from None
-    timed = trial.status is MeasureStatus.OK and all(0 < cost < FAILED_COST for cost in trial.costs) and trial.costs
+    timed = trial.status is MeasureStatus.OK and is_timed(trial.costs)
     if trial.status is MeasureStatus.OK and not timed:
         raise LogFormatError(f"the line {_shortened(text)} claims success with costs of {list(trial.costs)} seconds")
     return trial if timed else replace(trial, costs=())
+
+
+def is_timed(costs: Sequence[float]) -> bool:
+    """Whether these are times of a program that ran."""
+    return bool(costs) and all(0 < cost < FAILED_COST for cost in costs)
 
 
 def write_line(trial: LoggedTrial) -> str:
     """The trial as one line, without its end."""
     task = trial.task
     head: list[Any] = [task.workload_key, task.target]
-    if task.hardware:
+    if any(_options_of(task)[1:]):
         head += _options_of(task)[1:]
     costs = list(trial.costs) or [FAILED_COST]
     line = {
@@ -123,12 +135,13 @@ def write_line(trial: LoggedTrial) -> str:
 def read_log(path: Path, *, lines: int | None = None, skip: int = 0) -> Iterator[LoggedTrial]:
     """The trials of a log, at most `lines` of them, without the first `skip`; blank and `#` lines do not count.
 
+    A line that was cut off is left out, with a warning.
     Raises: LogFormatError naming the file and the line, also when the file cannot be read.
     """
     try:
         with path.open(encoding="utf-8") as file:
             numbered = ((number, text.strip()) for number, text in enumerate(file, 1))
-            wanted = ((number, text) for number, text in numbered if text and not text.startswith("#"))
+            wanted = ((number, text) for number, text in numbered if _is_trial(text, path, number))
             for number, text in islice(wanted, skip, None if lines is None else skip + lines):
                 try:
                     yield read_line(text)
@@ -141,13 +154,17 @@ def read_log(path: Path, *, lines: int | None = None, skip: int = 0) -> Iterator
 def append_log(path: Path, trials: Iterable[LoggedTrial]) -> int:
     """Add the trials to a log, which is made with its folders when it is missing; how many were written.
 
+    They are written at once, so those of another process do not get between them, and begin a line of their own
+    whatever the file ends with.
     Raises: LogFormatError when the file cannot be written.
     """
     text = "".join(write_line(trial) + "\n" for trial in trials)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("ab+", buffering=0) as file:
+            rest = memoryview((text if _ends_a_line(file) else f"\n{text}").encode())
+            while rest:
+                rest = rest[file.write(rest) :]
     except OSError as error:
         raise LogFormatError(f"cannot write the log {path}: {error.strerror}") from error
     return text.count("\n")
@@ -225,12 +242,45 @@ def _task_of(row: Any) -> LoggedTask:
     key, target = row[:2]
     if not isinstance(key, str) or not isinstance(target, str):
         raise TypeError("a task starts with the texts of its workload key and target")
-    hardware = tuple(int(number) for number in row[2]) if len(row) > 2 else ()
+    hardware = tuple(_bounded(number, _PARAMETER) for number in row[2]) if len(row) > 2 else ()
     if hardware and len(hardware) != _HARDWARE_COUNT:
         raise ValueError(f"{len(hardware)} hardware parameters instead of {_HARDWARE_COUNT}")
-    host, layout = (str(row[3]), int(row[4])) if len(row) > 4 else ("", 0)
+    host, layout = (str(row[3]), int(LayoutRewriteOption(row[4]))) if len(row) > 4 else ("", 0)
     names = tuple(str(name) for name in row[5]) if len(row) > 5 else ()
+    for text in (key, target, host, *names):
+        text.encode()  # half a character cannot be written again
     return LoggedTask(key, target, hardware, host, layout, names)
+
+
+def _bounded(number: Any, most: int) -> int:
+    """A whole number of no more digits than whoever keeps it has room for."""
+    if not -most <= int(number) <= most:
+        raise ValueError(f"{number} is too large")
+    return int(number)
+
+
+def _finite(number: Any) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no time")
+    return float(number)
+
+
+def _is_trial(text: str, path: Path, number: int) -> bool:
+    """Whether a line is neither blank, nor a comment, nor the beginning of a line whose writer did not come to its
+    end.
+    """
+    if text.startswith("{") and not text.endswith("}"):
+        _log.warning("%s:%d: the line was cut off and is left out", path, number)
+        return False
+    return bool(text) and not text.startswith("#")
+
+
+def _ends_a_line(file: IO[bytes]) -> bool:
+    """Whether a file that is written at its end is empty or ends with the end of a line."""
+    if not file.seek(0, os.SEEK_END):
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def _options_of(task: LoggedTask) -> list[Any]:

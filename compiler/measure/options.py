@@ -3,9 +3,22 @@ checked when made.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
+from numbers import Real
 
 from compiler.errors import OptionError
+
+_NUMBERS = (
+    "build_timeout_s",
+    "run_timeout_s",
+    "min_repeat_ms",
+    "cooldown_interval",
+    "first_look_ms",
+    "give_up_factor",
+    "max_contention",
+    "tolerance_factor",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +68,12 @@ class MeasureOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("threads", "number", "repeat", "seed"):
+        for name in ("threads", "number", "repeat", "seed", "rotate_bytes", "contended_passes"):
             if not isinstance(getattr(self, name), int):
                 raise OptionError(f"{name} must be a whole number, not {getattr(self, name)!r}")
+        for name in _NUMBERS:
+            if not isinstance(getattr(self, name), Real) or not math.isfinite(getattr(self, name)):
+                raise OptionError(f"{name} must be a finite number, not {getattr(self, name)!r}")
         for name, least in (("threads", 1), ("number", 1), ("repeat", 1), ("give_up_factor", 1)):
             if not getattr(self, name) >= least:
                 raise OptionError(f"{name} must be at least {least}, not {getattr(self, name)}")

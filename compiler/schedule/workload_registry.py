@@ -117,7 +117,7 @@ def workload_key_to_tensors(key: str) -> list[Tensor]:
 def _parsed(key: str) -> tuple[str | None, tuple[Any, ...]]:
     try:
         decoded = json.loads(key)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None, ()
     if not isinstance(decoded, list) or not decoded or not isinstance(decoded[0], str):
         return None, ()

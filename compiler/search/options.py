@@ -18,10 +18,11 @@ _PARAMETERS = {
     "cpu_multi_level_tiling_structure": "tiling",
     "gpu_multi_level_tiling_structure": "gpu_tiling",
     "max_innermost_split_factor": "max_innermost",
+    "retry_search_one_round_on_empty": "retries",
 }
 """The parameters of TVM's search policy that mean the same here, and the options that they are."""
 
-_MEANINGLESS = frozenset({"retry_search_one_round_on_empty", "sample_init_min_population", "max_vectorize_size"})
+_MEANINGLESS = frozenset({"sample_init_min_population", "max_vectorize_size"})
 """Those that steer what this search has not: it samples again by itself, and a vector loop is as long as it is."""
 
 
@@ -40,9 +41,10 @@ class SearchOptions:
     most `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel loop has at
     most about `max_parallel_ratio` pieces a core. At most `max_location_variants` placements of the small producers are
     considered a sketch, at most `max_per_tiling` candidates of a batch share all their tile sizes, and sampling is
-    repeated at most `sample_attempts` times where few programs are valid. A placement whose programs get less than
-    `extinction_ratio` of an equal share of the parents has none in the next generation. The `…_weight` fields say how
-    often each kind of mutation is drawn.
+    repeated at most `sample_attempts` times where few programs are valid; a round that yields nothing new is tried
+    again, with other samples, at most `retries` times. A placement whose programs get less than `extinction_ratio` of
+    an equal share of the parents has none in the next generation. The `…_weight` fields say how often each kind of
+    mutation is drawn.
 
     What the search has beyond sampling and evolution can be switched off, each by itself: `static_filters` leave out
     programs that need more registers than there are or more than `max_straight_line` operations written out one after
@@ -70,6 +72,7 @@ class SearchOptions:
     max_location_variants: int = 6
     max_per_tiling: int = 2
     sample_attempts: int = 8
+    retries: int = 1
     extinction_ratio: float = 0.5
     static_filters: bool = True
     max_straight_line: int = 8192
@@ -113,6 +116,7 @@ class SearchOptions:
             ("max_location_variants", 1),
             ("max_per_tiling", 1),
             ("sample_attempts", 1),
+            ("retries", 0),
             ("max_straight_line", 1),
             ("finish_parents", 1),
         )
@@ -132,14 +136,14 @@ class SearchOptions:
         )
         for name in ratios:
             value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
+            if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
                 raise OptionError(f"{name} must lie between 0 and 1, not {value!r}")
         for name in (kind for kind in type(self).__slots__ if kind.endswith("_weight")):
             value = getattr(self, name)
-            if not isfinite(value) or value < 0.0:
+            if not isinstance(value, (int, float)) or not isfinite(value) or value < 0.0:
                 raise OptionError(f"{name} must be a finite number of at least 0, not {value!r}")
         for name in ("tiling", "gpu_tiling"):
-            word = getattr(self, name).upper()
+            word = str(getattr(self, name)).upper()
             if not word or set(word) - set("SR") or "S" not in word:
                 raise OptionError(f"{name} must be a word of the letters S and R with at least one S, not {word!r}")
             object.__setattr__(self, name, word)
@@ -149,5 +153,5 @@ class SearchOptions:
             )
         for name in ("unroll_limits", "gpu_unroll_limits"):
             limits = getattr(self, name)
-            if not limits or any(limit < 0 for limit in limits):
+            if not limits or not all(isinstance(limit, int) and limit >= 0 for limit in limits):
                 raise OptionError(f"{name} must name at least one limit, none below 0, not {limits!r}")

@@ -154,7 +154,14 @@ class SketchPolicy:
         """
         if count < 1 or not self.spaces:
             return ()
-        rng = np.random.default_rng([self.seed, crc32(self.task.workload_key.encode()), round_index])
+        for attempt in range(1 + self.options.retries):
+            seeds = [self.seed, crc32(self.task.workload_key.encode()), round_index, *([attempt] if attempt else [])]
+            found = self._try_round(np.random.default_rng(seeds), count, spent)
+            if found:
+                return found
+        return ()
+
+    def _try_round(self, rng: np.random.Generator, count: int, spent: float) -> tuple[Candidate, ...]:
         first = self._first_generation(rng)
         met = evolve(self._breeds, first, self._score, self.options, rng)
         random_share = self.options.eps_greedy if self._told else 1.0 - self.options.prior_ratio
@@ -344,16 +351,16 @@ class SketchPolicy:
         return filled
 
     def _candidates(self, chosen: Iterable[Individual]) -> tuple[Candidate, ...]:
-        found = []
+        found: dict[str, Candidate] = {}
         for one in chosen:
             space = self.spaces[one.space]
             steps = space.steps(one.row)
             text = dump_steps(steps)
-            if text in self._told:
+            if text in self._told or text in found:  # told in words only, or of two sketches
                 continue
             parent = None if one.parent is None else program_id(dump_steps(space.steps(one.parent)))
-            found.append(Candidate(steps, text, one.score, parent, one.move))
-        return tuple(found)
+            found[text] = Candidate(steps, text, one.score, parent, one.move)
+        return tuple(found.values())
 
     def _told_features(self, results: Sequence[Told]) -> list[Features | None]:
         """Remember every result; features (S, F) of each, None where the steps do not fit the task."""

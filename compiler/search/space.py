@@ -8,6 +8,7 @@ written only when one row is made concrete.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +34,9 @@ from compiler.search.sketch_rules import SketchContext, SketchRule
 from compiler.target import HardwareParams
 
 UNROLL_PRAGMA = "auto_unroll_max_step$"
+
+_UNROLL_DIGITS = 10
+"""No limit of a program of ours has so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +308,7 @@ class SketchSpace:
             return None
         row[self.layout.placement] = max(fitting, key=lambda number: len(self.placements[number]))
         self._read_choices(row, rest)
-        return row if self.steps(row) == tuple(steps) else None
+        return row if row.min() >= 0 and self.steps(row) == tuple(steps) else None
 
     def _read_choices(self, row: Rows, steps: Sequence[Step]) -> None:
         """Write what the fuse and annotation steps say into `row`; what cannot be said is left out."""
@@ -318,7 +322,8 @@ class SketchSpace:
             elif isinstance(step, Annotate) and step.annotation == Annotation.VECTORIZE and step.stage in vector:
                 row[vector[step.stage]] = 1
             elif isinstance(step, Pragma) and step.stage in unroll and step.text.startswith(UNROLL_PRAGMA):
-                row[unroll[step.stage]] = int(step.text.removeprefix(UNROLL_PRAGMA))
+                limit = step.text.removeprefix(UNROLL_PRAGMA)
+                row[unroll[step.stage]] = int(limit) if limit.isdecimal() and len(limit) < _UNROLL_DIGITS else -1
 
 
 def build_spaces(
@@ -336,8 +341,11 @@ def build_spaces(
 
 
 def spaces_of(dag: ComputeDAG, context: SketchContext, sketches: Sequence[State]) -> tuple[SketchSpace, ...]:
-    """One space for every sketch that has a sound placement, in their order."""
-    spaces = (SketchSpace.of(dag, context, sketch) for sketch in sketches)
+    """One space for every different sketch that has a sound placement, in their order."""
+    different: dict[tuple[Any, ...], State] = {}
+    for sketch in sketches:
+        different.setdefault(sketch.steps, sketch)
+    spaces = (SketchSpace.of(dag, context, sketch) for sketch in different.values())
     return tuple(space for space in spaces if space.placements)
 
 
@@ -365,8 +373,8 @@ def _read_lengths(row: Rows, split: SplitColumns, mine: Step, given: Step) -> bo
     if replace(mine, lengths=given.lengths) != given or len(mine.lengths) != len(given.lengths):
         return False
     lengths = [int(length) for length in given.lengths if length is not None]
-    inner = int(np.prod(lengths, dtype=np.int64))
-    if split.extent % inner:
+    inner = prod(lengths)
+    if inner < 1 or split.extent % inner or min(lengths) < 1:
         return False
     row[split.columns] = [split.extent // inner, *lengths]
     return True

@@ -28,6 +28,19 @@ class Relative:
     seconds: float
 
 
+SHARED = 3
+"""So many of its fastest programs a task shares with those like it."""
+
+ADVICE = 24
+"""So many programs of other tasks a task hears of."""
+
+
+def fastest(programs: Iterable[Relative]) -> tuple[Relative, ...]:
+    """What a task shares of its programs; of one that is named more than once the last time counts."""
+    known = {one.steps_text: one for one in programs if one.seconds < inf}
+    return tuple(sorted(known.values(), key=lambda one: (one.seconds, one.steps_text))[:SHARED])
+
+
 @lru_cache(maxsize=65536)
 def distance(one: str, other: str) -> float:
     """How far apart the sizes of two tasks are, in doublings, by their workload keys; inf where dimensions differ in
@@ -64,7 +77,7 @@ def refitted(space: SketchSpace, steps: Sequence[Step]) -> Rows | None:
         mine, given = space.sketch[number], steps[number]
         if not isinstance(mine, Split) or not isinstance(given, Split) or len(mine.lengths) != len(given.lengths):
             return None
-        lengths = [length for length in given.lengths if isinstance(length, int)]
+        lengths = [length for length in given.lengths if isinstance(length, int) and length > 0]
         if len(lengths) != len(given.lengths):
             return None
         fitted = fit(split.extent, lengths, space.options.max_innermost)
@@ -90,5 +103,5 @@ def _shapes(key: str) -> tuple[tuple[int, ...], ...]:
     try:
         _, *shapes = json.loads(key)
         return tuple(tuple(int(size) for size in shape) for shape in shapes)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return ()

@@ -23,6 +23,9 @@ from compiler.schedule.steps.place import ComputeRoot
 from compiler.te.tensor import ComputeOp
 
 _ANNOTATIONS = frozenset(int(annotation) for annotation in Annotation)
+_MOST_DIGITS = 18
+"""Of an unroll limit, which is an int64 in arrays."""
+
 _UNORDERED = (IterKind.SPATIAL, IterKind.SPECIAL)
 """Loops whose turns may run at the same time: they write different elements, or there is only one."""
 
@@ -82,6 +85,8 @@ class Pragma(Step):
                 f"{stage.op.name}: the pragma {self.text!r} is unknown; "
                 "known: auto_unroll_max_step$N, debug_skip_region"
             )
+        if len(value) > _MOST_DIGITS:
+            raise ScheduleError(f"{stage.op.name}: an unroll limit of {len(value)} digits is none")
         return state.with_stage(self.stage, replace(stage, unroll_limit=int(value)))
 
 

@@ -16,6 +16,9 @@ from compiler.errors import ScheduleError
 from compiler.schedule.state import Iterator, Stage, State
 from compiler.te.tensor import ExternOp
 
+_LARGEST = 2**31
+"""What is read from a record is used in arrays, where whole numbers have a largest one."""
+
 _BY_TAG: dict[str, type["Step"]] = {}
 
 
@@ -131,8 +134,10 @@ def refuse_family(stage: Stage, action: str) -> None:
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise ScheduleError(f"{value!r} is no whole number")
+    if abs(value) > _LARGEST:
+        raise ScheduleError(f"a number of {value.bit_length()} bits is no length, and numbers nothing")
     return value
 
 

@@ -29,7 +29,7 @@ class Fuse(Step):
         if not self.iters:
             return self._around_everything(state)
         first, last = self.iters[0], self.iters[-1]
-        if list(self.iters) != list(range(first, last + 1)):
+        if self.iters != tuple(range(first, first + len(self.iters))):
             raise ScheduleError(
                 f"{stage.op.name}: only neighbouring loops fuse, outermost first; got {list(self.iters)}"
             )

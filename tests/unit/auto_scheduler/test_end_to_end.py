@@ -1,6 +1,7 @@
 """A script from its first line to its result, on this machine."""
 
 import multiprocessing
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -10,25 +11,32 @@ import pytest
 
 from compiler import auto_scheduler, te
 from compiler.auto_scheduler import (
+    ComputeDAG,
     LocalBuilder,
     LocalRPCMeasureContext,
+    LocalRunner,
+    MeasureInput,
+    MeasureResult,
     ProgramMeasurer,
+    RandomModel,
     RecordToFile,
     SearchTask,
     SketchPolicy,
     TaskScheduler,
     TuningOptions,
     XGBModel,
+    deserialize_workload_registry_entry,
     load_records,
     register_workload,
+    serialize_workload_registry_entry,
 )
-from compiler.auto_scheduler.measure import MeasureInput
 from compiler.measure.record import MeasureStatus
 from compiler.schedule import workload_registry
 from compiler.te.tensor import Tensor
-from tests.unit.auto_scheduler.scripts import check, matmul
+from tests.unit.auto_scheduler.scripts import Simulated, check, matmul
 
 README = Path(__file__).parents[3] / "README.md"
+SCRIPTS = README.parent / "docs" / "scripts.md"
 
 register_workload("matmul", matmul, override=True)
 
@@ -70,6 +78,54 @@ def test_h4_h6_programs_run_through_a_local_context() -> None:
             assert (result.error_no, result.error_msg) == (MeasureStatus.OK, "")
 
 
+def naive(task: SearchTask, flush: bool) -> MeasureResult:
+    """The program without steps, measured with the default runner of scripts."""
+    runner = LocalRunner(threads=1, min_repeat_ms=1, enable_cpu_cache_flush=flush)
+    with LocalBuilder(n_parallel=1) as builder, runner, ProgramMeasurer(builder, runner) as measurer:
+        (result,) = measurer.measure(None, [MeasureInput(task, task.compute_dag.get_init_state())])
+    return result
+
+
+def unpickled(data: bytes) -> tuple[MeasureStatus, str]:
+    """Measure a pickled task in a process that never registered its workload."""
+    result = naive(pickle.loads(data), flush=True)
+    return result.error_no, result.error_msg
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_h4_the_naive_program_of_a_function_and_of_a_graph(flush: bool) -> None:
+    of_function = SearchTask(func="matmul", args=(512, 512, 512), target="llvm")
+    of_graph = SearchTask(compute_dag=ComputeDAG(matmul(512, 512, 512)), target="llvm")
+    entry = serialize_workload_registry_entry(of_graph.workload_key)
+    del workload_registry._REGISTRY[of_graph.workload_key]
+    deserialize_workload_registry_entry(pickle.loads(pickle.dumps(entry)))
+    by_key = SearchTask(workload_key=of_graph.workload_key, target="llvm")
+    assert str(by_key.compute_dag) == str(of_graph.compute_dag)
+    for task in (of_function, by_key):
+        result = naive(task, flush)
+        assert (result.error_no, result.error_msg) == (MeasureStatus.OK, "")
+
+
+def test_h4_a_spawned_process_measures_a_task_that_it_was_sent() -> None:
+    task = SearchTask(compute_dag=ComputeDAG(matmul(96, 96, 96)), target="llvm")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(unpickled, (pickle.dumps(task),)) == (MeasureStatus.OK, "")
+
+
+def searched(log: str) -> int:
+    """Tune one task with sketches and the model that knows nothing; how many records there are then."""
+    register_workload("matmul", matmul, override=True)
+    task = SearchTask(func="matmul", args=(64, 64, 64), target="llvm")
+    task.tune(TuningOptions(4, 1, 2, measure_callbacks=[RecordToFile(log)]), SketchPolicy(task, RandomModel()))
+    check(task, task.apply_best(log))
+    return len(list(load_records(log)))
+
+
+def test_j2_a_task_is_tuned_in_a_spawned_process(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(searched, (str(tmp_path / "log.json"),)) >= 2
+
+
 def scheduled(log: str) -> int:
     """Tune two tasks, in whatever process this is; how many records there are then."""
     register_workload("matmul", matmul, override=True)
@@ -82,6 +138,23 @@ def scheduled(log: str) -> int:
 def test_k1_tasks_are_tuned_in_a_spawned_process(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(scheduled, (str(tmp_path / "log.json"),)) == 4
+
+
+def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, but for those that tune networks; with fewer trials."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", SCRIPTS.read_text(encoding="utf-8"), re.DOTALL)
+    examples = [block for block in blocks if "extract_tasks" not in block]
+    assert len(examples) == 4
+    task = SearchTask(func="matmul", args=(32, 32, 32), target="llvm")
+    scope: dict[str, Any] = {"auto_scheduler": auto_scheduler, "task": task}
+    for example in examples:
+        exec(example.replace("TuningOptions(64", "TuningOptions(2"), scope)
+    assert len(list(load_records("matmul.json"))) == 2
+    assert [len(state.steps) for state in scope["policy"].generate_sketches()] == [0, 1]
+    assert scope["result"].error_no is MeasureStatus.OK
+    model = scope["ShortTexts"]()
+    task.tune(TuningOptions(2, runner=Simulated()), SketchPolicy(task, model, {"evolutionary_search_population": 8}))
 
 
 def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

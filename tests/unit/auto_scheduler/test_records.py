@@ -162,6 +162,9 @@ def test_a_reader_skips_counts_and_forgives_a_missing_file(tmp_path: Path, caplo
     assert "there is no log" in caplog.text
     with pytest.raises(LogFormatError, match="cannot read the log"):
         list(load_records(tmp_path / "none.json"))
+    for lines in ({"max_lines": -1}, {"skip_lines": -1}):
+        with pytest.raises(OptionError, match="fewer than no lines"):
+            RecordReader(log).read_lines(**lines)
 
 
 def test_distilling_from_the_command_line(tmp_path: Path) -> None:
@@ -229,7 +232,7 @@ def test_a_model_learns_from_records_and_scores_statements(tmp_path: Path) -> No
     again.load(saved)
     assert list(again.predict(one, states)) == list(scores)
     with pytest.raises(OptionError, match="num_warmup_sample"):
-        XGBModel(num_warmup_sample=-1)
+        XGBModel(num_warmup_sample=-2)
 
 
 def test_features_of_programs_and_their_labels() -> None:

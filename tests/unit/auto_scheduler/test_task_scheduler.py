@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from compiler.auto_scheduler import (
+    ComputeDAG,
     LogEstimatedLatency,
     PrintTableInfo,
     RecordToFile,
@@ -20,6 +21,8 @@ from compiler.auto_scheduler import (
     register_workload,
 )
 from compiler.errors import OptionError
+from compiler.search import policy as search
+from compiler.search.mutation import NEIGHBOUR
 from compiler.search.policy import EmptyPolicy
 from tests.unit.auto_scheduler.scripts import Simulated, matmul
 
@@ -74,7 +77,7 @@ def test_records_of_another_target_are_not_taken_for_progress(tmp_path: Path) ->
     other = [SearchTask(func="matmul", args=(4, 4, 4), target="llvm -mcpu=znver3")]
     TaskScheduler(mine, callbacks=[]).tune(options(2, log), "sketch.random", SMALL)
     scheduler = TaskScheduler([*other, *mine], load_log_file=log, callbacks=[])
-    scheduler._restore(log, None)
+    scheduler._restore(log)
     assert scheduler.task_cts == [0, 2]
 
 
@@ -134,6 +137,60 @@ def test_the_table_and_the_file_of_latencies(tmp_path: Path) -> None:
     assert "Estimated total latency: -" in tables
 
 
+def test_another_call_of_tune_measures_nothing_again(tmp_path: Path) -> None:
+    mine, machine, log = tasks(16, 32), Simulated(), tmp_path / "log.json"
+    scheduler = TaskScheduler(mine, strategy="round-robin", callbacks=[], load_log_file=log)
+    scheduler.tune(options(4, log, machine), "default", SMALL)
+    model = scheduler.policies[0].program_cost_model
+    scheduler.tune(options(4, log, machine), "default", SMALL)
+    assert scheduler.policies[0].program_cost_model is model
+    scheduler.tune(options(4, None, machine), "sketch.random", SMALL)
+    assert scheduler.policies[0].program_cost_model is not model
+    assert len(machine.seen) == len(set(machine.seen)) == 12
+    assert scheduler.task_cts == [6, 6]
+
+
+def test_a_task_that_had_ended_goes_on_where_patience_is_longer() -> None:
+    scheduler = TaskScheduler(tasks(8), callbacks=[])
+    scheduler.tune(options(60), "sketch.random", SMALL, per_task_early_stopping=1)
+    assert scheduler.dead_tasks == {0}
+    before = scheduler.task_cts[0]
+    scheduler.tune(options(2), "sketch.random", SMALL, per_task_early_stopping=10_000)
+    assert scheduler.task_cts == [before + 2]
+
+
+def test_the_end_of_the_budget_goes_to_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, spent, moves = TaskScheduler(tasks(16, 64), callbacks=[]), [], []
+    asking = search.SketchPolicy.ask
+
+    def ask(policy: Any, count: int, round_index: int, share: float = 0.0) -> Any:
+        found = asking(policy, count, round_index, share)
+        spent.append(share)
+        moves.append({one.mutation for one in found})
+        return found
+
+    monkeypatch.setattr(search.SketchPolicy, "ask", ask)
+    scheduler.tune(options(32, num_measures_per_round=4), "default", SMALL)
+    assert spent == [number / 8 for number in range(8)]
+    assert not any(NEIGHBOUR in each for each in moves[:6])
+    assert all(NEIGHBOUR in each for each in moves[6:])
+
+
+def test_tasks_of_one_structure_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [ComputeDAG(matmul(size, size, size)) for size in (32, 64)]
+    mine = [SearchTask(compute_dag=graph, target="llvm") for graph in graphs]
+    heard: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(
+        search.SketchPolicy, "advise", lambda policy, texts: heard.append((policy.task.workload_key, list(texts)))
+    )
+    machine = Simulated()
+    TaskScheduler(mine, strategy="round-robin", callbacks=[]).tune(options(6, machine=machine), "sketch.random", SMALL)
+    assert [len(texts) for _, texts in heard] == [0, 1, 1, 2, 2, 3]
+    for key, texts in heard:
+        assert {(other, text) for other, text in machine.seen if text in texts and other != key} or not texts
+        assert key not in {other for other, text in machine.seen if text in texts}
+
+
 def test_callbacks_hear_of_every_round() -> None:
     heard: list[tuple[str, int, int]] = []
 
@@ -166,6 +223,9 @@ def test_a_saved_model_is_where_a_run_begins(tmp_path: Path) -> None:
     [
         ({"tasks": []}, {}, "there must be tasks"),
         ({"task_weights": [1]}, {}, "a weight for each"),
+        ({"task_weights": [1, -1]}, {}, "finite and not negative"),
+        ({"task_weights": [1, float("nan")]}, {}, "finite and not negative"),
+        ({"seed": -1}, {}, "a seed must be a whole number"),
         ({"strategy": "greedy"}, {}, "strategy must be one of"),
         ({}, {"search_policy": "evolution"}, "search_policy must be"),
         ({}, {"search_policy": [None]}, "each task needs a policy"),

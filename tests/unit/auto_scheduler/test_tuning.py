@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from compiler.auto_scheduler import (
     register_workload,
 )
 from compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
-from compiler.errors import NoRecordError, NotYetError, OptionError
+from compiler.errors import MeasureError, NoRecordError, NotYetError, OptionError
 from compiler.measure.log import read_log
 from compiler.measure.record import MeasureStatus
+from compiler.measure.results import Measurement
 from compiler.measure.runner import LocalRunner
 from compiler.schedule.steps import Split
 from compiler.search.options import SearchOptions
@@ -176,6 +178,26 @@ def test_failures_keep_their_message_and_end_the_search(caplog: pytest.LogCaptur
     assert isinstance(caught.value, RuntimeError)
 
 
+@pytest.mark.parametrize("costs", [(), (0.0,), (float("nan"),), (1e-3, 1e11)])
+def test_a_machine_that_claims_success_without_a_time_does_not_spoil_the_log(
+    costs: tuple[float, ...], tmp_path: Path
+) -> None:
+    class Claiming(Simulated):
+        def measure(self, *given: Any) -> list[Measurement]:
+            return [replace(one, costs=costs) for one in super().measure(*given)]
+
+    class Silent(Simulated):
+        def measure(self, *given: Any) -> list[Measurement]:
+            return super().measure(*given)[1:]
+
+    task, log = SearchTask(func="matmul", args=(32, 32, 32), target="llvm"), tmp_path / "log.json"
+    recording = [RecordToFile(log)]
+    task.tune(TuningOptions(2, runner=Claiming(), measure_callbacks=recording), SketchPolicy(task, params=SMALL))
+    assert [trial.status for trial in read_log(log)] == [MeasureStatus.UNKNOWN] * 2
+    with pytest.raises(MeasureError, match="answered for 1 of 2 programs"):
+        task.tune(TuningOptions(2, runner=Silent()), SketchPolicy(task, params=SMALL))
+
+
 def test_the_best_program_is_known_when_operations_cannot_be_counted(tmp_path: Path) -> None:
     task = SearchTask(func="zero_rank_compute", args=(10,), target="llvm")
     assert task.compute_dag.flop_ct <= 0
@@ -281,6 +303,7 @@ def test_remote_machines_are_for_later_and_the_local_context_has_a_runner() -> N
         ({"builder": "remote"}, "builder must be"),
         ({"runner": "remote"}, "runner must be"),
         ({"measure_callbacks": [5]}, "needs a method called callback"),
+        ({"measure_callbacks": RecordToFile("log.json")}, "measure_callbacks must be a list"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
@@ -295,6 +318,14 @@ def test_the_parameters_of_the_policy_are_those_of_our_search() -> None:
         SketchPolicy(task, params={"populations": 3})
     with pytest.raises(OptionError, match="methods update and predict"):
         SketchPolicy(task, program_cost_model="xgb")  # type: ignore[arg-type]
+    wrong = {"eps_greedy": "a", "cpu_multi_level_tiling_structure": 5, "retry_search_one_round_on_empty": -1}
+    for name, value in wrong.items():
+        with pytest.raises(OptionError):
+            SketchPolicy(task, params={name: value})
+    for seed in (-1, 1.5, "7", True):
+        for made in (lambda seed: SketchPolicy(task, seed=seed), lambda seed: XGBModel(seed=seed)):
+            with pytest.raises(OptionError, match="a seed must be a whole number"):
+                made(seed)
 
 
 def test_the_steps_of_a_search_can_be_called_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """The boosted trees: quality on a made-up machine, reproducibility, bounded work, saving."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_it_ranks_programs_it_has_not_seen() -> None:
     assert seconds.min() / best_of_chosen > 0.9
 
 
-def test_it_fits_random_times() -> None:
+def test_f2_it_fits_random_times() -> None:
     features, _ = programs(50, 5)
     seconds = np.random.default_rng(0).uniform(0.5, 1.0, 50)
     model = XGBModel(seed=0, threads=1)
@@ -295,3 +296,20 @@ def test_batches_must_fit() -> None:
         TrainingBatch("task", features, -seconds)
     with pytest.raises(OptionError, match="features"):
         XGBModel().update(TrainingBatch("task", features[:, :, 1:], seconds))
+
+
+def test_bytes_that_were_changed_are_refused_or_read() -> None:
+    """Whatever happens to a file, what comes of it is a model or one sentence."""
+    data = trained(rounds=1).to_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        changed = bytearray(data)
+        for place in rng.integers(len(data), size=int(rng.integers(1, 4))):
+            changed[place] = rng.integers(256)
+        with contextlib.suppress(StoreError):
+            XGBModel.from_bytes(bytes(changed))
+    fewer = TrainingBatch("task", np.zeros((2, 1, 3), np.float32), np.ones(2))
+    model = trained(rounds=1)
+    model._history.append(fewer)
+    with pytest.raises(CorruptRecordError, match="3 features"):
+        XGBModel.from_bytes(model.to_bytes())

@@ -1,9 +1,11 @@
 """Hardware parameters follow the target's instruction set."""
 
+from dataclasses import replace
+
 import pytest
 
-from compiler.driver.hardware import hardware_of
-from compiler.target import Target
+from compiler.driver.hardware import completed, hardware_of
+from compiler.target import HardwareParams, Target
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,12 @@ def test_the_host_has_a_vector_unit() -> None:
 
 def test_a_gpu_has_limits_of_its_blocks() -> None:
     assert hardware_of(Target("cuda -arch=sm_90"), 2).to_row() == [-1, 16, 64, 49152, 2**31 - 1, 1024, 8, 32]
+
+
+def test_what_no_processor_can_be_without_is_filled_in() -> None:
+    host, some = Target.host(), HardwareParams(3, 32, 128)
+    assert completed(some, host) == some
+    filled = completed(HardwareParams(0, 0, -1), host)
+    assert filled == hardware_of(host, filled.num_cores)
+    assert filled.num_cores >= 1
+    assert completed(replace(some, cache_line_bytes=0), host) == replace(some, cache_line_bytes=64)

@@ -266,3 +266,20 @@ def test_a_family_equals_its_programs(seed: int) -> None:
         one = tiled_matmul(tiles[0], tiles[1], tiles[2])
         single = extract([one], choices(int(parallel[at]), int(vector[at]), int(unroll[at])), HARDWARE)
         np.testing.assert_array_equal(family[at], single[0])
+
+
+def test_whole_numbers_have_an_intensity_as_floats_have() -> None:
+
+    def product(dtype: str, result: str) -> dict[str, float]:
+        a, b = te.placeholder((64, 64), dtype, name="A"), te.placeholder((64, 64), dtype, name="B")
+        k = te.reduce_axis(64, "k")
+        term = lambda i, j: te.cast(result, a[i, k]) * te.cast(result, b[k, j])  # noqa: E731
+        dag = ComputeDAG([a, b, te.compute((64, 64), lambda i, j: te.sum(term(i, j), k), "C")])
+        return values(statement_nests(replay(dag, ())), choices())
+
+    whole, floats = product("int32", "int32"), product("float32", "float32")
+    same = [name for name in FEATURE_NAMES if name.startswith(("parallel_", "arith_intensity", "intensity", "traffic"))]
+    assert [whole[name] for name in same] == [floats[name] for name in same]
+    assert whole["parallel_grain"] == approx(2 * 64**3)
+    assert whole["arith_intensity_curve_9"] == approx(2 * 64**3 / (3 * 4 * 64**2))
+    assert product("int8", "int32")["intensity_8m"] > whole["intensity_8m"] > 0

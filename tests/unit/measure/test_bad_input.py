@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compiler import te
-from compiler.errors import OptionError
+from compiler.errors import NotYetError, OptionError
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
@@ -15,6 +15,7 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.steps import Annotate, Split, Step
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+from tests import ir_kernels
 
 
 def doubling(elements: int) -> SearchTask:
@@ -37,6 +38,10 @@ def doubling(elements: int) -> SearchTask:
         {"run_timeout_s": float("nan")},
         {"build_timeout_s": -1},
         {"min_repeat_ms": -1},
+        {"min_repeat_ms": float("inf")},
+        {"cooldown_interval": "1"},
+        {"run_timeout_s": "10"},
+        {"rotate_bytes": 0.5},
     ],
 )
 def test_an_option_is_named(option: dict[str, Any]) -> None:
@@ -44,10 +49,26 @@ def test_an_option_is_named(option: dict[str, Any]) -> None:
         MeasureOptions(**option)
 
 
-@pytest.mark.parametrize("option", [{"n_parallel": 0}, {"n_parallel": 1.5}, {"timeout": 0}, {"timeout": float("nan")}])
+@pytest.mark.parametrize(
+    "option", [{"n_parallel": 0}, {"n_parallel": 1.5}, {"timeout": 0}, {"timeout": "1"}, {"timeout": float("nan")}]
+)
 def test_a_builder_has_processes_and_time(option: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="at least one process and some time"):
         LocalBuilder(**option)
+
+
+@pytest.mark.parametrize("build_func", [lambda *_: None, "build", "a:b.c", ":b", 5, None])
+def test_what_builds_can_be_found_by_other_processes(build_func: Any) -> None:
+    with pytest.raises(OptionError, match="a function of a module that other processes can import"):
+        LocalBuilder(build_func=build_func)
+    with pytest.raises(NotYetError, match="Android"):
+        LocalBuilder(build_func="ndk")
+
+
+def test_a_function_of_a_module_builds() -> None:
+    with LocalBuilder(n_parallel=1, build_func=ir_kernels.build) as builder:
+        (result,) = builder.build(ir_kernels.task(), [ir_kernels.steps("good")])
+    assert result.status is MeasureStatus.OK, result.error
 
 
 @pytest.mark.parametrize("candidate", [None, 5, (1,), ("SP",), (None,)])

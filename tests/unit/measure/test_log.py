@@ -1,6 +1,8 @@
 """Tuning logs in TVM's form: read, written, kept as records, replayed."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,13 @@ def test_i3_shorter_tasks_of_older_logs_are_read(length: int) -> None:
         (line(result=[[-1.0], 0, 0.1, 1]), "claims success"),
         (line(result=[[0.1], 0, 0.1, 1e400]), "no record"),
         (line().replace('"SP"', '"XX"'), "unknown transform step"),
+        (line(result=[[1e10], 2, float("nan"), 1]), "no time"),
+        (line(result=[[1e10], 2, 1.0, 10**30]), "too large"),
+        (line(task=[KEY, TARGET, [2**40, *HARDWARE[1:]]]), "too large"),
+        (line(task=[KEY, TARGET, HARDWARE, "", 3]), "3 is not a valid"),
+        (line(task=["\ud800", TARGET]), "no record"),
+        (line(task=[KEY, TARGET, HARDWARE, "", 1, ["\udfff"]]), "no record"),
+        ('{"i": ' + "[" * 100_000 + "}", "no record"),
     ],
 )
 def test_a_bad_line_says_what_is_wrong(text: str, said: str) -> None:
@@ -106,6 +115,38 @@ def test_a_log_skips_comments_and_names_a_bad_line(tmp_path: Path) -> None:
     assert list(read_log(log, lines=1, skip=1)) == [trial]
     with pytest.raises(LogFormatError, match="cannot read the log"):
         list(read_log(tmp_path / "none.json"))
+
+
+def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log, trial = tmp_path / "log.json", read_line(line())
+    append_log(log, [trial])
+    whole = log.read_bytes()
+    for length in (1, 40, len(whole) - 2):
+        log.write_bytes(whole + whole[:length])
+        assert list(read_log(log)) == [trial]
+        append_log(log, [trial])
+        assert list(read_log(log)) == [trial, trial]
+        assert "log.json:2: the line was cut off" in caplog.text
+    log.write_bytes(whole + whole[:-1])  # only the end of the line is missing
+    append_log(log, [trial])
+    assert list(read_log(log)) == [trial] * 3
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+from compiler.measure.log import append_log, read_line
+trial = read_line(sys.argv[2])
+for _ in range(20):
+    append_log(Path(sys.argv[1]), [trial] * 50)
+"""
+
+
+def test_several_processes_may_append_to_one_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.json"
+    writers = [subprocess.Popen([sys.executable, "-c", APPENDING, str(log), line()]) for _ in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert list(read_log(log)) == [read_line(line())] * 3000
 
 
 def test_a_record_of_a_logged_trial_gives_the_line_back() -> None:

@@ -57,7 +57,7 @@ class Wants(RandomModel):
         return any(all(word in line for word in self.words) for line in str(state).splitlines())
 
 
-def test_a_good_program_is_found_from_bad_ones_under_a_model_that_reads_programs() -> None:
+def test_g1_a_good_program_is_found_from_bad_ones_under_a_model_that_reads_programs() -> None:
     model = Wants("k", ".1 ", "(0,2)")
     policy = SketchPolicy(TINY, model, SearchOptions(population=60, generations=3), seed=3)
     bad = [state for state in policy.sample_initial_population(60) if not model.has(state)]
@@ -69,7 +69,7 @@ def test_a_good_program_is_found_from_bad_ones_under_a_model_that_reads_programs
     assert good == sorted(good, reverse=True), "the best come first"
 
 
-def test_the_granularity_of_parallel_loops_changes() -> None:
+def test_g2_the_granularity_of_parallel_loops_changes() -> None:
     task = task_of("square", matmul(1024, 1024, 1024))
     only = SearchOptions(
         population=40,

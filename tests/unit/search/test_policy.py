@@ -1,12 +1,15 @@
 """The policy: distinct legal candidates, determinism, resuming, foreign programs, and an end."""
 
+import json
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from compiler import te
 from compiler.cost_model import RandomModel, TrainingBatch, XGBModel
-from compiler.errors import OptionError
+from compiler.errors import OptionError, ScheduleError
 from compiler.features import FEATURE_NAMES
 from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
@@ -15,7 +18,14 @@ from compiler.schedule.state import replay
 from compiler.schedule.steps import Annotate, dump_steps
 from compiler.search.legality import legal
 from compiler.search.options import SearchOptions
-from compiler.search.policy import Candidate, EmptyPolicy, SketchPolicy, Told, program_id
+from compiler.search.policy import (
+    Candidate,
+    EmptyPolicy,
+    PreloadCustomSketchRule,
+    SketchPolicy,
+    Told,
+    program_id,
+)
 from tests.unit.search.workloads import CORES, conv_residual_nhwc, matmul, relu_only, task_of
 
 OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)
@@ -150,6 +160,62 @@ def test_a_small_space_is_exhausted() -> None:
             break
     assert policy.ask(16, 11) == ()
     assert 0 < len(asked) == len(set(asked)) < 10
+
+
+def test_a_round_that_yields_nothing_is_tried_again_with_other_samples() -> None:
+    """A population of one program a sketch, asked for the same round again: it samples what is known already."""
+
+    def asked(retries: int) -> list[str]:
+        options = SearchOptions(population=1, generations=0, retries=retries)
+        policy = SketchPolicy(MATMUL, RandomModel(0), options)
+        texts: list[str] = []
+        while candidates := policy.ask(8, 0):
+            texts += [one.steps_text for one in candidates]
+            policy.tell(timed(candidates))
+        return texts
+
+    once, twice, often = asked(0), asked(1), asked(4)
+    assert 0 < len(once) < len(twice) < len(often) == len(set(often))
+    assert often[: len(twice)] == twice
+    assert twice[: len(once)] == once
+    with pytest.raises(OptionError, match="retries"):
+        SearchOptions(retries=-1)
+
+
+def test_two_sketches_that_are_one_give_their_programs_once() -> None:
+    unchanged = PreloadCustomSketchRule(lambda *_: 1, lambda _, state, stage: [(state, stage - 1)])
+    task = task_of("relu", relu_only(64))
+    policy = SketchPolicy(task, RandomModel(0), OPTIONS, init_search_callbacks=[unchanged])
+    assert len({sketch.steps for sketch in policy.generate_sketches()}) < len(policy.generate_sketches())
+    texts = [one.steps_text for one in policy.ask(64, 0)]
+    assert len(texts) == len(set(texts)) == len(SketchPolicy(task, RandomModel(0), OPTIONS).ask(64, 0))
+
+
+HOSTILE = [
+    '[["SP",2,0,64,[4294967296,4294967296,1],1]]',
+    '[["SP",2,0,64,[0,1,1],1]]',
+    '[["SP",2,0,64,[-1,-1,1],1]]',
+    '[["SP",2,0,64,[99999999999999999999999999,1,1],1]]',
+    '[["PR",2,0,"auto_unroll_max_step$x"]]',
+    '[["PR",2,0,"auto_unroll_max_step$-1"]]',
+    '[["FU",2,[0,2147483647]]]',
+    '[["PR",2,0,"auto_unroll_max_step$99999999999999999999"]]',
+    '[["AN",99999999999999999999999999,-1,3]]',
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_steps_teach_nothing_and_stop_nothing(text: str) -> None:
+    policy = SketchPolicy(MATMUL, Spy(), OPTIONS)
+    whole = json.loads(policy.ask(1, 0)[0].steps_text)
+    (wrong,) = json.loads(text)
+    place = next((number for number, step in enumerate(whole) if step[0] == wrong[0]), 0)
+    mixed = json.dumps([*whole[:place], wrong, *whole[place + 1 :]])
+    for given in (text, mixed):
+        with suppress(ScheduleError):  # what cannot be read at all is refused with a sentence
+            policy.tell([Told(given, 1e-3)])
+            policy.advise([given])
+    assert policy.ask(4, 1)
 
 
 def test_a_task_without_any_valid_program_is_exhausted_at_once() -> None:
