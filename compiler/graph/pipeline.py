@@ -28,6 +28,8 @@ PIPELINE: tuple[GraphPass, ...] = (
     Recognise(name="recognise_simplified"),
     FoldScales(),
     SliceWeights(),
+    Simplify(),
+    FoldScales(name="fold_scales_of_slices"),
     TransposedProducts(),
     ChannelsLast(),
     Simplify(),

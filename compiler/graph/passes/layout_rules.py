@@ -9,6 +9,7 @@ import numpy as np
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Attribute, Node, Value
 from compiler.graph.ops import OPS, FusionKind
+from compiler.graph.passes.shapes import reshaped_broadcast, sliced_before, transposed_reshape
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 
@@ -140,43 +141,50 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
     return None if wanted is None else _reshape(builder, name, wanted)
 
 
-def reshaped_broadcast(
-    operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """The shape in which an operand that is broadcast to `after` is broadcast alike to `before`, which has as many
-    elements; None when there is none.
-    """
-    if len(operand) > len(after):
+def sink_reshape_of_slice(builder: GraphBuilder, node: Node) -> str | None:
+    """slice(reshape(x)) -> reshape(slice(x)), where the part is one block of x along one axis."""
+    source = builder.producer(node.inputs[0]) if node.op == "slice" else None
+    part = None if source is None or source.op != "reshape" else sliced_axis(builder, node)
+    if source is None or part is None:
         return None
-    operand = (*(1 for _ in range(len(after) - len(operand))), *operand)
-    wanted: list[int] = []
-    for new, old in aligned_axes(after, before):
-        seen = tuple(operand[place] for place in new)
-        if seen == tuple(after[place] for place in new):
-            wanted += [before[place] for place in old]
-        elif all(extent == 1 for extent in seen):
-            wanted += [1 for _ in old]
-        else:
-            return None
-    while wanted and wanted[0] == 1:
-        del wanted[0]
-    return tuple(wanted)
+    axis, start, stop = part
+    before, after = (builder.value(name).shape for name in (source.inputs[0], source.output))
+    block = sliced_before(before, after, axis, start, stop)
+    if block is None:
+        return None
+    shape = (*after[:axis], stop - start, *after[axis + 1 :])
+    return builder.emit("reshape", [cut(builder, source.inputs[0], *block)], {"shape": shape}, output=node.output)
 
 
-def aligned_axes(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Axes of both shapes in the smallest groups that have as many elements."""
-    groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    first = second = 0
-    while first < len(one) or second < len(two):
-        start, other = first, second
-        left = right = 1
-        while left != right or (first, second) == (start, other):
-            if second >= len(two) or (first < len(one) and left <= right):
-                left, first = left * one[first], first + 1
-            else:
-                right, second = right * two[second], second + 1
-        groups.append((tuple(range(start, first)), tuple(range(other, second))))
-    return groups
+def sliced_axis(builder: GraphBuilder, node: Node) -> tuple[int, int, int] | None:
+    """The only axis of which a slice takes a part without gaps, where that begins and where it ends."""
+    shape = builder.value(node.inputs[0]).shape
+    bounds = zip(shape, node.ints("starts"), node.ints("stops"), strict=True)
+    parts = [(axis, start, stop) for axis, (extent, start, stop) in enumerate(bounds) if stop - start != extent]
+    return parts[0] if len(parts) == 1 and set(node.ints("steps")) == {1} else None
+
+
+def cut(builder: GraphBuilder, x: str, axis: int, start: int, stop: int) -> str:
+    """The part of `x` from start to stop along an axis."""
+    shape = builder.value(x).shape
+    starts, stops = [0] * len(shape), list(shape)
+    starts[axis], stops[axis] = start, stop
+    attrs = {"starts": tuple(starts), "stops": tuple(stops), "steps": (1,) * len(shape)}
+    return builder.emit("slice", [x], attrs, output=f"{x}_part")
+
+
+def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:
+    """reshape(transpose(x)) -> transpose(reshape(x)), where axes that are merged or split lie side by side in x."""
+    source = builder.producer(node.inputs[0]) if node.op == "reshape" else None
+    if source is None or source.op != "transpose":
+        return None
+    x = builder.value(source.inputs[0])
+    found = transposed_reshape(x.shape, source.ints("perm"), node.ints("shape"))
+    if found is None:
+        return None
+    shape, perm = found
+    result = builder.emit("reshape", [x.name], {"shape": shape}, name=node.name, output=node.output)
+    return _transpose(builder, result, perm, node.output)
 
 
 def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
@@ -270,6 +278,8 @@ LAYOUT_RULES = (
     merge_reshapes,
     remove_slice,
     sink_transpose,
+    sink_transpose_of_reshape,
     sink_reshape,
+    sink_reshape_of_slice,
     transpose_into_weights,
 )

@@ -49,7 +49,8 @@ def _spelled(builder: GraphBuilder, node: Node) -> str | None:
     for name, shape in zip(node.inputs, shapes, strict=True):
         source = builder.producer(name)
         before = builder.value(source.inputs[0]).shape if source is not None and source.op == "reshape" else ()
-        if len(before) > 3 and before[-2:] == shape[1:] and len(before) <= len(ascii_lowercase):
+        merged = sum(extent != 1 for extent in before[:-2]) > 1
+        if merged and before[-2:] == shape[1:] and len(before) <= len(ascii_lowercase):
             batch = before[:-2]
             break
     letters = ascii_lowercase[: len(batch)]
@@ -85,11 +86,31 @@ def _moved(graph: Graph) -> Graph:
         if node.op == "reshape":
             return merge_reshapes(builder, node)
         original = producers[node.output].inputs[0]
+        apart = _before_units(builder, node)
+        if apart is not None:
+            return apart
         if node.op == "transpose" and len(consumers[original]) == 1 and original not in graph.outputs:
             return _writing_transposed(builder, node)
         return None
 
     return rewrite(graph, convert)
+
+
+def _before_units(builder: GraphBuilder, node: Node) -> str | None:
+    """transpose(reshape(x)) -> reshape(transpose(x)), where the reshape only adds or removes axes of extent 1."""
+    source = builder.producer(node.inputs[0]) if node.op == "transpose" else None
+    if source is None or source.op != "reshape":
+        return None
+    before, after = (builder.value(name).shape for name in (source.inputs[0], source.output))
+    wide = [axis for axis, extent in enumerate(before) if extent != 1]
+    if [before[axis] for axis in wide] != [extent for extent in after if extent != 1]:
+        return None
+    places = iter(wide)
+    came_from = [next(places) if extent != 1 else -1 for extent in after]
+    units = [axis for axis, extent in enumerate(before) if extent == 1]
+    perm = (*units, *(came_from[axis] for axis in node.ints("perm") if came_from[axis] >= 0))
+    turned = builder.emit("transpose", [source.inputs[0]], {"perm": perm}, name=node.name, output=node.output)
+    return builder.emit("reshape", [turned], {"shape": tuple(after[axis] for axis in node.ints("perm"))})
 
 
 def _reading_untransposed(builder: GraphBuilder, node: Node) -> str | None:

@@ -127,3 +127,37 @@ def test_what_is_broadcast_behind_a_reshape(
     operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...], wanted: tuple[int, ...] | None
 ) -> None:
     assert reshaped_broadcast(operand, after, before) == wanted
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_reshapes_transposes_and_slices_in_any_order(data: st.DataObject) -> None:
+    """Sinking moves keeps the meaning, and comes to an end."""
+    builder = GraphBuilder("g", [Value("x", (2, 3, 1, 4))])
+    x = "x"
+    for _ in range(data.draw(st.integers(1, 6))):
+        shape = builder.value(x).shape
+        kind = data.draw(st.sampled_from(["transpose", "merge", "split", "unit", "slice", "add"]))
+        if kind == "transpose":
+            x = builder.emit("transpose", [x], {"perm": tuple(data.draw(st.permutations(range(len(shape)))))})
+        elif kind == "merge" and len(shape) > 1:
+            at = data.draw(st.integers(0, len(shape) - 2))
+            merged = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+            x = builder.emit("reshape", [x], {"shape": merged})
+        elif kind in ("split", "unit"):
+            at = data.draw(st.integers(0, len(shape) - 1))
+            part = 2 if kind == "split" and shape[at] % 2 == 0 else 1
+            x = builder.emit("reshape", [x], {"shape": (*shape[:at], part, shape[at] // part, *shape[at + 1 :])})
+        elif kind == "slice":
+            at = data.draw(st.integers(0, len(shape) - 1))
+            start = data.draw(st.integers(0, shape[at] - 1))
+            stop = data.draw(st.integers(start + 1, shape[at]))
+            bounds = [(start, stop) if axis == at else (0, extent) for axis, extent in enumerate(shape)]
+            starts, stops = zip(*bounds, strict=True)
+            x = builder.emit("slice", [x], {"starts": starts, "stops": stops, "steps": (1,) * len(shape)})
+        elif kind == "add":
+            x = builder.emit("add", [x, builder.constant(np.arange(shape[-1], dtype=np.float32))])
+    graph = builder.finish({"y": builder.emit("tanh", [x])})
+    simple = settled(graph)
+    assert str(Simplify().apply(Simplify().apply(graph))) == str(Simplify().apply(graph))
+    verify(simple)

@@ -1,0 +1,87 @@
+"""In: shapes with as many elements. Out: which axes of one belong to which of the other. Always: row-major order."""
+
+from collections.abc import Sequence
+from math import prod
+
+
+def reshaped_broadcast(
+    operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The shape in which an operand that is broadcast to `after` is broadcast alike to `before`, which has as many
+    elements; None when there is none.
+    """
+    if len(operand) > len(after):
+        return None
+    operand = (*(1 for _ in range(len(after) - len(operand))), *operand)
+    wanted: list[int] = []
+    for new, old in aligned_axes(after, before):
+        seen = tuple(operand[place] for place in new)
+        if seen == tuple(after[place] for place in new):
+            wanted += [before[place] for place in old]
+        elif all(extent == 1 for extent in seen):
+            wanted += [1 for _ in old]
+        else:
+            return None
+    while wanted and wanted[0] == 1:
+        del wanted[0]
+    return tuple(wanted)
+
+
+def aligned_axes(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Axes of both shapes in the smallest groups that have as many elements."""
+    groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    first = second = 0
+    while first < len(one) or second < len(two):
+        start, other = first, second
+        left = right = 1
+        while left != right or (first, second) == (start, other):
+            if second >= len(two) or (first < len(one) and left <= right):
+                left, first = left * one[first], first + 1
+            else:
+                right, second = right * two[second], second + 1
+        groups.append((tuple(range(start, first)), tuple(range(other, second))))
+    return groups
+
+
+def transposed_reshape(
+    shape: Sequence[int], perm: Sequence[int], after: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """What to reshape x to, and how to transpose that, in place of reshaping the transpose of x to `after`.
+
+    `shape` is that of x. None when axes that become one, or of which one becomes several, do not lie side by side in x.
+    """
+    turned = tuple(shape[axis] for axis in perm)
+    blocks: list[tuple[int, tuple[int, ...]]] = []
+    behind = -1
+    for new, old in aligned_axes(after, turned):
+        sources = [perm[place] for place in old if turned[place] != 1]
+        if sources:
+            first, last = sources[0], sources[-1]
+            between = (axis for axis in range(first, last + 1) if axis not in sources)
+            if sources != sorted(sources) or any(shape[axis] != 1 for axis in between):
+                return None
+            behind = first
+        blocks.append((behind, new))
+    ordered = sorted(range(len(blocks)), key=lambda number: blocks[number][0])
+    axes = [axis for number in ordered for axis in blocks[number][1]]
+    return tuple(after[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(after)))
+
+
+def sliced_before(
+    before: tuple[int, ...], after: tuple[int, ...], axis: int, start: int, stop: int
+) -> tuple[int, int, int] | None:
+    """The axis of `before` and the part of it that are the part from start to stop of an axis of `after`; None when
+    that is no block.
+    """
+    for new, old in aligned_axes(after, before):
+        if axis not in new:
+            continue
+        wide = [place for place in old if before[place] != 1]
+        below = prod(after[place] for place in new if place > axis)
+        row = prod(before[place] for place in wide[1:])
+        if not wide or prod(after[place] for place in new if place < axis) != 1:
+            return None
+        if (start * below) % row or (stop * below) % row:
+            return None
+        return wide[0], start * below // row, stop * below // row
+    return None
