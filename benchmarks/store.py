@@ -22,8 +22,9 @@ from benchmarks.harness import Figure, Run, parse, percentile
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.codec import to_table
 from storage.compaction import FULL_ROWS, compact
-from storage.files import new_id, publish
+from storage.files import new_id
 from storage.layout import part_folder
+from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 from storage.parts import encode_compacted, part_name
 from storage.query import connect
@@ -129,12 +130,12 @@ def measure_compacted(root: Path, rows: int) -> Iterator[Figure]:
     rng = np.random.default_rng(0)
     for task in range(TASKS):
         table = synthetic_table(task, each, rng)
-        folder = part_folder(root, TARGET, table.column("task_key")[0].as_py())
+        folder = part_folder(TARGET, table.column("task_key")[0].as_py())
         parts = {}
         for start in range(0, each, FULL_ROWS):
             data = encode_compacted(table.slice(start, FULL_ROWS))
-            parts[folder / part_name(data)] = data
-        publish(parts)
+            parts[f"{folder}/{part_name(data)}"] = data
+        LocalMedium(root).publish(parts)
     details: dict[str, object] = {"rows": each * TASKS}
     store = ParquetRecordStore(root)
     for case, metric, value in (

@@ -1,15 +1,24 @@
-"""In: a key and named files. Out: a folder holding them. Always: complete, and never replaced."""
+"""In: a key and named files. Out: the same files, whole. Always: complete or absent, and never replaced.
+
+    root/artifacts/<key>/<name>      the files
+    root/artifacts/<key>.json        their names, sizes and checksums; written last: without it there is nothing
+
+So a folder and an object store do alike, and a reader never sees some of the files.
+"""
 
 import hashlib
+import json
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from compiler.errors import StoreError
-from storage.files import make_folder, new_id, publish, sync_folder
+from compiler.errors import CorruptRecordError, StoreError
+from storage.place import open_medium
+
+ARTIFACTS = "artifacts"
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_LISTED = ".json"
 
 
 def content_key(files: Mapping[str, bytes]) -> str:
@@ -23,55 +32,75 @@ def content_key(files: Mapping[str, bytes]) -> str:
 
 
 class ArtifactStore:
-    """Folders by key under `root`: compiled networks, model snapshots. Nothing is unpickled."""
+    """Files by key below a folder or a URL: compiled networks, model snapshots. Nothing is unpickled."""
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).absolute()
+        self._medium = open_medium(root)
 
-    def put(self, key: str, files: Mapping[str, bytes]) -> Path:
-        """Store `files` (relative name to content) under `key` and return the folder.
+    def put(self, key: str, files: Mapping[str, bytes]) -> None:
+        """Store `files` (relative name to content) under `key`.
 
-        All or nothing, durable on return. A key that exists keeps what it has.
+        All or nothing, durable on return. A key that exists keeps what it has, and of two processes that store under
+        one key at once the first to finish counts; keys of content (`content_key`) have no such conflict.
 
         Raises:
             StoreError: the key or a name is unsafe, there is no file, or the medium refused.
         """
-        final = self._folder(key)
-        if final.is_dir():
-            return final
+        folder, listed = _place(key)
+        named = {_relative(name): data for name, data in files.items()}
         if not files:
             raise StoreError(f"artifact {key} has no files")
-        work = self.root / f".{new_id()}.tmp"
-        try:
-            publish({work / _relative(name): data for name, data in files.items()})
-            try:
-                work.rename(final)
-            except OSError as error:
-                if not final.is_dir():
-                    raise StoreError(f"cannot write {final}: {error.strerror}") from error
-            sync_folder(self.root)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        return final
+        if self._medium.exists(listed):
+            return
+        contents = {name: {"size": len(data), "sha256": _digest(data)} for name, data in named.items()}
+        self._medium.publish({f"{folder}/{name}": data for name, data in named.items()})
+        self._medium.create(listed, json.dumps(contents, sort_keys=True).encode())
 
-    def get(self, key: str) -> Path | None:
-        """The folder stored under `key`, or None."""
-        folder = self._folder(key)
-        return folder if folder.is_dir() else None
+    def get(self, key: str) -> dict[str, bytes] | None:
+        """The files stored under `key`, or None.
+
+        Raises:
+            StoreError: the key is unsafe, or the medium refused.
+            CorruptRecordError: a file is missing or is not what was stored.
+        """
+        folder, listed = _place(key)
+        try:
+            contents = json.loads(self._medium.read(listed))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise CorruptRecordError(f"{self._medium.where(listed)} cannot be read: {error}") from error
+        found = {}
+        for name, expected in contents.items():
+            where = self._medium.where(f"{folder}/{name}")
+            try:
+                found[name] = self._medium.read(f"{folder}/{_relative(name)}")
+            except FileNotFoundError:
+                raise CorruptRecordError(f"{where} is missing, though {listed} lists it") from None
+            if _digest(found[name]) != expected["sha256"]:
+                raise CorruptRecordError(f"{where} is damaged: {listed} has another checksum")
+        return found
 
     def keys(self) -> tuple[str, ...]:
         """Every key, sorted."""
-        make_folder(self.root)
-        return tuple(sorted(path.name for path in self.root.iterdir() if _KEY.fullmatch(path.name)))
-
-    def _folder(self, key: str) -> Path:
-        if not _KEY.fullmatch(key):
-            raise StoreError(f"{key!r} cannot be an artifact key: letters, digits, dot, dash, underscore")
-        return self.root / key
+        names = (PurePosixPath(name) for name in self._medium.files(ARTIFACTS))
+        listed = (name for name in names if len(name.parts) == 2 and name.suffix == _LISTED)
+        return tuple(sorted(name.name.removesuffix(_LISTED) for name in listed if _KEY.fullmatch(name.name)))
 
 
-def _relative(name: str) -> PurePosixPath:
+def _place(key: str) -> tuple[str, str]:
+    """The folder of a key's files and the name of the list of them."""
+    if not _KEY.fullmatch(key):
+        raise StoreError(f"{key!r} cannot be an artifact key: letters, digits, dot, dash, underscore")
+    return f"{ARTIFACTS}/{key}", f"{ARTIFACTS}/{key}{_LISTED}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _relative(name: str) -> str:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise StoreError(f"{name!r} cannot be a file of an artifact: a relative path without '..' is needed")
-    return path
+    return path.as_posix()

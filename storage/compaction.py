@@ -1,4 +1,5 @@
-"""In: a store of many small files. Out: the same records in few large ones. Always: no reader ever misses a record.
+"""In: a store of many small files. Out: the same records in few large ones, without those that nobody needs any more if
+that is asked for. Always: no reader ever misses a record that stays.
 
 The large file is published, durable, before the small ones are removed. In between, and after a crash in between, both
 are there: readers show a record once, whatever file it is in, and the next compaction removes what is left over. A
@@ -6,18 +7,23 @@ reader that finds a small file gone lists the folder again and comes upon the la
 """
 
 import contextlib
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from compiler.errors import CorruptRecordError, StoreError
-from storage.files import publish, sync_folder
-from storage.layout import part_paths
-from storage.parts import Key, encode_compacted, part_name, read_outline, read_part
+from compiler.errors import CorruptRecordError, OptionError
+from storage.layout import part_names
+from storage.medium import Medium
+from storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_columns, read_outline, read_part
+from storage.place import open_medium
+from storage.runs import RunLedger
 
 LEAST_PARTS = 8
 """Fewer files of a task than this are not worth a rewrite."""
@@ -27,59 +33,138 @@ FULL_ROWS = 500_000
 
 _ORDER = [("seconds", "ascending"), ("timestamp", "ascending"), ("round", "ascending"), ("record_id", "ascending")]
 
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which records stay: of every task, target, device and thread count the `best` fastest, at least one; all that are
+    younger than `days`; and all of runs that are not finished, which are resumed from them.
+    """
+
+    best: int = 1
+    days: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.best < 1:
+            raise OptionError(f"the best record of a task always stays, so keep at least 1, not {self.best}")
+        if not self.days >= 0:
+            raise OptionError(f"records can be kept for 0 days or more, not {self.days}")
+
+    def keeps(self, table: Any, unfinished: Collection[str], now: float) -> Any:
+        """Which rows of a table stay, as an array of booleans; its rows are of one task and place.
+
+        Trials that were only looked at count as slower than all others, as they do where a network is compiled.
+        """
+        seconds = table.column("seconds").fill_null(math.inf).to_numpy()
+        looked_at = table.column("censored").to_numpy()
+        ranked = np.lexsort((seconds, looked_at, np.isinf(seconds)))
+        fast = np.zeros(table.num_rows, dtype=bool)
+        fast[ranked[: self.best]] = True
+        fast[np.argmin(seconds)] = True
+        moments = pc.cast(table.column("timestamp"), pa.int64()).to_numpy() / 1e6
+        runs = np.isin(table.column("run_id").to_numpy().astype(str), np.array(sorted(unfinished), dtype=str))
+        return (fast & np.isfinite(seconds)) | runs | (moments > now - self.days * _DAY)
+
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What was done: how many files became how many, and the rows in these."""
+    """What was done: how many files became how many, the rows in these, and the rows that went."""
 
     files_before: int
     files_after: int
     rows: int
+    dropped: int = 0
 
 
-def compact(root: Path | str, least_parts: int = LEAST_PARTS) -> Compaction:
+def compact(
+    root: Path | str,
+    least_parts: int = LEAST_PARTS,
+    retention: Retention | None = None,
+    now: float | None = None,
+) -> Compaction:
     """Join the files of every task, target, device and thread count that has at least `least_parts` of them.
 
     Any number of processes may read, append and compact meanwhile. Files that cannot be read, or whose rows are of
-    several devices, are left alone.
+    several devices, are left alone. With a `retention`, files of any number and size are written anew where records
+    need not stay at the moment `now`, in seconds since 1970 (default: this one).
     Raises: StoreError when the medium refuses; what was joined until then stays joined.
     """
-    groups: dict[tuple[Path, Key], list[Path]] = {}
-    for path in part_paths(Path(root).absolute()):
+    medium = open_medium(root)
+    groups: dict[tuple[str, Key], list[str]] = {}
+    for name in part_names(medium):
         with contextlib.suppress(CorruptRecordError, FileNotFoundError):
-            outline = read_outline(path)
-            if outline is not None and outline.rows < FULL_ROWS:
-                groups.setdefault((path.parent, outline.key), []).append(path)
-    before = after = rows = 0
-    for (folder, _), paths in groups.items():
-        if len(paths) >= least_parts:
-            made, count = _join(folder, paths)
-            before, after, rows = before + len(paths), after + made, rows + count
-    return Compaction(before, after, rows)
+            key, rows = _kind(medium, name)
+            if key is not None and (rows < FULL_ROWS or retention):
+                groups.setdefault((name.rpartition("/")[0], key), []).append(name)
+    done = Compaction(0, 0, 0)
+    unfinished = {run.run_id for run in RunLedger(root).list() if not run.is_complete} if retention else set()
+    moment = time.time() if now is None else now
+    for (folder, _), names in groups.items():
+        if len(names) >= least_parts or retention:
+            joined = _Joined.read(medium, folder, names)
+            if retention is not None:
+                joined.drop(retention, unfinished, moment)
+            if len(names) >= least_parts or joined.dropped:
+                done = joined.publish(medium, done)
+    return done
 
 
-def _join(folder: Path, paths: Sequence[Path]) -> tuple[int, int]:
-    """Replace the files by as few as possible; how many these are, and their rows."""
-    tables, read = [], []
-    for path in paths:
-        with contextlib.suppress(CorruptRecordError, FileNotFoundError):
-            tables.append(read_part(path))
-            read.append(path)
-    if not tables:
-        return 0, 0
-    table = _unique(pa.concat_tables(tables)).sort_by(_ORDER)
-    files: dict[Path, bytes] = {}
-    for start in range(0, table.num_rows, FULL_ROWS):
-        data = encode_compacted(table.slice(start, FULL_ROWS))
-        files[folder / part_name(data)] = data
-    publish(files)
-    try:
-        for path in read:
-            path.unlink(missing_ok=True)
-        sync_folder(folder)
-    except OSError as error:
-        raise StoreError(f"cannot remove {error.filename or folder}: {error.strerror}") from error
-    return len(files), table.num_rows
+def _kind(medium: Medium, name: str) -> tuple[Key | None, int]:
+    """The task and place of all rows of a file, None where they differ, and how many rows there are."""
+    outline = read_outline(medium, name)
+    if outline is not None:
+        return outline.key, outline.rows
+    rows = read_columns(medium, name, BEST_KEY)  # an older version's footer does not tell
+    keys = rows.group_by(list(BEST_KEY)).aggregate([]).to_pylist()
+    if len(keys) != 1:
+        return None, rows.num_rows
+    (key,) = keys
+    return (key["task_key"], key["target"], key["device"], key["threads"]), rows.num_rows
+
+
+class _Joined:
+    """The rows of several files of one task and place, and the names of those files."""
+
+    def __init__(self, folder: str, names: Sequence[str], table: Any) -> None:
+        self._folder, self._names, self._table = folder, names, table
+        self.dropped = 0
+
+    @classmethod
+    def read(cls, medium: Medium, folder: str, names: Sequence[str]) -> "_Joined":
+        """Every record once, the fastest first; files that are gone or damaged are left out."""
+        tables, read = [], []
+        for name in names:
+            with contextlib.suppress(CorruptRecordError, FileNotFoundError):
+                tables.append(read_part(medium, name))
+                read.append(name)
+        if not tables:
+            return cls(folder, (), None)
+        return cls(folder, read, _unique(pa.concat_tables(tables)).sort_by(_ORDER))
+
+    def drop(self, retention: Retention, unfinished: Collection[str], now: float) -> None:
+        """Leave out the rows that need not stay."""
+        if self._table is not None:
+            stays = retention.keeps(self._table, unfinished, now)
+            self.dropped = int(np.count_nonzero(~stays))
+            self._table = self._table.filter(pa.array(stays))
+
+    def publish(self, medium: Medium, done: Compaction) -> Compaction:
+        """Put the rows into as few files as possible and remove the others; `done` with that added."""
+        if self._table is None:
+            return done
+        files: dict[str, bytes] = {}
+        for start in range(0, self._table.num_rows, FULL_ROWS):
+            data = encode_compacted(self._table.slice(start, FULL_ROWS))
+            files[f"{self._folder}/{part_name(data)}"] = data
+        medium.publish(files)
+        medium.remove(self._names)
+        return Compaction(
+            done.files_before + len(self._names),
+            done.files_after + len(files),
+            done.rows + self._table.num_rows,
+            done.dropped + self.dropped,
+        )
 
 
 def _unique(table: Any) -> Any:

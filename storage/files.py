@@ -1,7 +1,6 @@
 """In: bytes and paths. Out: files that are there whole or not at all. Always: on disk on return."""
 
 import contextlib
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +11,6 @@ from compiler.errors import StoreError
 
 TEMPORARY_SUFFIX = ".tmp"
 """Temporary names start with a dot and end with this, so no reader's pattern matches them."""
-
-logger = logging.getLogger(__name__)
 
 
 def new_id() -> str:
@@ -36,7 +33,7 @@ def publish(files: Mapping[Path, bytes]) -> None:
             make_folder(path.parent)
             temporary = path.parent / f".{new_id()}{TEMPORARY_SUFFIX}"
             pending.append((temporary, path))
-            _write_through(temporary, data)
+            write_through(temporary, data)
         for temporary, path in pending:
             temporary.replace(path)
         for folder in dict.fromkeys(path.parent for path in files):
@@ -49,7 +46,8 @@ def publish(files: Mapping[Path, bytes]) -> None:
                 temporary.unlink(missing_ok=True)
 
 
-def _write_through(path: Path, data: bytes) -> None:
+def write_through(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has it."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -73,17 +71,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def quarantine(path: Path, root: Path, reason: Exception) -> None:
-    """Move a file that cannot be read to `root/quarantine/`, keeping its place, and say so once."""
-    refuge = root / "quarantine" / path.relative_to(root)
-    try:
-        make_folder(refuge.parent)
-        path.rename(refuge)
-    except FileNotFoundError:
-        logger.warning("%s was unreadable and another process has set it aside", path)
-    except OSError as error:
-        logger.warning("ignoring %s, which cannot be set aside either (%s): %s", path, error, reason)
-    else:
-        logger.warning("set aside an unreadable file as %s: %s", refuge, reason)

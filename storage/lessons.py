@@ -1,53 +1,73 @@
 """In: what a run's cost model learned, as bytes. Out: the same for a later run.
 
-Always: a run that is resumed finds what it found when it began.
+Always: a run that is resumed finds what it found when it began; what was learned from other features than a reader's
+own is neither found nor in its way.
 """
 
 import hashlib
+from datetime import timedelta
 from pathlib import Path
 
 from ulid import ULID
 
-from compiler.errors import StoreError
-from storage.files import new_id, publish
+from storage.files import new_id
 from storage.layout import target_slug
+from storage.place import open_medium
 
 KEPT = 8
-"""Files kept of a place: each holds what is worth knowing of those before."""
+"""Files kept of a place and version: each holds what is worth knowing of those before."""
+
+_SUFFIX = ".npz"
 
 
 class LessonStore:
-    """`root/lessons/<place>/<ulid>.npz`, a place being a target, a device and a number of threads. A file never
-    changes; the oldest go as new ones come.
+    """`root/lessons/<place>/features-<version>/<ulid>.npz`, a place being a target, a device and a number of threads,
+    `version` that of the features learned from. A file never changes; the oldest go as new ones come.
     """
 
-    def __init__(self, root: Path | str, target: str, device: str, threads: int) -> None:
+    def __init__(self, root: Path | str, target: str, device: str, threads: int, version: int) -> None:
         place = hashlib.sha256(device.encode()).hexdigest()[:8]
-        self._folder = Path(root).absolute() / "lessons" / f"{target_slug(target)}-{place}-{threads}"
+        self._medium = open_medium(root)
+        self._folder = f"lessons/{target_slug(target)}-{place}-{threads}/features-{version}"
 
-    def save(self, data: bytes) -> Path:
-        """Keep `data` as the newest of its place.
+    def save(self, data: bytes) -> str:
+        """Keep `data` as the newest of its place, whatever the clock says, and return its name.
 
         Raises: StoreError when it cannot be written.
         """
-        path = self._folder / f"{new_id()}.npz"
-        publish({path: data})
-        for old in self._paths()[:-KEPT]:
-            old.unlink(missing_ok=True)
-        return path
+        known = self._names()
+        name = f"{self._folder}/{_newer(known[-1]) if known else new_id()}{_SUFFIX}"
+        self._medium.publish({name: data})
+        self._medium.remove(self._names()[:-KEPT])
+        return name
 
     def newest(self, before: float) -> bytes | None:
         """What was saved last before a moment, in seconds since 1970; None when there is nothing.
 
         Raises: StoreError when it cannot be read.
         """
-        found = [path for path in self._paths() if ULID.from_str(path.stem).timestamp < before]
-        if not found:
-            return None
+        found = [name for name in self._names() if _id(name).timestamp < before]
         try:
-            return found[-1].read_bytes()
-        except OSError as error:
-            raise StoreError(f"cannot read {found[-1]}: {error.strerror}") from error
+            return self._medium.read(found[-1]) if found else None
+        except FileNotFoundError:  # eight newer ones came at once
+            return None
 
-    def _paths(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob("[!.]*.npz") if len(path.stem) == 26)
+    @property
+    def latest(self) -> float:
+        """When the newest was saved, in seconds since 1970 by the clock of whoever saved it; 0 when there is none."""
+        return max((_id(name).timestamp for name in self._names()), default=0.0)
+
+    def _names(self) -> list[str]:
+        return sorted(
+            name for name in self._medium.files(self._folder) if len(name) == len(self._folder) + 27 + len(_SUFFIX)
+        )
+
+
+def _id(name: str) -> ULID:
+    return ULID.from_str(name[-26 - len(_SUFFIX) : -len(_SUFFIX)])
+
+
+def _newer(name: str) -> str:
+    """An id that sorts after that of a file, also when the clock was set back since it was made."""
+    last, fresh = _id(name), ULID()
+    return str(fresh if fresh > last else ULID.from_datetime(last.datetime + timedelta(milliseconds=1)))

@@ -4,20 +4,31 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from compiler.errors import CorruptRecordError, StoreError
-from compiler.measure.record import SCHEMA_VERSION, MeasureRecord
-from storage.base import RecordStore, Selection
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from compiler.errors import CorruptRecordError
+from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from storage.base import RecordStore, Selection, TaskSummary, TrainingRow
 from storage.codec import canonical, from_table
-from storage.files import TEMPORARY_SUFFIX, publish, quarantine
-from storage.layout import RECORDS, part_folder, part_paths
-from storage.parts import Key, Outline, PartCache, encode, part_name, read_part
-from storage.schema import refuse_newer
+from storage.files import TEMPORARY_SUFFIX
+from storage.layout import RECORDS, part_folder, part_names
+from storage.parts import Key, Outline, PartCache, encode, part_name, read_columns, read_part
+from storage.place import open_medium
+from storage.schema import SCHEMA, refuse_newer
 
 MARKER = "store.json"
+
+_ALL = Selection()
+
+_KEY_COLUMNS = ("record_id", "timestamp", "round", "task_key", "target", "device", "threads", "run_id")
+"""What tells records apart, orders and selects them."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,85 +41,137 @@ class StoreCheck:
 
     files: int
     rows: int
-    temporaries: tuple[Path, ...]
+    temporaries: tuple[str, ...]
 
 
 class ParquetRecordStore(RecordStore):
-    """Append-only Parquet files under `root`, laid out as `storage.layout` says.
+    """Append-only Parquet files under `root`, a folder or a URL, laid out as `storage.layout` says.
 
     A file that cannot be read back is moved to `root/quarantine/` with a warning that names it, and
     the query goes on without it; `check` raises instead.
 
     Raises:
-        StoreError: `root` is not a folder.
+        StoreError: `root` cannot hold a store.
         SchemaError: a newer Retune has written to the store.
     """
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).absolute()
-        self._cache = PartCache()
-        self._unreadable: set[Path] = set()
-        if self.root.exists() and not self.root.is_dir():
-            raise StoreError(f"{self.root} is not a folder, so it cannot hold a record store")
+        self.medium = open_medium(root)
+        self._cache = PartCache(self.medium)
+        self._unreadable: set[str] = set()
         self._marked = self._check_marker()
 
-    def __reduce__(self) -> tuple[type["ParquetRecordStore"], tuple[Path]]:
-        return type(self), (self.root,)
+    def __reduce__(self) -> tuple[type["ParquetRecordStore"], tuple[str]]:
+        return type(self), (self.medium.url,)
 
     def append(self, records: Sequence[MeasureRecord]) -> None:
-        """See `RecordStore.append`: one file per target and task, fsynced with its folders."""
+        """See `RecordStore.append`: one file per target and task."""
         unique: dict[str, MeasureRecord] = {}
         for record in records:
             unique.setdefault(record.record_id, canonical(record))
-        groups: dict[Path, list[MeasureRecord]] = {}
+        groups: dict[str, list[MeasureRecord]] = {}
         for record in unique.values():
-            folder = part_folder(self.root, record.target, record.task_key)
-            groups.setdefault(folder, []).append(record)
-        files: dict[Path, bytes] = {}
-        parts: dict[Path, tuple[MeasureRecord, ...]] = {}
+            groups.setdefault(part_folder(record.target, record.task_key), []).append(record)
+        files: dict[str, bytes] = {}
+        parts: dict[str, tuple[MeasureRecord, ...]] = {}
         for folder, rows in groups.items():
             data = encode(rows)
-            path = folder / part_name(data)
-            files[path], parts[path] = data, tuple(rows)
+            name = f"{folder}/{part_name(data)}"
+            files[name], parts[name] = data, tuple(rows)
         self._write_marker()
-        publish(files)
-        for path, kept in parts.items():
-            self._cache.keep(path, kept)
+        self.medium.publish(files)
+        for name, kept in parts.items():
+            self._cache.keep(name, kept)
 
     def scan(self, selection: Selection) -> Iterable[MeasureRecord]:
         """See `RecordStore.scan`: opens only the folders that the target and task allow."""
-        read: set[Path] = set()
-        while paths := [path for path in self._paths(selection) if path not in read]:
-            read.update(paths)
-            for path in paths:
-                for records in self._readable(path, self._cache.records):
-                    yield from filter(selection.accepts, records)
-            if not self._moved(paths):
-                return
+        for name in self._names_until_settled(selection):
+            for records in self._readable(name, self._cache.records):
+                yield from filter(selection.accepts, records)
 
     def scan_best(self, selection: Selection) -> Iterable[MeasureRecord]:
         """See `RecordStore.scan_best`: footers tell where the fastest rows are; only those are read."""
         fastest: dict[Key, float] = {}
-        outlines: dict[Path, Outline | None] = {}
-        listed = self._paths(selection)
-        for path in listed:
-            for outline in self._readable(path, self._cache.outline):
+        outlines: dict[str, Outline | None] = {}
+        listed = self._names(selection)
+        for name in listed:
+            for outline in self._readable(name, self._cache.outline):
                 if outline is None:
-                    outlines[path] = None
+                    outlines[name] = None
                 elif selection.wants(*outline.key):
-                    outlines[path] = outline
+                    outlines[name] = outline
                     fastest[outline.key] = min(outline.seconds, fastest.get(outline.key, math.inf))
-        paths = [p for p, o in outlines.items() if o is None or o.seconds == fastest[o.key] < math.inf]
+        names = [n for n, o in outlines.items() if o is None or o.seconds == fastest[o.key] < math.inf]
         found = [
             record
-            for path in paths
-            for records in self._readable(path, self._cache.fastest)
+            for name in names
+            for records in self._readable(name, self._cache.fastest)
             for record in records
             if selection.accepts(record)
         ]
-        if any(path in self._unreadable for path in paths) or self._moved(listed):
+        if any(name in self._unreadable for name in names) or self._moved(listed, selection):
             return self.scan_best(selection)  # a winner is gone: look for the next
         return found
+
+    def table(self, selection: Selection = _ALL, columns: Sequence[str] = tuple(SCHEMA.names)) -> Any:
+        """The records of a selection as an Arrow table, in the order of `records`, each once.
+
+        `columns` are names of `storage.schema.COLUMNS`. Much faster than records where these are many.
+        """
+        wanted = list(dict.fromkeys((*columns, *_KEY_COLUMNS)))
+        load = partial(read_columns, self.medium, columns=wanted)
+        found = [part for name in self._names_until_settled(selection) for part in self._readable(name, load)]
+        whole = pa.concat_tables(found) if found else SCHEMA.empty_table().select(wanted)
+        for name, value in asdict(selection).items():
+            if value is not None:
+                whole = whole.filter(pc.equal(whole.column(name), value))
+        whole = whole.sort_by([(name, "ascending") for name in ("timestamp", "round", "record_id")])
+        ids = whole.column("record_id").combine_chunks().dictionary_encode()
+        _, first = np.unique(ids.indices.to_numpy(), return_index=True)
+        if len(first) < whole.num_rows:
+            whole = whole.take(pa.array(np.sort(first)))
+        return whole.select(list(columns))
+
+    def tasks(
+        self, target: str | None = None, device: str | None = None, threads: int | None = None
+    ) -> list[TaskSummary]:
+        """See `RecordStore.tasks`."""
+        key = ["target", "device", "threads", "task_key"]
+        selection = Selection(None, target, device, threads)
+        rows = self.table(selection, (*key, "task_name", "status", "seconds", "timestamp"))
+        rows = rows.append_column("failed", pc.not_equal(rows.column("status"), int(MeasureStatus.OK)))
+        sums = rows.group_by(key, use_threads=False).aggregate(
+            [("task_name", "last"), ("seconds", "min"), ("timestamp", "last"), ("failed", "sum"), ([], "count_all")]
+        )
+        found = [
+            TaskSummary(
+                task_key=row["task_key"],
+                task_name=row["task_name_last"],
+                target=row["target"],
+                device=row["device"],
+                threads=row["threads"],
+                trials=row["count_all"],
+                failures=row["failed_sum"],
+                best_seconds=row["seconds_min"],
+                last_timestamp=row["timestamp_last"].timestamp(),
+            )
+            for row in sums.to_pylist()
+        ]
+        return sorted(found, key=lambda task: (task.target, task.device, task.threads, task.task_key))
+
+    def training_rows(
+        self, target: str | None = None, device: str | None = None, threads: int | None = None
+    ) -> dict[str, list[TrainingRow]]:
+        """See `RecordStore.training_rows`."""
+        names = ("task_key", "record_id", "steps", "seconds", "status")
+        columns = self.table(Selection(None, target, device, threads), names)
+        seconds = columns.column("seconds").fill_null(math.inf).to_pylist()
+        status = [MeasureStatus(number) for number in columns.column("status").to_pylist()]
+        keys, ids, steps = (columns.column(name).to_pylist() for name in names[:3])
+        rows: dict[str, list[TrainingRow]] = {}
+        for key, *values in zip(keys, ids, steps, seconds, status, strict=True):
+            rows.setdefault(key, []).append(TrainingRow(*values))
+        return dict(sorted(rows.items()))
 
     def check(self) -> StoreCheck:
         """Read every file again, past the cache.
@@ -119,52 +182,60 @@ class ParquetRecordStore(RecordStore):
         """
         self._check_marker()
         files = rows = 0
-        for path in part_paths(self.root):
-            records = from_table(read_part(path), str(path))
-            if any(part_folder(self.root, r.target, r.task_key) != path.parent for r in records):
-                raise CorruptRecordError(f"{path} holds records of another task than its folder's")
+        for name in part_names(self.medium):
+            where = self.medium.where(name)
+            records = from_table(read_part(self.medium, name), where)
+            if any(part_folder(r.target, r.task_key) != name.rpartition("/")[0] for r in records):
+                raise CorruptRecordError(f"{where} holds records of another task than its folder's")
             files += 1
             rows += len(records)
-        temporaries = sorted((self.root / RECORDS).rglob(f".*{TEMPORARY_SUFFIX}"))
-        return StoreCheck(files, rows, tuple(temporaries))
+        temporaries = sorted(name for name in self.medium.files(RECORDS) if name.endswith(TEMPORARY_SUFFIX))
+        return StoreCheck(files, rows, tuple(map(self.medium.where, temporaries)))
 
-    def _paths(self, selection: Selection) -> list[Path]:
-        return part_paths(self.root, selection.target, selection.task_key)
+    def _names(self, selection: Selection) -> list[str]:
+        return part_names(self.medium, selection.target, selection.task_key)
 
-    def _moved(self, paths: Iterable[Path]) -> bool:
+    def _names_until_settled(self, selection: Selection) -> Iterator[str]:
+        """The files to read, and those that have taken the place of files which went while they were read."""
+        read: set[str] = set()
+        while names := [name for name in self._names(selection) if name not in read]:
+            read.update(names)
+            yield from names
+            if not self._moved(names, selection):
+                return
+
+    def _moved(self, names: Iterable[str], selection: Selection) -> bool:
         """Whether a file is gone that can have been replaced by another one since it was listed."""
-        return any(path not in self._unreadable and not path.exists() for path in paths)
+        return not set(self._names(selection)).issuperset(name for name in names if name not in self._unreadable)
 
-    def _readable(self, path: Path, load: Callable[[Path], Loaded]) -> Iterator[Loaded]:
+    def _readable(self, name: str, load: Callable[[str], Loaded]) -> Iterator[Loaded]:
         """What `load` makes of a file, or nothing if the file is unreadable, which is seen to here."""
-        if path in self._unreadable:
+        if name in self._unreadable:
             return
         try:
-            loaded = load(path)
+            loaded = load(name)
         except FileNotFoundError:
-            logger.info("%s was moved by another process", path)
+            logger.info("%s was moved by another process", self.medium.where(name))
         except CorruptRecordError as error:
-            self._unreadable.add(path)
-            quarantine(path, self.root, error)
+            self._unreadable.add(name)
+            self.medium.quarantine(name, error)
         else:
             yield loaded
 
     def _check_marker(self) -> bool:
         """Refuse a store that a newer Retune wrote to; True if it is marked with our version."""
-        marker = self.root / MARKER
         try:
-            version = json.loads(marker.read_bytes())["schema_version"]
+            version = json.loads(self.medium.read(MARKER))["schema_version"]
         except FileNotFoundError:
             return False
-        except OSError as error:
-            raise StoreError(f"cannot read {marker}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptRecordError(f"{marker} cannot be read: delete it, it is written again") from error
-        return refuse_newer(int(version), str(self.root)) == SCHEMA_VERSION
+            where = self.medium.where(MARKER)
+            raise CorruptRecordError(f"{where} cannot be read: delete it, it is written again") from error
+        return refuse_newer(int(version), self.medium.url) == SCHEMA_VERSION
 
     def _write_marker(self) -> None:
         if not self._marked:
             self._marked = self._check_marker()
         if not self._marked:
-            publish({self.root / MARKER: json.dumps({"schema_version": SCHEMA_VERSION}).encode()})
+            self.medium.publish({MARKER: json.dumps({"schema_version": SCHEMA_VERSION}).encode()})
             self._marked = True

@@ -5,7 +5,6 @@ every page, so that its best rows are read without the others.
 """
 
 import math
-import os
 import re
 import threading
 import zlib
@@ -13,17 +12,17 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compiler.errors import CorruptRecordError, StoreError
-from compiler.measure.record import MeasureRecord
+from compiler.errors import CorruptRecordError
+from compiler.measure.record import SCHEMA_VERSION, MeasureRecord
 from storage.codec import from_table, to_table
 from storage.files import new_id
 from storage.layout import SUFFIX
+from storage.medium import Medium
 from storage.schema import SCHEMA, VERSION_KEY, refuse_newer, upgrade, version_of
 
 BEST_KEY = ("task_key", "target", "device", "threads")
@@ -36,6 +35,8 @@ FIRST_ROWS, GROUP_ROWS = 64, 8192
 """Rows in the first group of a compacted file, and in the others."""
 
 _TAIL = 8
+_USUAL_FOOTER = 32 * 1024
+"""So many bytes are read for the footer of a file before its length is known."""
 _NAME = re.compile(rf"\w+-(?P<footer>[0-9a-f]{{8}})-(?P<body>[0-9a-f]{{8}}){re.escape(SUFFIX)}")
 _VERSION = re.compile(re.escape(VERSION_KEY) + rb"\x18.(\d+)\x00", re.DOTALL)
 """The schema version as Parquet's footer spells it, found without parsing."""
@@ -86,7 +87,7 @@ class Outline:
     fastest: tuple[int, ...]
 
 
-def read_part(path: Path) -> Any:
+def read_part(medium: Medium, name: str) -> Any:
     """One file as an Arrow table of the current schema.
 
     Raises:
@@ -95,22 +96,42 @@ def read_part(path: Path) -> Any:
         CorruptRecordError: it cannot be read back.
         StoreError: the medium failed.
     """
-    body, footer = _checked(path)
-    with _blame(path), pq.ParquetFile(pa.BufferReader(body + footer)) as file:
-        version = version_of(file.schema_arrow.metadata, str(path))
-        return upgrade(file.read(use_threads=False), version, str(path))
+    where = medium.where(name)
+    data = medium.read(name)
+    body, footer = _split(data)
+    _check(where, footer, body)
+    with _blame(where), pq.ParquetFile(pa.BufferReader(data)) as file:
+        version = version_of(file.schema_arrow.metadata, where)
+        return upgrade(file.read(use_threads=False), version, where)
 
 
-def read_outline(path: Path) -> Outline | None:
+def read_columns(medium: Medium, name: str, columns: Sequence[str]) -> Any:
+    """Some columns of one file, as an Arrow table. Raises as `read_part`."""
+    where = medium.where(name)
+    data = medium.read(name)
+    body, footer = _split(data)
+    _check(where, footer, body)
+    with _blame(where), pq.ParquetFile(pa.BufferReader(data)) as file:
+        if version_of(file.schema_arrow.metadata, where) == SCHEMA_VERSION and file.schema_arrow.equals(SCHEMA):
+            return file.read(columns=list(columns), use_threads=False).select(columns)
+    return read_part(medium, name).select(columns)
+
+
+def read_outline(medium: Medium, name: str) -> Outline | None:
     """What the footer alone tells, ten times faster than reading rows. Raises as `read_part`.
 
     None if it does not tell: the rows differ in `BEST_KEY`, or the file is of an older version.
     `seconds` is infinite if no row succeeded.
     """
-    _, footer = _checked(path, only_footer=True)
-    with _blame(path):
+    where = medium.where(name)
+    data = medium.read_end(name, _USUAL_FOOTER)
+    if len(data) < (length := _footer_length(data[-_TAIL:])):
+        data = medium.read_end(name, length)
+    _, footer = _split(data)
+    _check(where, footer)
+    with _blame(where):
         metadata = pq.read_metadata(pa.BufferReader(footer))
-        version_of(metadata.metadata, str(path))
+        version_of(metadata.metadata, where)
         if metadata.num_row_groups == 0 or metadata.schema.to_arrow_schema().names != SCHEMA.names:
             return None
         groups = [_group_outline(metadata.row_group(index)) for index in range(metadata.num_row_groups)]
@@ -134,34 +155,26 @@ def _group_outline(group: Any) -> tuple[Key | None, float]:
     return (task_key, target, device, threads), seconds.min if seconds.has_min_max else math.inf
 
 
-def read_fastest(path: Path, outline: Outline) -> Any:
+def read_fastest(medium: Medium, name: str, outline: Outline) -> Any:
     """The groups of rows that hold the fastest, as an Arrow table of the current schema. Raises as `read_part`."""
-    with path.open("rb") as raw, _blame(path), pq.ParquetFile(raw, page_checksum_verification=True) as file:
-        return file.read_row_groups(list(outline.fastest), use_threads=False)
-
-
-def _checked(path: Path, only_footer: bool = False) -> tuple[bytes, bytes]:
-    """The bytes of a file, before its footer (empty if not asked for) and from it, as its name vouches."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            start = size - _footer_length(file.read())
-            file.seek(max(0, start) if only_footer else 0)
-            data = file.read()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    body, footer = _split(data)
-    named = _NAME.fullmatch(path.name)
-    if named and zlib.crc32(footer) != int(named["footer"], 16):
+        with medium.open(name) as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
+            return file.read_row_groups(list(outline.fastest), use_threads=False)
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return read_part(medium, name)  # it tells whether the file is damaged, gone, or the medium failed
+
+
+def _check(where: str, footer: bytes, body: bytes | None = None) -> None:
+    """See whether a footer, and the bytes before it where they are given, are what the file's name vouches for."""
+    named = _NAME.fullmatch(where.rpartition("/")[2])
+    if named is None:
+        return
+    if zlib.crc32(footer) != int(named["footer"], 16):
         if version := _VERSION.search(footer):
-            refuse_newer(int(version[1]), str(path))
-        raise CorruptRecordError(f"{path} is damaged: its footer is not the one that its name vouches for")
-    if named and not only_footer and zlib.crc32(body) != int(named["body"], 16):
-        raise CorruptRecordError(f"{path} is damaged: its rows are not those that its name vouches for")
-    return body, footer
+            refuse_newer(int(version[1]), where)
+        raise CorruptRecordError(f"{where} is damaged: its footer is not the one that its name vouches for")
+    if body is not None and zlib.crc32(body) != int(named["body"], 16):
+        raise CorruptRecordError(f"{where} is damaged: its rows are not those that its name vouches for")
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
@@ -176,57 +189,58 @@ def _footer_length(tail: bytes) -> int:
 
 
 @contextmanager
-def _blame(path: Path) -> Iterator[None]:
+def _blame(where: str) -> Iterator[None]:
     """Turn what Arrow raises on bytes it cannot parse into an error that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorruptRecordError(f"{path} cannot be read back: {error}") from error
+        raise CorruptRecordError(f"{where} cannot be read back: {error}") from error
 
 
 class PartCache:
-    """What the files say, kept in memory; valid for ever, because a file never changes.
+    """What the files of a medium say, kept in memory; valid for ever, because a file never changes.
 
     Outlines stay; rows are kept up to `max_rows` records, the longest unused leave first. Safe to
     use from many threads.
     """
 
-    def __init__(self, max_rows: int = 200_000) -> None:
+    def __init__(self, medium: Medium, max_rows: int = 200_000) -> None:
+        self._medium = medium
         self._max_rows = max_rows
-        self._rows: OrderedDict[Path, tuple[MeasureRecord, ...]] = OrderedDict()
+        self._rows: OrderedDict[str, tuple[MeasureRecord, ...]] = OrderedDict()
         self._held = 0
-        self._outlines: dict[Path, Outline | None] = {}
+        self._outlines: dict[str, Outline | None] = {}
         self._lock = threading.Lock()
 
-    def records(self, path: Path) -> tuple[MeasureRecord, ...]:
+    def records(self, name: str) -> tuple[MeasureRecord, ...]:
         """Every record of a file. Raises as `read_part`."""
         with self._lock:
-            if path in self._rows:
-                self._rows.move_to_end(path)
-                return self._rows[path]
-        records = tuple(from_table(read_part(path), str(path)))
-        self.keep(path, records)
+            if name in self._rows:
+                self._rows.move_to_end(name)
+                return self._rows[name]
+        records = tuple(from_table(read_part(self._medium, name), self._medium.where(name)))
+        self.keep(name, records)
         return records
 
-    def fastest(self, path: Path) -> tuple[MeasureRecord, ...]:
+    def fastest(self, name: str) -> tuple[MeasureRecord, ...]:
         """At least the fastest records of a file. Raises as `read_part`."""
-        outline = self.outline(path)
-        if outline is None or len(outline.fastest) == outline.groups or path in self._rows:
-            return self.records(path)
-        return tuple(from_table(read_fastest(path, outline), str(path)))
+        outline = self.outline(name)
+        if outline is None or len(outline.fastest) == outline.groups or name in self._rows:
+            return self.records(name)
+        return tuple(from_table(read_fastest(self._medium, name, outline), self._medium.where(name)))
 
-    def outline(self, path: Path) -> Outline | None:
+    def outline(self, name: str) -> Outline | None:
         """What a file's footer says. Raises as `read_part`."""
-        if path not in self._outlines:
-            self._outlines[path] = read_outline(path)
-        return self._outlines[path]
+        if name not in self._outlines:
+            self._outlines[name] = read_outline(self._medium, name)
+        return self._outlines[name]
 
-    def keep(self, path: Path, records: tuple[MeasureRecord, ...]) -> None:
+    def keep(self, name: str, records: tuple[MeasureRecord, ...]) -> None:
         """Remember what a file holds, after reading or writing it."""
         with self._lock:
-            if path in self._rows:
+            if name in self._rows:
                 return
-            self._rows[path] = records
+            self._rows[name] = records
             self._held += len(records)
             while self._held > self._max_rows and len(self._rows) > 1:
                 _, left = self._rows.popitem(last=False)

@@ -8,14 +8,23 @@ Without Retune, the DuckDB command line reads the same files:
     FROM read_parquet('STORE/records/*/*/*.parquet') GROUP BY task_name ORDER BY best_ms DESC;
 """
 
+import json
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from compiler.errors import StoreError
-from storage.layout import RECORDS, part_paths
-from storage.rounds import ROUNDS
+from storage.layout import RECORDS, part_names
+from storage.medium import LocalMedium, Medium
+from storage.parquet import ParquetRecordStore
+from storage.place import open_medium
+from storage.rounds import ROUNDS, all_rounds
+from storage.runs import RunLedger
 from storage.schema import SCHEMA
 from storage.views import VIEWS
 
@@ -23,6 +32,25 @@ try:
     import duckdb
 except ImportError:  # the extra `report` is not installed; `connect` says so
     duckdb = None  # type: ignore[assignment]
+
+_ATTEMPTS, _PAUSE_SECONDS = 10, 0.02
+"""How often a query is tried while compactions go on, and how much longer each time it waits before."""
+
+_ARROW: Mapping[str, Any] = {
+    "VARCHAR": pa.string(),
+    "JSON": pa.string(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "DOUBLE[]": pa.list_(pa.float64()),
+    "STRUCT(record_id VARCHAR, best_seconds DOUBLE)[]": pa.list_(
+        pa.struct([("record_id", pa.string()), ("best_seconds", pa.float64())])
+    ),
+}
+"""What Arrow calls the types of the views' columns."""
+
+_MISSING = "SQL over records needs DuckDB: pip install 'retune[report]'"
+
+Result = TypeVar("Result")
 
 ROUND_COLUMNS = {
     "run_id": "VARCHAR",
@@ -69,17 +97,29 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
         StoreError: DuckDB is not installed.
     """
     if duckdb is None:
-        raise StoreError("SQL over records needs DuckDB: pip install 'retune[report]'")
-    folder = Path(root).absolute()
+        raise StoreError(_MISSING)
+    medium = open_medium(root)
+    return _while_files_move(lambda: _connected(medium))
+
+
+def _while_files_move(work: Callable[[], Result]) -> Result:
+    """The result of `work`, which is done again when a compaction has removed files that it had listed."""
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return work()
+        except duckdb.IOException:
+            time.sleep(attempt * _PAUSE_SECONDS)
+    return work()
+
+
+def _connected(medium: Medium) -> "duckdb.DuckDBPyConnection":
+    """A connection with all views."""
     connection = duckdb.connect()
-    # files of older versions lack columns, which are NULL then
-    connection.register("no_files", SCHEMA.empty_table())
-    files = f" UNION ALL BY NAME SELECT * FROM {_source(folder)}" if part_paths(folder) else ""
-    connection.execute(f"CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM no_files{files}")
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute(_rounds_view(folder))
-    connection.execute(_json_view(folder, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS))
-    connection.execute(_json_view(folder, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS))
+    if isinstance(medium, LocalMedium):
+        _view_folder(connection, medium)
+    else:
+        _register_objects(connection, medium)
     for view in VIEWS:
         connection.execute(f"CREATE VIEW {view.name} AS {view.sql}")
     return connection
@@ -91,14 +131,53 @@ def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ..
     Raises:
         StoreError: DuckDB is not installed, or refuses the query; the message says what it found.
     """
-    with connect(root) as connection:
-        try:
-            connection.execute(f"SET allowed_directories = [{_quoted(str(Path(root).absolute()) + '/')}]")
-            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
-            result = connection.execute(sql)
-            return [column[0] for column in result.description or []], result.fetchall()
-        except duckdb.Error as error:
-            raise StoreError(f"the query failed: {error}") from error
+    if duckdb is None:
+        raise StoreError(_MISSING)
+    medium = open_medium(root)
+    try:
+        return _while_files_move(lambda: _run_alone(medium, sql))
+    except duckdb.Error as error:
+        raise StoreError(f"the query failed: {error}") from error
+
+
+def _run_alone(medium: Medium, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run a query on a connection of its own that reads nothing but the store."""
+    with _connected(medium) as connection:
+        if isinstance(medium, LocalMedium):
+            connection.execute(f"SET allowed_directories = [{_quoted(f'{medium.root}/')}]")
+        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+        result = connection.execute(sql)
+        return [column[0] for column in result.description or []], result.fetchall()
+
+
+def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium) -> None:
+    """`files`, `rounds`, `ledger` and `reports` over the files of a folder."""
+    root = medium.root
+    connection.register("no_files", SCHEMA.empty_table())
+    files = "SELECT *, '' AS target_slug, '' AS workload FROM no_files"
+    if part_names(medium):  # files of older versions lack columns, which are NULL then
+        files += f" UNION ALL BY NAME SELECT * FROM {_source(root)}"
+    connection.execute(f"CREATE VIEW files AS SELECT * REPLACE (coalesce(censored, false) AS censored) FROM ({files})")
+    connection.execute(_rounds_view(root))
+    connection.execute(_json_view(root, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS))
+    connection.execute(_json_view(root, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS))
+
+
+def _register_objects(connection: "duckdb.DuckDBPyConnection", medium: Medium) -> None:
+    """The same four of a store whose files DuckDB cannot open itself, read into memory; reports are no part of it."""
+    connection.register("rows", ParquetRecordStore(medium.url).table())
+    connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM rows")
+    connection.register("rounds", _table(all_rounds(medium), ROUND_COLUMNS))
+    runs = [asdict(run) for run in RunLedger(medium.url).list()]
+    told = [{**run, "describe": json.dumps(run["describe"]), "summary": json.dumps(run["summary"])} for run in runs]
+    connection.register("ledger", _table(told, LEDGER_COLUMNS))
+    connection.register("reports", _table([], REPORT_COLUMNS))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Any:
+    """Rows as an Arrow table with columns of these kinds."""
+    schema = pa.schema([(name, _ARROW[kind]) for name, kind in kinds.items()])
+    return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in kinds}, schema=schema)
 
 
 def _rounds_view(root: Path) -> str:

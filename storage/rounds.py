@@ -1,16 +1,16 @@
-"""In: what came of a round. Out: all rounds of a run, in order. Always: a round is one line, on disk on return.
+"""In: what came of a round. Out: all rounds of a run, in order. Always: a round is one line, durable on return.
 
 Lines are JSON objects in `root/runs/RUN/rounds.jsonl`, which DuckDB and others read as they are; `storage.query` shows
-those of all runs as the view `rounds`. A run that is resumed may write a round again: the last line counts.
+those of all runs as the view `rounds`. A run that is resumed may write a round again: the last line counts. In an
+object store every line is an object, since objects do not grow.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.errors import StoreError
-from storage.files import make_folder
+from storage.medium import Medium
+from storage.place import open_medium
 
 ROUNDS = "rounds.jsonl"
 
@@ -22,23 +22,23 @@ def append_round(root: Path | str, run_id: str, row: Mapping[str, Field]) -> Non
 
     Raises: StoreError when it cannot be written.
     """
-    path = _path(root, run_id)
-    line = json.dumps({"run_id": run_id, **row}) + "\n"
-    try:
-        make_folder(path.parent)
-        with path.open("ab") as file:
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    open_medium(root).add_line(_name(run_id), json.dumps({"run_id": run_id, **row}).encode())
 
 
 def rounds_of(root: Path | str, run_id: str) -> list[dict[str, Field]]:
     """The rounds of a run, by number; a line that was cut off is left out."""
-    path = _path(root, run_id)
+    return _rounds(open_medium(root), _name(run_id))
+
+
+def all_rounds(medium: Medium) -> list[dict[str, Field]]:
+    """The rounds of all runs, by run and number."""
+    names = {name[: name.index(ROUNDS) + len(ROUNDS)] for name in medium.files("runs") if f"/{ROUNDS}" in name}
+    return [row for name in sorted(names) for row in _rounds(medium, name)]
+
+
+def _rounds(medium: Medium, name: str) -> list[dict[str, Field]]:
     found: dict[int, dict[str, Field]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in medium.lines(name):
         try:
             row = json.loads(line)
             found[int(row["round"])] = row
@@ -47,5 +47,5 @@ def rounds_of(root: Path | str, run_id: str) -> list[dict[str, Field]]:
     return [found[number] for number in sorted(found)]
 
 
-def _path(root: Path | str, run_id: str) -> Path:
-    return Path(root).absolute() / "runs" / run_id / ROUNDS
+def _name(run_id: str) -> str:
+    return f"runs/{run_id}/{ROUNDS}"

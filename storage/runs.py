@@ -1,26 +1,29 @@
 """In: a run's fingerprint. Out: a new run, or the unfinished one. Always: one owner a run."""
 
-import fcntl
 import hashlib
 import json
-import logging
-import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from compiler.errors import CorruptRecordError, StoreError
-from storage.files import make_folder, new_id, publish, quarantine
+from storage.files import new_id
+from storage.medium import Lock
+from storage.place import open_medium
 
-logger = logging.getLogger(__name__)
+RUNS = "runs"
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run as the ledger has it; `started`, `resumed`, `completed` are seconds since 1970."""
+    """One run as the ledger has it; `started`, `resumed`, `completed` are seconds since 1970.
+
+    `horizon` is the moment before which everything in the store was there when the run began. It lies after `started`
+    where the clock was set back since something was stored; None until it is known.
+    """
 
     run_id: str
     fingerprint: str
@@ -29,6 +32,7 @@ class RunInfo:
     resumed: tuple[float, ...] = ()
     completed: float | None = None
     summary: Mapping[str, Any] | None = None
+    horizon: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -39,7 +43,7 @@ class RunInfo:
 class Run:
     """A run that this process owns until `close`, the end of the `with` block, or its own death."""
 
-    def __init__(self, info: RunInfo, lock: IO[str]) -> None:
+    def __init__(self, info: RunInfo, lock: Lock) -> None:
         self.info = info
         self._lock = lock
 
@@ -70,15 +74,13 @@ class Run:
 
 
 class RunLedger:
-    """One small JSON file per run in `root/runs/`, each replaced atomically and durably.
+    """One small JSON file per run in `root/runs/`, each replaced atomically and durably; `root` is a folder or a URL.
 
-    A fingerprint has at most one owner at a time: an advisory lock that the kernel drops when the
-    process dies, however it dies. Processes started with exec do not inherit it; forked ones would.
+    A fingerprint has at most one owner at a time, see `storage.medium.Medium.lock`.
     """
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).absolute()
-        self._folder = self.root / "runs"
+        self._medium = open_medium(root)
 
     def open_or_resume(self, fingerprint: str, describe: Mapping[str, Any]) -> Run:
         """Own the newest unfinished run with this fingerprint, or a new one.
@@ -88,7 +90,7 @@ class RunLedger:
         Raises:
             StoreError: another process owns it now, or the ledger cannot be written.
         """
-        lock = self._lock(fingerprint)
+        lock = self._medium.lock(f"{RUNS}/.{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.lock")
         try:
             unfinished = [run for run in self.list() if run.fingerprint == fingerprint and not run.is_complete]
             if unfinished:
@@ -112,6 +114,18 @@ class RunLedger:
         self._write(info)
         return info
 
+    def set_horizon(self, run_id: str, horizon: float) -> float:
+        """Note the horizon of a run, unless it is known already, and return the one that holds from now on.
+
+        Raises:
+            StoreError: there is no such run, or the ledger cannot be written.
+        """
+        info = self.get(run_id)
+        if info.horizon is not None:
+            return info.horizon
+        self._write(replace(info, horizon=horizon))
+        return horizon
+
     def get(self, run_id: str) -> RunInfo:
         """The run with this id.
 
@@ -119,62 +133,39 @@ class RunLedger:
             StoreError: there is none.
             CorruptRecordError: its file cannot be read.
         """
-        known = {path.stem: path for path in self._paths()}
-        if run_id not in known:
-            raise StoreError(f"no run {run_id} in {self._folder}")
-        return _read(known[run_id])
+        name = f"{RUNS}/{run_id}.json"
+        if name not in self._names():
+            raise StoreError(f"no run {run_id} in {self._medium.where(RUNS)}")
+        return self._read(name)
 
     def list(self) -> tuple[RunInfo, ...]:
         """Every run, oldest first; a file that cannot be read is set aside with a warning."""
         runs = []
-        for path in self._paths():
+        for name in self._names():
             try:
-                runs.append(_read(path))
+                runs.append(self._read(name))
             except CorruptRecordError as error:
-                quarantine(path, self.root, error)
+                self._medium.quarantine(name, error)
         return tuple(runs)
 
-    def _paths(self) -> tuple[Path, ...]:
-        return tuple(sorted(self._folder.glob("[!.]*.json")))
+    def _names(self) -> Sequence[str]:
+        found = (name.split("/") for name in self._medium.files(RUNS))
+        return sorted("/".join(p) for p in found if len(p) == 2 and p[1].endswith(".json") and not p[1].startswith("."))
 
     def _write(self, info: RunInfo) -> None:
         try:
             text = json.dumps(asdict(info), indent=2, sort_keys=True)
         except TypeError as error:
             raise StoreError(f"run {info.run_id} cannot be described in JSON: {error}") from error
-        publish({self._folder / f"{info.run_id}.json": text.encode()})
+        self._medium.publish({f"{RUNS}/{info.run_id}.json": text.encode()})
 
-    def _lock(self, fingerprint: str) -> IO[str]:
-        name = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
-        path = self._folder / f".{name}.lock"
+    def _read(self, name: str) -> RunInfo:
+        where = self._medium.where(name)
+        known = {field.name for field in fields(RunInfo)}
         try:
-            make_folder(self._folder)
-            file = path.open("a+")
-        except OSError as error:
-            raise StoreError(f"cannot use {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read() or "unknown"
-            file.close()
-            raise StoreError(
-                f"process {owner} is working on this run already: wait for it, stop it, or change an option"
-            ) from None
-        except OSError as error:
-            file.close()
-            raise StoreError(f"cannot lock {path}: {error.strerror}") from error
-        return file
-
-
-def _read(path: Path) -> RunInfo:
-    try:
-        fields = json.loads(path.read_bytes())
-        return RunInfo(**{**fields, "resumed": tuple(fields["resumed"])})
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptRecordError(f"{path} cannot be read: {error}") from error
+            values = {key: value for key, value in json.loads(self._medium.read(name)).items() if key in known}
+            return RunInfo(**{**values, "resumed": tuple(values["resumed"])})
+        except FileNotFoundError as error:
+            raise StoreError(f"cannot read {where}: it is gone") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptRecordError(f"{where} cannot be read: {error}") from error

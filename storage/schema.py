@@ -70,8 +70,15 @@ Upgrade = Callable[[Any], Any]
 
 
 def _add_race(table: Any) -> Any:
-    """Version 1 repeated every timing at least once and did not look at the load of the machine."""
+    """Version 1 repeated every timing at least once and did not look at the load of the machine. Some of its programs
+    took the middle repeat for the cost, not the fastest.
+    """
     rows = table.num_rows
+    costs = table.column("costs").to_pylist()
+    good = [status == 0 for status in table.column("status").to_pylist()]
+    seconds = [min(each, default=None) if fine else None for each, fine in zip(costs, good, strict=True)]
+    place = table.schema.get_field_index("seconds")
+    table = table.set_column(place, "seconds", pa.array(seconds, pa.float64()))
     table = table.append_column("censored", pa.array([False] * rows, pa.bool_()))
     return table.append_column("contention", pa.nulls(rows, pa.float64()))
 

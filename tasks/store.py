@@ -11,11 +11,16 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from compiler.features import FEATURE_VERSION
 from compiler.measure.record import MeasureRecord
 from storage.compaction import Compaction, compact
+from storage.lessons import LessonStore
 from storage.parquet import ParquetRecordStore
 from storage.rounds import Field, append_round
 from storage.runs import Run, RunInfo, RunLedger
+
+_MOMENT = 1e-3
+"""More than the times of records and lessons are rounded by, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +51,29 @@ def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: st
     and the best ones of other tasks.
     """
     records = ParquetRecordStore(home)
-    began = RunLedger(home).get(run_id).started
-    own: list[MeasureRecord] = []
-    history: dict[str, tuple[MeasureRecord, ...]] = {}
-    for key in keys:
-        found = records.records(task_key=key, target=target, device=device, threads=threads)
-        own += [record for record in found if record.run_id == run_id]
-        history[key] = tuple(record for record in found if record.run_id != run_id and record.timestamp < began)
-    best = records.best_per_task(target, device, threads)
-    foreign = tuple(one for key, one in best.items() if key not in history and one.timestamp < began)
-    return Known(tuple(own), history, foreign)
+    found = {key: records.records(task_key=key, target=target, device=device, threads=threads) for key in keys}
+    best = [one for key, one in records.best_per_task(target, device, threads).items() if key not in found]
+    own = tuple(record for each in found.values() for record in each if record.run_id == run_id)
+    others = [*best, *(record for each in found.values() for record in each if record.run_id != run_id)]
+    lessons = LessonStore(home, target, device, threads, FEATURE_VERSION).latest
+    horizon = _horizon(home, run_id, [lessons, *(record.timestamp for record in others)])
+    history = {
+        key: tuple(record for record in each if record.run_id != run_id and record.timestamp < horizon)
+        for key, each in found.items()
+    }
+    return Known(own, history, tuple(one for one in best if one.timestamp < horizon))
+
+
+def _horizon(home: Path, run_id: str, stored: Sequence[float]) -> float:
+    """The moment before which everything counts as stored when the run began, the same after every resume.
+
+    That is when it began, by the clock; or later, where the clock was set back after something had been stored.
+    """
+    ledger = RunLedger(home)
+    run = ledger.get(run_id)
+    if run.resumed and run.horizon is None:
+        return run.started
+    return ledger.set_horizon(run_id, max([run.started, *(moment + _MOMENT for moment in stored)]))
 
 
 @task(name="store", task_run_name="store-{name}", retries=2, retry_delay_seconds=1, cache_policy=NO_CACHE)

@@ -11,6 +11,7 @@ from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
 from compiler.driver.extract import ExtractedNetwork
 from compiler.driver.tuning import Origin, Tuning, begin
 from compiler.errors import StoreError
+from compiler.features import FEATURE_VERSION
 from compiler.measure.record import MeasureRecord
 from storage.lessons import LessonStore
 from storage.runs import RunLedger
@@ -49,15 +50,16 @@ def keep_lessons(run_id: str, home: Path, tuning: Tuning) -> None:
     if tuning.model is not None and tuning.trials:
         origin = tuning.origin
         data = lessons_to_bytes(tuning.model.lessons())
-        LessonStore(home, origin.target, origin.device, origin.threads).save(data)
+        LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
 
 
 @task(name="recall-lessons", task_run_name="recall-lessons-{run_id}", cache_policy=NO_CACHE)
 def recall_lessons(run_id: str, home: Path, origin: Origin) -> list[TrainingBatch]:
     """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
-    began = RunLedger(home).get(run_id).started
+    run = RunLedger(home).get(run_id)
     try:
-        data = LessonStore(home, origin.target, origin.device, origin.threads).newest(before=began)
+        lessons = LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION)
+        data = lessons.newest(before=run.horizon or run.started)
         return [] if data is None else lessons_from_bytes(data)
     except StoreError as error:
         get_run_logger().info("a cost model without lessons: %s", error)

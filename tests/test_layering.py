@@ -66,6 +66,7 @@ DOORS = {
     "onnxruntime": ("compiler/driver/onnx_runtime.py",),
     "pyarrow": ("storage/",),
     "duckdb": ("storage/",),
+    "fsspec": ("storage/objects.py",),
     "prefect": ("tasks/", "flows/"),
     "ctypes": ("compiler/runtime/",),
     "rich": ("flows/",),

@@ -19,7 +19,8 @@ from compiler import config
 from compiler.errors import RetuneError, StoreError
 from flows.doctor.finding import Finding, fail, ok, warn
 from storage.files import make_folder, publish
-from storage.layout import part_paths
+from storage.layout import part_names
+from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 
 LOW_DISK = 1 << 30
@@ -80,7 +81,7 @@ def store(home: Path) -> Finding:
         ParquetRecordStore(home)
     except RetuneError as error:
         return fail("records", str(error), "use the Retune that wrote them, or another state folder")
-    files = len(part_paths(home))
+    files = len(part_names(LocalMedium(home)))
     quarantined = [path for path in (home / "quarantine").rglob("*") if path.is_file()]
     if quarantined:
         return warn(

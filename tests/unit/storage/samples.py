@@ -11,6 +11,8 @@ from pathlib import Path
 
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.files import new_id
+from storage.layout import part_names
+from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 
 CPU = "llvm -mcpu=znver5"
@@ -56,7 +58,12 @@ def failed(task_key: str, **changes: object) -> MeasureRecord:
     return replace(record, **{"error": "no answer within 10 s", **changes})  # type: ignore[arg-type]
 
 
-def write_rounds(root: Path, name: str, rounds: int) -> None:
+def part_paths(root: Path, target: str | None = None, task_key: str | None = None) -> list[Path]:
+    """The record files of a store in a folder."""
+    return [root / name for name in part_names(LocalMedium(root), target, task_key)]
+
+
+def write_rounds(root: str, name: str, rounds: int) -> None:
     """Append rounds of eight and print what was acknowledged."""
     store = ParquetRecordStore(root)
     for number in range(rounds) if rounds else itertools.count():
@@ -67,4 +74,4 @@ def write_rounds(root: Path, name: str, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    write_rounds(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    write_rounds(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -4,30 +4,51 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import StoreError
+from compiler.errors import CorruptRecordError, StoreError
 from storage.artifacts import ArtifactStore, content_key
 
 FILES = {"plan.json": b"{}", "kernels/dense.o": b"\x7fELF"}
 
 
 def test_what_is_put_is_got(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path / "artifacts")
+    store = ArtifactStore(tmp_path)
     key = content_key(FILES)
     assert store.get(key) is None
-    folder = store.put(key, FILES)
-    assert store.get(key) == folder
-    assert {name: (folder / name).read_bytes() for name in FILES} == FILES
+    store.put(key, FILES)
+    assert store.get(key) == FILES
+    assert {name: (tmp_path / "artifacts" / key / name).read_bytes() for name in FILES} == FILES
     assert store.keys() == (key,)
 
 
 def test_a_key_never_changes_its_meaning(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     store.put("k", FILES)
-    folder = store.put("k", {"plan.json": b"other"})
-    assert (folder / "plan.json").read_bytes() == b"{}"
+    store.put("k", {"plan.json": b"other"})
+    assert store.get("k") == FILES
 
 
-def test_a_failure_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_an_artifact_is_none(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    store.put("k", FILES)
+    (tmp_path / "artifacts" / "k.json").unlink()
+    assert store.get("k") is None
+    assert store.keys() == ()
+    store.put("k", FILES)
+    assert store.get("k") == FILES
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    store.put("k", FILES)
+    (tmp_path / "artifacts" / "k" / "kernels" / "dense.o").write_bytes(b"\x7fELG")
+    with pytest.raises(CorruptRecordError, match=r"dense\.o is damaged"):
+        store.get("k")
+    (tmp_path / "artifacts" / "k" / "kernels" / "dense.o").unlink()
+    with pytest.raises(CorruptRecordError, match=r"dense\.o is missing"):
+        store.get("k")
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ArtifactStore(tmp_path)
 
     def full(handle: int) -> None:
@@ -37,7 +58,7 @@ def test_a_failure_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StoreError, match="No space left"):
         store.put("k", FILES)
     assert store.get("k") is None
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("key", ["", "..", "a/b", ".hidden", "x" * 200, "a\nb"])

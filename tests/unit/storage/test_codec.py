@@ -5,7 +5,7 @@ import math
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.errors import CorruptRecordError
@@ -49,6 +49,7 @@ records = st.builds(
 )
 
 
+@settings(deadline=None)  # the first table takes Arrow a while
 @given(st.lists(records, max_size=5))
 def test_a_canonical_record_survives_the_round_trip(drawn: list[MeasureRecord]) -> None:
     kept = [canonical(record) for record in drawn]
@@ -58,6 +59,7 @@ def test_a_canonical_record_survives_the_round_trip(drawn: list[MeasureRecord]) 
     assert [canonical(record) for record in kept] == kept
 
 
+@settings(deadline=None)  # the first table takes Arrow a while
 @given(st.lists(records, min_size=1, max_size=5))
 def test_nothing_infinite_is_stored(drawn: list[MeasureRecord]) -> None:
     table = to_table([canonical(record) for record in drawn])

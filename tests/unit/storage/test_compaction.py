@@ -9,12 +9,11 @@ import pytest
 from compiler.errors import StoreError
 from storage import compaction, parts
 from storage.compaction import Compaction, compact
-from storage.files import quarantine
-from storage.layout import part_paths
+from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 from storage.query import connect
 from storage.schema import SCHEMA
-from tests.unit.storage.samples import failed, timed
+from tests.unit.storage.samples import failed, part_paths, timed
 from tests.unit.storage.test_parquet import start_writer
 
 
@@ -62,10 +61,10 @@ def test_only_the_fastest_rows_are_read_for_the_best(tmp_path: Path, monkeypatch
     compact(tmp_path)
     cold = ParquetRecordStore(tmp_path)
     (path,) = part_paths(tmp_path)
-    outline = parts.read_outline(path)
+    outline = parts.read_outline(LocalMedium(tmp_path), path.relative_to(tmp_path).as_posix())
     assert outline is not None
     assert (outline.rows, outline.groups, outline.fastest) == (100, 7, (0, 1))
-    monkeypatch.setattr(parts, "read_part", lambda _: pytest.fail("every row was read"))
+    monkeypatch.setattr(parts, "read_part", lambda *_: pytest.fail("every row was read"))
     assert cold.best("w0") == best
 
 
@@ -105,17 +104,17 @@ def test_a_reader_that_listed_before_finds_everything(tmp_path: Path, monkeypatc
         fill_again = timed("w2", 1.0)
         ParquetRecordStore(tmp_path).append([fill_again])
         reader = ParquetRecordStore(tmp_path)
-        list_paths = reader._paths
+        list_names = reader._names
         done: list[bool] = []
 
-        def listed_then_compacted(selection: object, list_paths=list_paths, done=done) -> list[Path]:  # type: ignore[no-untyped-def]
-            paths = list_paths(selection)
+        def listed_then_compacted(selection: object, list_names=list_names, done=done) -> list[str]:  # type: ignore[no-untyped-def]
+            names = list_names(selection)
             if not done:
                 done.append(True)
                 compact(tmp_path, least_parts=1)
-            return paths
+            return names
 
-        monkeypatch.setattr(reader, "_paths", listed_then_compacted)
+        monkeypatch.setattr(reader, "_names", listed_then_compacted)
         found = ask(reader)
         kept = (
             {key: record for key, record in found.items() if key != "w2"}
@@ -163,7 +162,7 @@ def test_a_damaged_page_is_noticed_and_the_rest_serves(tmp_path: Path, monkeypat
 
 def test_what_was_set_aside_stays_there(tmp_path: Path) -> None:
     fill(tmp_path, tasks=("w0",))
-    bad = part_paths(tmp_path)[0]
-    quarantine(bad, tmp_path, ValueError("bad"))
+    bad = part_paths(tmp_path)[0].relative_to(tmp_path).as_posix()
+    LocalMedium(tmp_path).quarantine(bad, ValueError("bad"))
     assert compact(tmp_path) == Compaction(9, 1, 45)
     assert len(ParquetRecordStore(tmp_path).records()) == 45

@@ -9,27 +9,36 @@ import pytest
 from compiler.errors import SchemaError, StoreError
 from compiler.measure.record import SCHEMA_VERSION, MeasureStatus
 from storage.base import HistoryPoint, RecordStore
+from storage.files import new_id
 from storage.memory import MemoryRecordStore
 from storage.parquet import ParquetRecordStore
 from tests.unit.storage.samples import CPU, failed, timed
 
 
-@pytest.fixture(params=["memory", "parquet", "parquet reopened"])
+@pytest.fixture(params=["memory", "parquet", "parquet reopened", "parquet by url", "objects", "objects on s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> RecordStore:
-    """One store of each kind; the last forgets its cache before every read."""
-    if request.param == "memory":
-        return MemoryRecordStore()
-    if request.param == "parquet":
-        return ParquetRecordStore(tmp_path)
-    return ForgetfulStore(tmp_path)
+    """One store of each kind; those that are reopened forget their cache before every read."""
+    match request.param:
+        case "memory":
+            return MemoryRecordStore()
+        case "parquet":
+            return ParquetRecordStore(tmp_path)
+        case "parquet reopened":
+            return ForgetfulStore(tmp_path)
+        case "parquet by url":
+            return ParquetRecordStore(f"file://{tmp_path}/a%20store")
+        case "objects":
+            return ForgetfulStore(f"memory://{new_id()}/store")
+        case _:
+            return ForgetfulStore(request.getfixturevalue("s3_place"))
 
 
 class ForgetfulStore(ParquetRecordStore):
-    """A Parquet store that reads everything from disk, as another process would."""
+    """A Parquet store that reads everything anew, as another process would."""
 
     def append(self, records: object) -> None:
         super().append(records)  # type: ignore[arg-type]
-        self.__init__(self.root)  # type: ignore[misc]
+        self.__init__(self.medium.url)  # type: ignore[misc]
 
 
 class TestRecordStoreContract:

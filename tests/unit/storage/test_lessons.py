@@ -14,7 +14,7 @@ from storage.rounds import ROUNDS, Field, append_round, rounds_of
 
 
 def test_a_run_finds_the_latest_of_its_place_before_it_began(tmp_path: Path) -> None:
-    store = LessonStore(tmp_path, "llvm", "machine", 2)
+    store = LessonStore(tmp_path, "llvm", "machine", 2, version=3)
     assert store.newest(before=math.inf) is None
     began = time.time() - 1
     store.save(b"one")
@@ -22,14 +22,37 @@ def test_a_run_finds_the_latest_of_its_place_before_it_began(tmp_path: Path) -> 
     assert store.newest(before=time.time() + 1) == b"two"
     assert store.newest(before=began) is None  # a run that is resumed does not see what came later
     for other in (("llvm", "machine", 1), ("llvm", "other", 2), ("llvm -mcpu=znver4", "machine", 2)):
-        assert LessonStore(tmp_path, *other).newest(before=math.inf) is None
+        assert LessonStore(tmp_path, *other, version=3).newest(before=math.inf) is None
 
 
 def test_old_lessons_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lessons_module, "KEPT", 3)
-    store = LessonStore(tmp_path, "llvm", "machine", 2)
-    paths = [store.save(str(number).encode()) for number in range(5)]
+    store = LessonStore(tmp_path, "llvm", "machine", 2, version=3)
+    paths = [tmp_path / store.save(str(number).encode()) for number in range(5)]
     assert [path.exists() for path in paths] == [False, False, True, True, True]
+
+
+def test_what_was_learned_from_other_features_is_out_of_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons_module, "KEPT", 1)
+    older, newer = (LessonStore(tmp_path, "llvm", "machine", 2, version) for version in (3, 4))
+    older.save(b"old")
+    assert newer.newest(before=math.inf) is None
+    newer.save(b"new")
+    assert older.newest(before=math.inf) == b"old"
+    assert newer.newest(before=math.inf) == b"new"
+
+
+def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons_module, "KEPT", 2)
+    store = LessonStore(tmp_path, "llvm", "machine", 2, version=3)
+    now = time.time_ns()
+    with monkeypatch.context() as ahead:
+        ahead.setattr("ulid.time.time_ns", lambda: now + 86_400 * 10**9)
+        store.save(b"of tomorrow")
+    assert store.latest > time.time() + 80_000
+    for number in range(4):
+        store.save(str(number).encode())
+    assert store.newest(before=math.inf) == b"3"
 
 
 def row(number: int, elapsed: float, accuracy: float | None) -> dict[str, Field]:
@@ -50,6 +73,8 @@ def test_rounds_come_back_in_order_each_once(tmp_path: Path) -> None:
         (0, None, "RUN"),
         (1, 0.8, "RUN"),
     ]
+    append_round(tmp_path, "RUN", row(2, 4.0, 0.9))
+    assert [one["round"] for one in rounds_of(tmp_path, "RUN")] == [0, 1, 2]
 
 
 def test_rounds_are_a_view(tmp_path: Path) -> None:

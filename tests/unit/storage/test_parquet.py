@@ -18,12 +18,13 @@ import pytest
 from compiler.errors import CorruptRecordError, SchemaError, StoreError
 from compiler.measure.record import SCHEMA_VERSION
 from storage.codec import canonical, to_table
-from storage.layout import part_folder, part_paths
+from storage.layout import part_folder
+from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 from storage.parts import read_part
 from storage.schema import SCHEMA, VERSION_KEY, upgrade
 from tests.unit.storage import samples
-from tests.unit.storage.samples import CPU, failed, timed
+from tests.unit.storage.samples import CPU, failed, part_paths, timed
 
 WRITER = (sys.executable, "-m", samples.__name__)
 ROOT = Path(samples.__file__).parents[3]
@@ -80,10 +81,10 @@ def test_many_writers_and_a_reader_need_no_lock(tmp_path: Path) -> None:
 def test_a_temporary_is_never_read(tmp_path: Path) -> None:
     store = ParquetRecordStore(tmp_path)
     store.append([timed("w0", 1e-3)])
-    leftover = part_folder(store.root, CPU, "w0") / ".01ABC.tmp"
+    leftover = tmp_path / part_folder(CPU, "w0") / ".01ABC.tmp"
     leftover.write_bytes(b"half a fi")
     assert len(ParquetRecordStore(tmp_path).records()) == 1
-    assert store.check().temporaries == (leftover,)
+    assert store.check().temporaries == (str(leftover),)
 
 
 def test_an_empty_store_passes_the_check(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_a_corrupt_file_is_set_aside_with_one_warning(
     store = ParquetRecordStore(tmp_path)
     store.append([timed("w0", 1e-3)])
     store.append([timed("w0", 5e-4)])
-    bad = part_paths(store.root)[1]
+    bad = part_paths(tmp_path)[1]
     data = bad.read_bytes()
     foreign = pa.BufferOutputStream()
     pq.write_table(pa.table({"x": [1]}), foreign)
@@ -156,7 +157,7 @@ def test_any_single_bit_of_damage_is_noticed(tmp_path: Path) -> None:
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
         with pytest.raises(StoreError, match=path.name):  # corrupt, or of a newer version
-            read_part(path)
+            read_part(LocalMedium(tmp_path), path.relative_to(tmp_path).as_posix())
 
 
 def test_a_file_put_there_by_another_tool_is_read(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_file_put_there_by_another_tool_is_read(tmp_path: Path) -> None:
 def test_a_file_in_the_wrong_folder_fails_the_check(tmp_path: Path) -> None:
     store = ParquetRecordStore(tmp_path)
     store.append([timed("w0", 1e-3), timed("w1", 1e-3)])
-    first, second = part_paths(store.root)
+    first, second = part_paths(tmp_path)
     first.rename(second.parent / first.name)
     with pytest.raises(CorruptRecordError, match="another task"):
         store.check()
@@ -227,7 +228,7 @@ def test_names_never_escape_their_folder(tmp_path: Path) -> None:
     store = ParquetRecordStore(tmp_path / "store")
     record = timed("../../w0", 1e-3, target="../../../etc/ -mcpu=x' OR 1=1", device="/")
     store.append([record])
-    (path,) = part_paths(store.root, record.target, record.task_key)
+    (path,) = part_paths(tmp_path / "store", record.target, record.task_key)
     assert path.parts[-4:-1][0] == "records"
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
     assert store.records(record.task_key, record.target) == [record]
@@ -238,8 +239,8 @@ def test_repeated_reads_open_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     reader = ParquetRecordStore(tmp_path)
     first = reader.records(), reader.best_per_task()
 
-    def refuse(path: Path) -> Sequence[object]:
-        raise AssertionError(path)
+    def refuse(_: LocalMedium, name: str) -> Sequence[object]:
+        raise AssertionError(name)
 
     monkeypatch.setattr("storage.parts.read_part", refuse)
     monkeypatch.setattr("storage.parts.read_outline", refuse)
@@ -253,9 +254,9 @@ def test_best_reads_only_the_winning_file(tmp_path: Path, monkeypatch: pytest.Mo
     reader = ParquetRecordStore(tmp_path)
     opened: list[Path] = []
 
-    def note(path: Path) -> object:
-        opened.append(path)
-        return read_part(path)
+    def note(medium: LocalMedium, name: str) -> object:
+        opened.append(medium.root / name)
+        return read_part(medium, name)
 
     monkeypatch.setattr("storage.parts.read_part", note)
     best = reader.best("w0", target=CPU)
@@ -268,7 +269,7 @@ def test_rows_of_the_first_version_are_read_as_what_they_were(tmp_path: Path) ->
     """Every timing was repeated then, and nobody looked at the load of the machine."""
     record = canonical(timed("w0", 1e-3, censored=True, contention=0.5))
     table = to_table([record]).drop_columns(["censored", "contention"])
-    folder = part_folder(tmp_path, record.target, record.task_key)
+    folder = tmp_path / part_folder(record.target, record.task_key)
     folder.mkdir(parents=True)
     pq.write_table(table.replace_schema_metadata({VERSION_KEY: "1"}), folder / "old.parquet")
     store = ParquetRecordStore(tmp_path)

@@ -1,0 +1,155 @@
+"""In: a `TuneJob` and what is to go wrong, as JSON. Out: the job's tuning, with made-up times. Always: the same program
+has the same time, so two runs with one seed store the same records.
+
+    python -m benchmarks.simulated '{"job": {...}, "pause": 0.1}'
+
+Everything of a run is real, the search, the cost model, Prefect, the store and, where asked for, the processes that
+build and run programs; only the times are a hash of the program. Tests of faults and the soak of a long run use it.
+"""
+
+import ctypes
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from prefect import flow
+
+from compiler import config
+from compiler.driver.tuning import TuningSummary
+from compiler.errors import RetuneError
+from compiler.measure.measurer import LocalMeasurer, Measurement
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureStatus
+from compiler.schedule.steps import Step, dump_steps
+from compiler.schedule.task import SearchTask
+from flows import allocate_trials as allocation
+from flows.parameters import TuneJob
+from tasks.extract import extract_tasks
+from tasks.store import complete_run, open_run
+from tasks.workers import Workers
+
+USER_ERROR = 2
+PARENT_DIES = 1
+"""PR_SET_PDEATHSIG, see prctl(2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What to run and how.
+
+    `pause` is the time in seconds that a round's measuring takes at least. `is_real`: programs are built, run and
+    checked, and only their times are made up. `workers`: a file that is told the processes that do so. The run measures
+    nothing before the file `gate` exists. `clock` says by how many seconds the clock is moved when a round is measured,
+    by the number of rounds this process has measured. `file_size` is the most bytes a file may have.
+    """
+
+    job: Mapping[str, Any]
+    pause: float = 0.0
+    is_real: bool = False
+    workers: str = ""
+    gate: str = ""
+    clock: Mapping[str, float] | None = None
+    file_size: int = 0
+
+
+class SimulatedMeasurer:
+    """Times that are a hash of the program, and one failure in sixteen unless programs are run."""
+
+    def __init__(self, simulation: Simulation, real: LocalMeasurer) -> None:
+        self._simulation = simulation
+        self._real = real
+        self._rounds = 0
+        self.builder, self.runner = real.builder, real.runner
+
+    def measure(
+        self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
+    ) -> list[Measurement]:
+        """See `compiler.measure.measurer.Measurer`."""
+        self._prepare()
+        if self._simulation.is_real:
+            found = self._real.measure(task, candidates, best_seconds)
+        else:
+            found = [Measurement((1.0,), MeasureStatus.OK, "", 0.05, 0.05) for _ in candidates]
+        return [self._told(task, steps, each) for steps, each in zip(candidates, found, strict=True)]
+
+    def _prepare(self) -> None:
+        simulation = self._simulation
+        if simulation.workers:
+            pool = [worker.pid for worker in self._real.builder._pool._workers]
+            pids = {"build": [pid for pid in pool if pid], "run": self._real.runner._worker.pid}
+            Path(simulation.workers).write_text(json.dumps(pids), encoding="utf-8")
+        while simulation.gate and not Path(simulation.gate).exists():
+            time.sleep(0.01)
+        move_clock((simulation.clock or {}).get(str(self._rounds), 0.0))
+        self._rounds += 1
+        time.sleep(simulation.pause)
+
+    def _told(self, task: SearchTask, steps: Sequence[Step], measured: Measurement) -> Measurement:
+        if measured.status is not MeasureStatus.OK:
+            return measured
+        number = crc32(f"{task.workload_key} {dump_steps(steps)}".encode())
+        if number % 16 == 0 and not self._simulation.is_real:
+            return replace(measured, costs=(), status=MeasureStatus.RUN_TIMEOUT, error="made up")
+        return replace(measured, costs=(1e-4 * (1 + number / 2**32),), censored=False, contention=None)
+
+
+_read_clock, _read_clock_ns = time.time, time.time_ns
+
+
+def move_clock(seconds: float) -> None:
+    """Let the clock of this process go on from so many seconds later, or earlier; 0 changes nothing."""
+    if seconds:
+        time.time = lambda: _read_clock() + seconds
+        time.time_ns = lambda: _read_clock_ns() + round(seconds * 1e9)
+
+
+@flow(name="simulated", flow_run_name="simulated")
+def simulated(simulation: dict[str, Any]) -> TuningSummary:
+    """Tune as `tune_network` does, without compiling the network in the end."""
+    made = Simulation(**simulation)
+    job = TuneJob(**made.job)
+
+    @contextmanager
+    def open_workers(options: MeasureOptions) -> Iterator[Workers]:
+        with LocalMeasurer.with_options(options) as real:
+            yield Workers(SimulatedMeasurer(made, real))  # type: ignore[arg-type]
+
+    allocation.open_workers = open_workers
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
+    with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
+        spent = allocation.allocate_trials(job, run.run_id)
+        complete_run(run.run_id, Path(job.home), {"trials": spent.trials})
+    return spent
+
+
+def command(simulation: Simulation) -> list[str]:
+    """The command line that runs a simulation in a process of its own."""
+    return [sys.executable, "-P", "-m", "benchmarks.simulated", json.dumps(asdict(simulation))]
+
+
+def main(text: str) -> int:
+    """Run one simulation; 2 for an error of ours, with a sentence on stderr. Ends with the process that started it."""
+    ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
+    simulation = json.loads(text)
+    if simulation["file_size"]:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (simulation["file_size"], resource.RLIM_INFINITY))
+    try:
+        spent = simulated(simulation)
+    except RetuneError as error:
+        sys.stderr.write(f"retune: {error}\n")
+        return USER_ERROR
+    sys.stdout.write(f"{spent.trials} trials in {spent.rounds} rounds by {config.engine_version()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

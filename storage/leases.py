@@ -1,0 +1,163 @@
+"""In: an object store and a name. Out: its only owner. Always: of two that believe they own it, one finds out soon.
+
+An object store has no locks that the kernel drops when a process dies. So an owner puts a numbered object, its claim,
+and renews it every few seconds. Who wants the lease looks at the highest claim: one that was given up, whose process is
+known to be gone, or that is not renewed while one watches, is succeeded by a claim with the next number, put only if
+there is none, so of many successors one wins. Nobody's clock is compared with anybody else's.
+
+An owner that slept so long that it was succeeded ends itself as soon as it wakes.
+"""
+
+import json
+import logging
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from compiler.errors import StoreError
+from storage.files import new_id
+
+BEAT_SECONDS = 5.0
+"""How often an owner renews its claim."""
+PATIENCE_SECONDS = 30.0
+"""A claim that was not renewed for so long, watched by one process, is void."""
+
+logger = logging.getLogger(__name__)
+
+
+class Objects(Protocol):
+    """The part of a medium that leases need."""
+
+    def create(self, name: str, data: bytes) -> bool: ...
+    def publish(self, files: Mapping[str, bytes]) -> None: ...
+    def read(self, name: str) -> bytes: ...
+    def files(self, folder: str) -> list[str]: ...
+    def remove(self, names: list[str]) -> None: ...
+
+
+class Lease:
+    """A claim that is renewed by a thread until it is closed."""
+
+    def __init__(self, objects: Objects, folder: str, number: int, claim: dict[str, Any]) -> None:
+        self._objects, self._folder, self._number, self._claim = objects, folder, number, claim
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name=f"lease {folder}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give the lease up, so that the next owner need not wait."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join()
+        try:
+            self._put({**self._claim, "is_free": True})
+        except StoreError as error:
+            logger.warning("a lease could not be given up, the next run waits for %g s: %s", PATIENCE_SECONDS, error)
+
+    def _renew(self) -> None:
+        renewed = time.monotonic()
+        while not self._closed.wait(BEAT_SECONDS):
+            try:
+                if _highest(self._objects, self._folder) > self._number:
+                    self._end("another process has taken this run over, since this one did not answer for so long")
+                    return
+                self._claim["beat"] += 1
+                self._put(self._claim)
+                renewed = time.monotonic()
+            except StoreError as error:
+                logger.warning("a lease could not be renewed: %s", error)
+                if time.monotonic() - renewed > PATIENCE_SECONDS:
+                    self._end("the store cannot be reached, and another process may take this run over")
+                    return
+
+    def _put(self, claim: dict[str, Any]) -> None:
+        self._objects.publish({_name(self._folder, self._number): json.dumps(claim).encode()})
+
+    def _end(self, reason: str) -> None:
+        logger.error("stopped: %s", reason)
+        self._closed.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def acquire(objects: Objects, folder: str) -> Lease:
+    """Own `folder`. Waits for up to `PATIENCE_SECONDS` for a sign of life of an owner that is not known to be gone.
+
+    Raises: StoreError when another process owns it, or the store refuses.
+    """
+    claim = {"owner": new_id(), "beat": 0, "is_free": False, **_process()}
+    while True:
+        number = _highest(objects, folder)
+        if number:
+            _await_end(objects, folder, number)
+        if objects.create(_name(folder, number + 1), json.dumps(claim).encode()):
+            objects.remove([name for name in objects.files(folder) if _number(name) <= number])
+            return Lease(objects, folder, number + 1, claim)
+
+
+def _await_end(objects: Objects, folder: str, number: int) -> None:
+    """Return when claim `number` is void or succeeded. Raises: StoreError when its owner is alive."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    beat = None
+    while time.monotonic() < end:
+        try:
+            claim = json.loads(objects.read(_name(folder, number)))
+        except (FileNotFoundError, ValueError):
+            return
+        if claim["is_free"] or _is_gone(claim):
+            return
+        if _is_here(claim) or (beat is not None and claim["beat"] != beat):
+            raise StoreError(
+                f"process {claim['pid']} of {claim['host']} is working on this run already: "
+                "wait for it, stop it, or change an option"
+            )
+        beat = claim["beat"]
+        time.sleep(min(1.0, BEAT_SECONDS / 2))
+
+
+def _process() -> dict[str, Any]:
+    """What tells this process from every other one."""
+    return {"host": platform.node(), "space": _space(), "pid": os.getpid(), "born": _born(os.getpid())}
+
+
+def _is_here(claim: Mapping[str, Any]) -> bool:
+    """Whether the owner is a process that this one can see, and alive."""
+    return bool(claim["space"] == _space() and claim["born"] == _born(claim["pid"]))
+
+
+def _is_gone(claim: Mapping[str, Any]) -> bool:
+    """Whether the owner is known to be gone: this process would see it."""
+    return bool(claim["space"] == _space() and claim["born"] != _born(claim["pid"]))
+
+
+def _space() -> str:
+    """What two processes have in common that see each other by their numbers: the boot and the space of numbers."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _born(pid: int) -> int | None:
+    """When a process began, in ticks since the boot, which no change of the clock touches; None when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])
+
+
+def _highest(objects: Objects, folder: str) -> int:
+    return max(map(_number, objects.files(folder)), default=0)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("/")[2])
+
+
+def _name(folder: str, number: int) -> str:
+    return f"{folder}/{number:08d}"

@@ -1,0 +1,262 @@
+"""What can go wrong with a run, done to real processes. After each fault and the same command again: nothing that was
+acknowledged is lost, nothing is measured twice, and the run ends where an undisturbed one with the same seed ends.
+
+The times are made up (`benchmarks.simulated`), so that the ends can be compared record by record.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.settings import PREFECT_API_URL
+
+from benchmarks.simulated import Simulation, command
+from compiler import config
+from compiler.measure.record import MeasureRecord
+from flows.parameters import TuneJob
+from storage.parquet import ParquetRecordStore
+from storage.runs import RunLedger
+from tests.flows.networks import write_mlp
+from tests.unit.storage.samples import part_paths
+
+TRIALS, BATCH = 40, 4
+PATIENCE_SECONDS = 120.0
+
+Outcome = list[tuple[int, str, str, tuple[float, ...], str]]
+"""What a run has stored that does not depend on when it did: by round, task and program."""
+
+
+def outcome(home: Path, run_id: str | None = None) -> Outcome:
+    """The records of a store, or of one run in it; none of them twice."""
+    records = ParquetRecordStore(home).records(run_id=run_id)
+    assert max(Counter((record.run_id, record.task_key, record.steps) for record in records).values()) == 1
+    return sorted((r.round, r.task_key, r.steps, r.costs, r.status.name) for r in records)
+
+
+@dataclass
+class Lab:
+    """A folder for runs of one network on one Prefect server; `home` is the state folder."""
+
+    folder: Path
+    api: str
+    name: str = "state"
+    seed: int = 0
+
+    @property
+    def home(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}-{self.seed}.txt"
+
+    def simulation(self, **how: Any) -> Simulation:
+        network = write_mlp(self.folder / "small.onnx", widths=(64, 96, 32), batch=8)
+        job = TuneJob.checked(str(network), TRIALS, threads=1, seed=self.seed, batch=BATCH, home=str(self.home))
+        return Simulation(asdict(job), **how)
+
+    @contextmanager
+    def started(self, extra: dict[str, str] | None = None, **how: Any) -> Iterator["subprocess.Popen[bytes]"]:
+        """The run in a process of its own."""
+        paths = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), "PREFECT_API_URL": self.api}
+        environment = config.child_environment({**paths, **(extra or {})})
+        with self.log.open("ab") as stream:
+            process = subprocess.Popen(command(self.simulation(**how)), stdout=stream, stderr=stream, env=environment)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def finish(self, extra: dict[str, str] | None = None, **how: Any) -> None:
+        """Run to the end."""
+        with self.started(extra, **how) as process:
+            assert process.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
+
+    def stored(self) -> list[MeasureRecord]:
+        return ParquetRecordStore(self.home).records()
+
+    def wait_for(self, process: "subprocess.Popen[bytes]", holds: Callable[[], bool]) -> None:
+        """Until something holds, while the run goes on."""
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            assert process.poll() is None, self.log.read_text()
+            assert time.monotonic() < limit, self.log.read_text()
+            time.sleep(0.02)
+
+    def wait_for_rounds(self, process: "subprocess.Popen[bytes]", count: int) -> None:
+        self.wait_for(process, lambda: len({record.round for record in self.stored()}) >= count)
+
+    def stop_after(self, count: int, number: int, **how: Any) -> int:
+        """Run until so many rounds are stored, then send a signal; the exit code. What was acknowledged stays."""
+        with self.started(**how) as process:
+            self.wait_for_rounds(process, count)
+            before = {record.record_id for record in self.stored()}
+            process.send_signal(number)
+            code = process.wait(20)
+        assert before <= {record.record_id for record in self.stored()}
+        return code
+
+
+@pytest.fixture
+def lab(tmp_path: Path, prefect_api: None) -> Lab:  # noqa: ARG001
+    return Lab(tmp_path, str(PREFECT_API_URL.value()))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, prefect_api: None) -> Outcome:  # noqa: ARG001
+    """How a run ends that nothing happens to."""
+    lab = Lab(tmp_path_factory.mktemp("undisturbed"), str(PREFECT_API_URL.value()))
+    lab.finish()
+    found = outcome(lab.home)
+    assert len(found) == TRIALS
+    assert len({task for _, task, *_ in found}) == 2
+    assert len({number for number, *_ in found}) == TRIALS / BATCH
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_twice(lab: Lab, undisturbed: Outcome, number: int) -> None:
+    assert lab.stop_after(2, number, pause=0.2) != 0
+    assert lab.stop_after(5, number, pause=0.2) != 0
+    lab.finish()
+    assert outcome(lab.home) == undisturbed
+    (run,) = RunLedger(lab.home).list()
+    assert run.is_complete
+    assert len(run.resumed) == 2
+
+
+def test_workers_that_are_killed(lab: Lab, undisturbed: Outcome) -> None:
+    """All processes that build, then the one that times; the run does not even stop."""
+    told = lab.folder / "workers.json"
+
+    def kill(kind: str) -> bool:
+        found = json.loads(told.read_text() or "{}") if told.exists() else {}
+        pids = [found.get(kind)] if kind == "run" else found.get(kind, [])
+        alive = [pid for pid in pids if pid and psutil.pid_exists(pid)]
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)
+        return bool(alive)
+
+    with lab.started(is_real=True, workers=str(told), pause=0.1) as process:
+        for kind in ("build", "run", "build", "run"):
+            lab.wait_for(process, lambda kind=kind: kill(kind))  # type: ignore[misc]
+            time.sleep(0.3)
+        assert process.wait(PATIENCE_SECONDS) == 0, lab.log.read_text()
+    found = outcome(lab.home)
+    assert {status for *_, status in found} == {"OK"}
+    assert [one[:3] for one in found][:BATCH] == [one[:3] for one in undisturbed][:BATCH]
+    assert len(found) == TRIALS
+    quiet = Lab(lab.folder, lab.api, "quiet")
+    quiet.finish(is_real=True)
+    assert found == outcome(quiet.home)
+
+
+def test_a_damaged_file_is_set_aside_and_the_run_goes_on(lab: Lab) -> None:
+    lab.stop_after(4, signal.SIGKILL, pause=0.2)
+    before = lab.stored()
+    bad = part_paths(lab.home)[1]
+    lost = {record.record_id for record in ParquetRecordStore(lab.home).records() if record.round == 1}
+    data = bytearray(bad.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    bad.write_bytes(data)
+    lab.finish()
+    refuge = lab.home / "quarantine" / bad.relative_to(lab.home)
+    assert f"set aside an unreadable file as {refuge}" in lab.log.read_text()
+    assert len(outcome(lab.home)) == TRIALS
+    assert {record.record_id for record in before} - lost <= {record.record_id for record in lab.stored()}
+    assert lost.isdisjoint(record.record_id for record in lab.stored())
+
+
+@pytest.mark.parametrize(
+    "moves", [{"2": 86_400.0, "5": -86_400.0}, {"0": 4e8, "3": 0.001}, {"1": -4e8}], ids=["both", "ahead", "back"]
+)
+def test_a_clock_that_jumps(lab: Lab, undisturbed: Outcome, moves: dict[str, float]) -> None:
+    lab.stop_after(4, signal.SIGKILL, pause=0.2, clock=moves)
+    lab.finish(clock={"2": -3600.0})
+    assert outcome(lab.home) == undisturbed
+    first = lab.stored()
+    lab.finish()  # a new run: whatever the clock said, it knows what was measured
+    records = lab.stored()
+    assert len(records) > len(first)
+    assert max(Counter((record.task_key, record.steps) for record in records).values()) == 1
+    lab.finish()
+    records = lab.stored()
+    assert max(Counter((record.task_key, record.steps) for record in records).values()) == 1
+    assert all(run.is_complete for run in RunLedger(lab.home).list())
+
+
+def test_two_runs_on_one_store_at_once(lab: Lab, undisturbed: Outcome) -> None:
+    """Two seeds are two runs that end as each would alone; one more with the same seed is refused with a sentence."""
+    other = Lab(lab.folder, lab.api, seed=1)
+    gate = lab.folder / "gate"
+    with lab.started(gate=str(gate), pause=0.05) as first, other.started(gate=str(gate), pause=0.05) as second:
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while sum(run.horizon is not None for run in RunLedger(lab.home).list()) < 2 and time.monotonic() < limit:
+            time.sleep(0.05)
+        same = Lab(lab.folder, lab.api, seed=0)
+        refused = subprocess.run(
+            command(same.simulation()),
+            env=config.child_environment({"PREFECT_API_URL": lab.api, "PYTHONPATH": os.pathsep.join(sys.path)}),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert refused.returncode == 2
+        assert f"retune: process {first.pid} is working on this run already" in refused.stderr
+        gate.touch()
+        assert first.wait(PATIENCE_SECONDS) == 0, lab.log.read_text()
+        assert second.wait(PATIENCE_SECONDS) == 0, other.log.read_text()
+    by_seed = {run.describe["seed"]: run.run_id for run in RunLedger(lab.home).list()}
+    assert outcome(lab.home, by_seed[0]) == undisturbed
+    alone = Lab(lab.folder, lab.api, "alone", seed=1)
+    alone.finish()
+    assert outcome(lab.home, by_seed[1]) == outcome(alone.home)
+
+
+def test_a_file_that_cannot_be_written(lab: Lab, undisturbed: Outcome) -> None:
+    """A limit on the size of files stops the round where it is stored; without it the run goes on."""
+    with lab.started(file_size=4096) as process:
+        assert process.wait(PATIENCE_SECONDS) == 2, lab.log.read_text()
+    assert lab.log.read_text().splitlines()[-1].startswith("retune: cannot write ")
+    assert "File too large" in lab.log.read_text().splitlines()[-1]
+    assert lab.stored() == []
+    lab.finish()
+    assert outcome(lab.home) == undisturbed
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can make a disk that is full")
+def test_a_disk_that_is_full(lab: Lab, undisturbed: Outcome) -> None:
+    lab.home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(lab.home)]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted: {mounted.stderr.decode()}")
+    try:
+        with lab.started(pause=0.05) as process:
+            assert process.wait(PATIENCE_SECONDS) == 2, lab.log.read_text()
+        assert "No space left on device" in lab.log.read_text().splitlines()[-1]
+        before = lab.stored()
+        assert before
+        check = ParquetRecordStore(lab.home).check()
+        assert check.rows == len(before)
+        assert check.temporaries == ()
+        subprocess.run(["mount", "-o", "remount,size=16m", lab.home], check=True)
+        lab.finish()
+        assert {record.record_id for record in before} <= {record.record_id for record in lab.stored()}
+        assert outcome(lab.home) == undisturbed
+    finally:
+        subprocess.run(["umount", "-l", lab.home], check=True)

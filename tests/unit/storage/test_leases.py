@@ -1,0 +1,115 @@
+"""A lease has one owner: also when owners die, sleep, or cannot be seen."""
+
+import itertools
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from compiler.errors import StoreError
+from storage import leases
+from storage.leases import Lease, acquire
+from storage.place import open_medium
+
+BEAT, PATIENCE = 0.02, 0.3
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "BEAT_SECONDS", BEAT)
+    monkeypatch.setattr(leases, "PATIENCE_SECONDS", PATIENCE)
+
+
+@pytest.fixture
+def objects(request: pytest.FixtureRequest) -> Any:
+    return open_medium(f"memory://leases/{request.node.name}")
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process looks like one of another machine to the next."""
+    numbers = itertools.count()
+    monkeypatch.setattr(leases, "_space", lambda: f"machine {next(numbers)}")
+
+
+def claim_of(objects: Any) -> dict[str, Any]:
+    (name,) = objects.files("lock")
+    found: dict[str, Any] = json.loads(objects.read(name))
+    return found
+
+
+def test_a_lease_that_was_given_up_is_there_for_the_next_at_once(objects: Any) -> None:
+    for number in range(1, 4):
+        began = time.monotonic()
+        acquire(objects, "lock").close()
+        assert time.monotonic() - began < PATIENCE
+        assert objects.files("lock") == [f"lock/{number:08d}"]
+        assert claim_of(objects)["is_free"]
+
+
+@pytest.mark.usefixtures("unseen")
+def test_an_owner_elsewhere_that_shows_life_is_left_alone(objects: Any) -> None:
+    owner = acquire(objects, "lock")
+    with pytest.raises(StoreError, match="is working on this run already"):
+        acquire(objects, "lock")
+    owner.close()
+    acquire(objects, "lock").close()
+
+
+@pytest.mark.usefixtures("unseen")
+def test_an_owner_elsewhere_that_shows_no_life_is_succeeded(objects: Any) -> None:
+    dead = {"owner": "x", "beat": 7, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
+    objects.publish({"lock/00000004": json.dumps(dead).encode()})
+    began = time.monotonic()
+    acquire(objects, "lock").close()
+    assert time.monotonic() - began >= PATIENCE
+    assert objects.files("lock") == ["lock/00000005"]
+
+
+@pytest.mark.usefixtures("unseen")
+def test_one_of_many_successors_wins(objects: Any) -> None:
+    dead = {"owner": "x", "beat": 7, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
+    objects.publish({"lock/00000001": json.dumps(dead).encode()})
+    won: list[Lease] = []
+    lost: list[StoreError] = []
+
+    def compete() -> None:
+        try:
+            won.append(acquire(objects, "lock"))
+        except StoreError as error:
+            lost.append(error)
+
+    threads = [threading.Thread(target=compete) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(lost)) == (1, 7)
+    won[0].close()
+
+
+@pytest.mark.usefixtures("unseen")
+def test_an_owner_that_was_succeeded_ends_itself(objects: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, int]] = []
+    monkeypatch.setattr("storage.leases.os.kill", lambda pid, number: ended.append((pid, number)))
+    sleeper = acquire(objects, "lock")
+    successor = {"owner": "y", "beat": 0, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
+    objects.publish({"lock/00000002": json.dumps(successor).encode()})
+    limit = time.monotonic() + 5
+    while not ended and time.monotonic() < limit:
+        time.sleep(BEAT)
+    assert len(ended) == 1
+    sleeper.close()
+    assert not json.loads(objects.read("lock/00000002"))["is_free"]
+
+
+def test_a_process_that_is_gone_is_known_to_be(objects: Any) -> None:
+    lease = acquire(objects, "lock")
+    claim = claim_of(objects)
+    lease.close()
+    objects.publish({"lock/00000001": json.dumps({**claim, "is_free": False, "born": claim["born"] - 1}).encode()})
+    began = time.monotonic()
+    acquire(objects, "lock").close()
+    assert time.monotonic() - began < PATIENCE
