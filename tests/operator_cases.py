@@ -107,6 +107,12 @@ _ROWS = np.array([[0, 2], [3, -1], [1, 0]])
 _SLICES = _RNG.standard_normal((3, 5)).astype(np.float32)
 _SCATTERED = ("none", "add", "mul", "max", "min")
 
+
+def _bytes(dtype: str, *shape: int) -> NDArray[Any]:
+    limits = np.iinfo(dtype)
+    return np.random.default_rng(6).integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+
 TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     *((op, [_PART], {}) for op in ("asin", "acos", "atanh")),
     ("acosh", [1 + np.abs(_PART)], {}),
@@ -131,6 +137,21 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     ("scatter_nd", [_DATA, _ROWS[[0, 0, 1]], _SLICES], {"reduction": "none"}),
     ("scatter_nd", [_DATA, _ROWS[[0, 0, 0]], _SLICES], {"reduction": "add"}),
     ("conv2d", [_RNG.integers(-9, 9, (1, 5, 5, 3), "int32"), _RNG.integers(-9, 9, (3, 3, 3, 2), "int32")], CONV),
+    *(
+        ("qconv2d", [_bytes(x, 1, 5, 6, 8), _bytes(w, 3, 3, 8, 16)], {**CONV, "pad_value": 9})
+        for x in ("uint8", "int8")
+        for w in ("uint8", "int8")
+    ),
+    ("qconv2d", [_bytes("uint8", 1, 5, 5, 3), _bytes("int8", 3, 3, 4, 16)], {**CONV, "pad_value": 7}),
+    (
+        "qconv2d",
+        [_bytes("uint8", 1, 3, 5, 5), _bytes("int8", 6, 4, 1, 1)],
+        {**CONV, "pads": (0, 0, 0, 0), "layout": "NCHW", "pad_value": 7},
+    ),
+    ("qconv2d", [_bytes("uint8", 1, 5, 5, 16), _bytes("int8", 3, 3, 16)], {**CONV, "groups": 16, "pad_value": 255}),
+    ("qdense", [_bytes("uint8", 5, 12), _bytes("int8", 12, 16)], {}),
+    ("qdense", [_bytes("int8", 5, 7), _bytes("int8", 7, 3)], {}),
+    ("qbatch_matmul", [_bytes("int8", 2, 5, 8), _bytes("int8", 2, 8, 16)], {}),
 ]
 """Operators with operands of other types than float32, or of a part of its range."""
 

@@ -7,8 +7,16 @@ import numpy as np
 
 from compiler.errors import DefinitionError
 from compiler.graph.evaluate import evaluate_node
+from compiler.graph.infer import misfit
 from compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from compiler.graph.ops import infer_value
+
+_KEPT = ("identity", "dequantize")
+"""Nodes that stay where they read constants alone: the bytes of a weight are worth more than its numbers."""
+
+
+_MOST_ELEMENTS, _MOST_FOLDED = 2**32, 2**28
+"""No network has tensors of more elements, or constants made of small ones; a broken one may ask for any number."""
 
 
 class GraphBuilder:
@@ -64,11 +72,15 @@ class GraphBuilder:
         output = self._fresh(wish)
         node = Node(op, tuple(inputs), (output,), dict(attrs or {}), name)
         value = infer_value(node, tuple(self._values[operand] for operand in inputs))
-        if op != "identity" and all(operand in self._constants for operand in inputs):
+        described = [self._values[operand] for operand in inputs]
+        if value.size > _MOST_ELEMENTS:
+            raise misfit(node, described, f"{value} has too many elements")
+        if op not in _KEPT and all(operand in self._constants for operand in inputs):
+            if value.size > max(_MOST_FOLDED, *(operand.size for operand in described)):
+                raise misfit(node, described, f"{value} has too many elements for a constant")
             return self.constant(evaluate_node(node, [self._constants[operand] for operand in inputs]), wish)
         if value.size == 0:
             return self.constant(np.empty(value.shape, value.dtype), wish)
-        described = [self._values[operand] for operand in inputs]
         if all(operand.size == 0 for operand in described):
             return self.constant(evaluate_node(node, [np.empty(v.shape, v.dtype) for v in described]), wish)
         self._nodes.append(node)
@@ -81,8 +93,12 @@ class GraphBuilder:
         return self._values[name]
 
     def array(self, name: str) -> Array | None:
-        """The content of a constant, None for anything else."""
-        return self._constants.get(name)
+        """The content of a constant, or of a dequantised one; None for anything else."""
+        node = self._producers.get(name)
+        if node is None or node.op != "dequantize":
+            return self._constants.get(name)
+        arrays = [self._constants[operand] for operand in node.inputs if operand in self._constants]
+        return evaluate_node(node, arrays) if len(arrays) == len(node.inputs) else None
 
     def producer(self, name: str) -> Node | None:
         """The node that computes a value; None for inputs and constants."""

@@ -45,7 +45,8 @@ def evaluate_node(node: Node, operands: Sequence[Array]) -> Array:
         result = np.asarray(EVALUATORS[node.op](node, operands))
     described = tuple(Value(name, a.shape, a.dtype.name) for name, a in zip(node.inputs, operands, strict=True))
     dtype = infer_value(node, described).dtype
-    return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
 
 
 def _unary(function: Callable[[Array], Array]) -> Evaluator:
@@ -58,6 +59,30 @@ def _binary(function: Callable[[Array, Array], Array]) -> Evaluator:
 
 def _reduce(function: Callable[..., Array]) -> Evaluator:
     return lambda node, operands: function(operands[0], axis=node.ints("axes"), keepdims=node.flag("keepdims"))
+
+
+def _extreme(function: Callable[..., Array], *, largest: bool) -> Evaluator:
+    """The largest or smallest; of no elements the least or greatest number there is."""
+
+    def evaluated(node: Node, operands: Sequence[Array]) -> Array:
+        (x,) = operands
+        if x.size:
+            return function(x, axis=node.ints("axes"), keepdims=node.flag("keepdims"))
+        if x.dtype == bool:
+            bound: float = not largest
+        elif x.dtype.kind in "iu":
+            bound = np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max
+        else:
+            bound = -math.inf if largest else math.inf
+        return function(x, axis=node.ints("axes"), keepdims=node.flag("keepdims"), initial=x.dtype.type(bound))
+
+    return evaluated
+
+
+def _mean(node: Node, operands: Sequence[Array]) -> Array:
+    if operands[0].size:
+        return _reduce(np.mean)(node, operands)
+    return np.full(_reduce(np.sum)(node, operands).shape, math.nan)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -174,7 +199,8 @@ def _convolution(node: Node, operands: Sequence[Array]) -> Array:
         weight = weight.transpose(*range(2, rank + 2), 1, 0)
     elif weight.ndim == rank + 1:
         weight = weight[..., None, :]
-    windows = _window_view(node, _channels_last(node, x), weight.shape[:rank], node.ints("dilations"), 0)
+    fill = node.integer("pad_value") if "pad_value" in node.attrs else 0
+    windows = _window_view(node, _channels_last(node, x), weight.shape[:rank], node.ints("dilations"), fill)
     windows = np.moveaxis(windows, rank + 1, -1)
     taken, made = weight.shape[-2], weight.shape[-1] // groups
     parts = [
@@ -186,6 +212,38 @@ def _convolution(node: Node, operands: Sequence[Array]) -> Array:
         for g in range(groups)
     ]
     return _from_channels_last(node, np.concatenate(parts, axis=-1))
+
+
+def _byte_convolution(node: Node, operands: Sequence[Array]) -> Array:
+    x, weight = (operand.astype(np.int32) for operand in operands)
+    last = node.text("layout").endswith("C")
+    missing = weight.shape[-2 if last else 1] - x.shape[-1 if last else 1] if node.integer("groups") == 1 else 0
+    border = [(0, 0)] * x.ndim
+    border[-1 if last else 1] = (0, missing)
+    return _convolution(node, [np.pad(x, border, constant_values=node.integer("pad_value")), weight])
+
+
+def _byte_product(node: Node, operands: Sequence[Array]) -> Array:
+    del node
+    return np.asarray(np.matmul(*(operand.astype(np.int32) for operand in operands)))
+
+
+def _columns(node: Node, operands: Sequence[Array]) -> list[Array]:
+    """The scale and the zero point as they combine with the numbers."""
+    x, *others = operands
+    column = [-1 if axis == node.integer("axis") else 1 for axis in range(x.ndim)]
+    return [part.reshape(column if part.size > 1 else ()) for part in others]
+
+
+def _quantize(node: Node, operands: Sequence[Array]) -> Array:
+    scale, zero = _columns(node, operands)
+    limits = np.iinfo(operands[2].dtype)
+    return np.clip(np.round(operands[0] / scale) + zero, limits.min, limits.max)
+
+
+def _dequantize(node: Node, operands: Sequence[Array]) -> Array:
+    scale, zero = _columns(node, operands)
+    return np.asarray((operands[0].astype(np.int64) - zero).astype(scale.dtype) * scale)
 
 
 def _max_pool2d(node: Node, operands: Sequence[Array]) -> Array:
@@ -264,12 +322,17 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "where": lambda _, operands: np.where(*operands),
     **PLACE_EVALUATORS,
     "reduce_sum": _reduce(np.sum),
-    "reduce_mean": _reduce(np.mean),
+    "reduce_mean": _mean,
     "reduce_prod": _reduce(np.prod),
-    "reduce_max": _reduce(np.max),
-    "reduce_min": _reduce(np.min),
+    "reduce_max": _extreme(np.max, largest=True),
+    "reduce_min": _extreme(np.min, largest=False),
     "conv2d": _convolution,
     "conv3d": _convolution,
+    "qconv2d": _byte_convolution,
+    "qdense": _byte_product,
+    "qbatch_matmul": _byte_product,
+    "quantize": _quantize,
+    "dequantize": _dequantize,
     "dense": _binary(np.matmul),
     "batch_matmul": _binary(np.matmul),
     "contract": _contract,

@@ -9,6 +9,8 @@ node that every path to a graph output passes first) is taken whole or not at al
     conv ─► add ─► relu        one group          conv ─► sigmoid ─► mul ─► ...    one group
              ▲                                      └────────────────▲
         other branch, computed before
+
+What widens bytes to numbers on such a branch is taken too: the bytes are read, and the numbers are never stored.
 """
 
 from collections.abc import Mapping
@@ -18,6 +20,8 @@ from compiler.graph.ir import Graph, Node
 from compiler.graph.ops import OPS, FusionKind
 
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
+_BYTES = ("int8", "uint8")
+_LONGEST_CHAIN = 8
 _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
 
 
@@ -65,7 +69,12 @@ def fuse(graph: Graph) -> Fusion:
 
 
 def is_alias(graph: Graph, node: Node) -> bool:
-    """Whether the node only gives its operand another shape: a reshape, or a transpose that moves axes of extent 1."""
+    """Whether the node only gives its operand another shape: a reshape, or a transpose that moves axes of extent 1.
+
+    An output that is a constant without elements is one too.
+    """
+    if node.op == "identity":
+        return graph.values[node.output].size == 0
     if node.op == "reshape":
         return True
     if node.op != "transpose":
@@ -110,7 +119,42 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
         for index in region:
             free[index] = False
         members += region
-    return members
+    return [start, *sorted((*members[1:], *_widened(graph, flow, members, free)))]
+
+
+def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
+    """Nodes, taken from `free`, that turn bytes into numbers which members other than the first read, and nobody else.
+    """
+    inside, found = set(members[1:]), list[int]()
+    for member in members[1:]:
+        for name in graph.nodes[member].inputs:
+            chain = _from_bytes(graph, flow, name, members[0], free, _LONGEST_CHAIN)
+            if chain and all(flow.read_by(index) <= inside | set(chain) for index in chain):
+                for index in chain:
+                    free[index] = False
+                found += chain
+                inside.update(chain)
+    return found
+
+
+def _from_bytes(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
+    """At most `most` free element-wise nodes that compute `name` from bytes in the shape of `first`; else none."""
+    index = flow.number.get(name)
+    if index is None or not free[index] or not most:
+        return []
+    node, shape = graph.nodes[index], graph.values[graph.nodes[first].output].shape
+    if OPS[node.op].kind not in _POINTWISE or graph.values[name].shape != shape:
+        return []
+    if node.op == "cast":
+        return [index] if graph.values[node.inputs[0]].dtype in _BYTES else []
+    chain = [index]
+    for operand in node.inputs:
+        if operand not in graph.constants:
+            part = _from_bytes(graph, flow, operand, first, free, most - len(chain))
+            if not part:
+                return []
+            chain += part
+    return chain
 
 
 class _Flow:
@@ -118,13 +162,14 @@ class _Flow:
 
     def __init__(self, graph: Graph) -> None:
         count = len(graph.nodes)
-        number = {node.output: index for index, node in enumerate(graph.nodes)}
+        self.number = number = {node.output: index for index, node in enumerate(graph.nodes)}
         self._readers: list[list[int]] = [[] for _ in graph.nodes]
         for index, node in enumerate(graph.nodes):
             for name in dict.fromkeys(node.inputs):
                 if name in number:
                     self._readers[number[name]].append(index)
         self._exit = count
+        self._outputs = frozenset(number[name] for name in graph.outputs if name in number)
         self._meet = [count] * (count + 1)
         depth = [0] * (count + 1)
         for index in reversed(range(count)):
@@ -142,6 +187,10 @@ class _Flow:
             else:
                 two = self._meet[two]
         return one
+
+    def read_by(self, index: int) -> set[int]:
+        """The nodes that read the result of a node; the exit where it is an output of the graph."""
+        return {*self._readers[index], *((self._exit,) if index in self._outputs else ())}
 
     def region(self, start: int) -> list[int] | None:
         """The nodes behind `start` up to its immediate post-dominator, which comes last; None when that is the exit."""

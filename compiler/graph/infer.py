@@ -138,6 +138,57 @@ def contract(node: Node, operands: Sequence[Value]) -> Result:
     return tuple(extents[letter] for letter in result), operands[0].dtype
 
 
+def _check_bytes(node: Node, operands: Sequence[Value]) -> tuple[Value, ...]:
+    """The operands of a product of bytes as ones of one dtype, for the rules of other products."""
+    if any(operand.dtype not in ("int8", "uint8") for operand in operands):
+        raise misfit(node, operands, "the operands must be bytes")
+    return tuple(Value(operand.name, operand.shape, "int32") for operand in operands)
+
+
+def byte_product(node: Node, operands: Sequence[Value]) -> Result:
+    """Matrix products of bytes of any signs give int32."""
+    return (batch_matmul if node.op == "qbatch_matmul" else dense)(node, _check_bytes(node, operands))
+
+
+def byte_convolution(node: Node, operands: Sequence[Value]) -> Result:
+    """A convolution of bytes of any signs gives int32. Up to three channels that only the weight has are padding."""
+    limits = (-128, 127) if operands[0].dtype == "int8" else (0, 255)
+    if not limits[0] <= node.integer("pad_value") <= limits[1]:
+        raise misfit(node, operands, f"pad_value {node.integer('pad_value')} is no {operands[0].dtype}")
+    x, weight = _check_bytes(node, operands)
+    channel, taken = (1, 1) if node.text("layout").startswith("NC") else (len(x.shape) - 1, -2)
+    if node.integer("groups") == 1 and len(weight.shape) == len(x.shape):
+        missing = weight.shape[taken] - x.shape[channel]
+        if 0 < missing < 4:
+            filled = (*x.shape[:channel], weight.shape[taken], *x.shape[channel + 1 :])
+            x = Value(x.name, filled, x.dtype)
+    return convolution(node, [x, weight])
+
+
+def _check_scale(node: Node, operands: Sequence[Value]) -> None:
+    x, scale, zero = operands
+    axis = node.integer("axis")
+    sizes = {(), (1,)} | ({(x.shape[axis],)} if 0 <= axis < len(x.shape) else set())
+    if scale.shape not in sizes or zero.shape not in sizes or not scale.dtype.startswith("float"):
+        raise misfit(node, operands, f"needs one float scale and zero point, or one for each place of axis {axis}")
+
+
+def quantize(node: Node, operands: Sequence[Value]) -> Result:
+    """Floats in the dtype of the zero point."""
+    _check_scale(node, operands)
+    if operands[0].dtype != operands[1].dtype:
+        raise misfit(node, operands, "the scale must have the dtype of the numbers")
+    return operands[0].shape, operands[2].dtype
+
+
+def dequantize(node: Node, operands: Sequence[Value]) -> Result:
+    """Whole numbers in the dtype of the scale."""
+    _check_scale(node, operands)
+    if operands[0].dtype != operands[2].dtype:
+        raise misfit(node, operands, "the zero point must have the dtype of the numbers")
+    return operands[0].shape, operands[1].dtype
+
+
 def _spatial_axes(node: Node, operands: Sequence[Value]) -> tuple[int, ...]:
     volume = node.op == "conv3d"
     if len(operands[0].shape) != 4 + volume:

@@ -2,7 +2,7 @@
 
 Every operator has one result. Layouts: `NCHW` activations have (O, I/groups, KH, KW) weights; `NHWC` activations have
 (KH, KW, I/groups, O) weights, or (KH, KW, C) when the convolution is depthwise (groups = C = O). `pads` is (top, left,
-bottom, right). A pass removes `batch_norm`, so nothing lowers it.
+bottom, right). Passes remove `batch_norm`, `quantize` and `dequantize`, so nothing lowers them.
 """
 
 from collections.abc import Mapping
@@ -116,6 +116,25 @@ _SPECS = (
         "sum of products of (a, b) in Einstein's notation: a letter for each axis, summed over those not in `result`",
         {"left": str, "right": str, "result": str},
     ),
+    OpSpec(
+        "qconv2d",
+        2,
+        _KIND.COMPLEX,
+        infer.byte_convolution,
+        "conv2d of bytes, summed in int32; padding, also in channels that only the weight has, holds pad_value",
+        {**_CONV, "pad_value": int},
+    ),
+    OpSpec("qdense", 2, _KIND.COMPLEX, infer.byte_product, "dense of bytes, summed in int32"),
+    OpSpec("qbatch_matmul", 2, _KIND.COMPLEX, infer.byte_product, "batch_matmul of bytes, summed in int32"),
+    OpSpec(
+        "quantize",
+        3,
+        _KIND.OPAQUE,
+        infer.quantize,
+        "round(x / scale) + zero, clipped, of (x, scale, zero); one scale, or one for each place of an axis",
+        {"axis": int},
+    ),
+    OpSpec("dequantize", 3, _KIND.OPAQUE, infer.dequantize, "(x - zero) * scale of (x, scale, zero)", {"axis": int}),
     OpSpec("max_pool2d", 1, _KIND.REDUCTION, infer.pool2d, "maximum of a window; padding never wins", _MAX_POOL),
     OpSpec(
         "avg_pool2d",

@@ -12,6 +12,7 @@ from compiler.graph.passes.common_subexpressions import CommonSubexpressions
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 from compiler.graph.passes.fold_scales import FoldScales
+from compiler.graph.passes.quantised import Quantised
 from compiler.graph.passes.recognise import Recognise
 from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from compiler.graph.passes.slice_weights import SliceWeights
@@ -20,6 +21,7 @@ from compiler.graph.passes.transposed_products import TransposedProducts
 _log = logging.getLogger(__name__)
 
 PIPELINE: tuple[GraphPass, ...] = (
+    Quantised(),
     FoldConstants(),
     FoldBatchNorm(),
     CommonSubexpressions(),

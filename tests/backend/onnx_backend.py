@@ -22,11 +22,11 @@ from compiler.target import Target
 
 Array = NDArray[Any]
 
-_MOST_ATTEMPTS = 5
-
-
 class CompiledModel(BackendRep):  # type: ignore[misc]
-    """A model that takes its inputs as a list, in the model's order, or by name."""
+    """A model that takes its inputs as a list, in the model's order, or by name.
+
+    `waits` says that it is compiled when it runs first, `folded` that no input was left then: all was computed at once.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Compile `model` if its shapes are known. Raises: ModelError when it cannot be imported."""
@@ -34,6 +34,7 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
         self._names = [entry.name for entry in model.graph.input if entry.name not in weights]
         self._model = model
         self._executor: GraphExecutor | None = None
+        self.folded = False
         try:
             self._executor = _executor(load_model(model))
         except (DynamicShapeError, UnknownValueError):
@@ -45,12 +46,17 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
         """The outputs for arrays of the inputs."""
         pairs = inputs.items() if isinstance(inputs, Mapping) else zip(self._names, inputs, strict=True)
         named = {name: np.asarray(array) for name, array in pairs}
-        executor = self._executor or _executor(_specialised(self._model, named))
+        executor = self._executor or self._specialised(named)
         for name, array in named.items():
             if executor.get_input_index(name) >= 0:
                 executor.set_input(name, array)
         executor.run()
         return tuple(executor.get_output(index) for index in range(executor.get_num_outputs()))
+
+    def _specialised(self, named: Mapping[str, Array]) -> GraphExecutor:
+        graph = _specialised(self._model, named)
+        self.folded = bool(named) and not graph.inputs
+        return _executor(graph)
 
 
 def _executor(graph: Graph) -> GraphExecutor:
@@ -60,13 +66,14 @@ def _executor(graph: Graph) -> GraphExecutor:
 def _specialised(model: onnx.ModelProto, named: Mapping[str, Array]) -> Graph:
     """The graph for inputs of these shapes, those fixed that shapes depend on."""
     fixed: dict[str, Array] = {}
-    for _ in range(_MOST_ATTEMPTS):
+    while True:
         shapes = {name: array.shape for name, array in named.items() if name not in fixed}
         try:
             return load_model(model, shapes=shapes, constants=fixed)
         except UnknownValueError as error:
+            if fixed.keys() >= set(error.inputs):
+                raise
             fixed |= {name: named[name] for name in error.inputs}
-    return load_model(model, shapes=shapes, constants=fixed)
 
 
 class RetuneBackend(Backend):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """In: an ONNX node. Out: its attributes with Python types, and its operands. Always: a wrong type is reported."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Array, Value
 
 IntArray = NDArray[np.int64]
+ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class OnnxNode:
     """A node of the model while it is converted.
 
     `inputs` are names of values in the graph being built ("" for an operand left out), `outputs` the model's own names.
+    `convert_body` writes a sub-graph of the node with values for its inputs, and gives those of its outputs.
     """
 
     op_type: str
@@ -29,6 +31,7 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     opset: int
+    convert_body: ConvertBody | None = None
 
     def has_input(self, index: int) -> bool:
         """Whether the optional operand `index` is there."""
@@ -83,7 +86,10 @@ class OnnxNode:
 
     def array(self, builder: GraphBuilder, index: int, what: str) -> Array:
         """An operand that must be a constant; `what` says in a message what it is for."""
-        name = self.operand(builder, index).name
+        return self.known(builder, self.operand(builder, index).name, what)
+
+    def known(self, builder: GraphBuilder, name: str, what: str) -> Array:
+        """The content of a value that must be a constant."""
         array = builder.array(name)
         if array is None:
             inputs = builder.inputs_of(name)
@@ -91,6 +97,15 @@ class OnnxNode:
                 f"{self.label}: {what} must be a constant, but depends on {_listed(inputs)}", inputs
             )
         return array
+
+    def body(self, key: str, operands: Sequence[str]) -> Sequence[str]:
+        """The outputs of the sub-graph `key`, which is written into the graph with these operands."""
+        graph = self.attributes.get(key)
+        if self.convert_body is None or not isinstance(graph, onnx.GraphProto):
+            raise self.unsupported(f"attribute {key} must be a graph")
+        if len(graph.input) != len(operands):
+            raise self.unsupported(f"its {key} takes {len(graph.input)} inputs, not {len(operands)}")
+        return self.convert_body(graph, operands)
 
     def int_list(self, builder: GraphBuilder, index: int, what: str) -> tuple[int, ...]:
         """A constant operand as a tuple of ints."""

@@ -14,10 +14,11 @@ from compiler.graph.builder import GraphBuilder
 
 Converter = Callable[[GraphBuilder, OnnxNode], Sequence[str]]
 
-_DTYPES = (
+DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
+"""Element types that kernels compute with."""
 
 
 class Formula:
@@ -104,7 +105,10 @@ def _leaky_relu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _prelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    slope = node.operand(builder, 1).name
+    slope, shape = node.operand(builder, 1).name, builder.value(x).shape
+    own = builder.value(slope).shape
+    if len(own) == 1 and own[0] not in (1, *shape[-1:]) and own == shape[1:2]:  # a number a channel, as it once was
+        slope = write("reshape", slope, shape=(own[0], *(1 for _ in shape[2:])))
     return [write("add", write("relu", x), write("mul", slope, write("minimum", x, 0)))]
 
 
@@ -187,7 +191,7 @@ def _reciprocal(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _cast_to(builder: GraphBuilder, node: OnnxNode, dtype: str) -> Sequence[str]:
     x = node.operand(builder, 0)
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise node.unsupported(f"no conversion to {dtype}")
     if x.dtype == dtype:
         return [x.name]

@@ -6,21 +6,20 @@ A node that fails does not stop the others, so its error comes together with the
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 import onnx
-from onnx import numpy_helper
 
 from compiler.errors import (
-    DefinitionError,
     DynamicShapeError,
     ModelFormatError,
     UnknownValueError,
     UnsupportedOperatorError,
 )
 from compiler.frontend.onnx import (
+    control_flow,
     conv_transpose,
+    data_dependent,
     einsum,
     elementwise,
     indexing,
@@ -31,11 +30,13 @@ from compiler.frontend.onnx import (
     recurrent,
     reduce,
     resize,
+    sampling,
     shape,
+    spectrum,
 )
-from compiler.frontend.onnx.attributes import OnnxNode, read_attributes
-from compiler.frontend.onnx.elementwise import Converter
-from compiler.frontend.onnx.model_edits import at_supported_opset, expand_functions, with_fixed_inputs
+from compiler.frontend.onnx.conversion import Conversion, missing_operator
+from compiler.frontend.onnx.elementwise import DTYPES, Converter
+from compiler.frontend.onnx.model_edits import all_nodes, at_supported_opset, expand_functions, with_fixed_inputs
 from compiler.frontend.onnx.model_file import check_model, is_standard, opset_of, read_model
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Array, Graph, Value
@@ -44,7 +45,9 @@ from compiler.graph.ops import verify
 _log = logging.getLogger(__name__)
 
 CONVERTERS: Mapping[str, Converter] = {
+    **control_flow.CONVERTERS,
     **conv_transpose.CONVERTERS,
+    **data_dependent.CONVERTERS,
     **einsum.CONVERTERS,
     **elementwise.CONVERTERS,
     **indexing.CONVERTERS,
@@ -55,7 +58,9 @@ CONVERTERS: Mapping[str, Converter] = {
     **recurrent.CONVERTERS,
     **reduce.CONVERTERS,
     **resize.CONVERTERS,
+    **sampling.CONVERTERS,
     **shape.CONVERTERS,
+    **spectrum.CONVERTERS,
 }
 
 Shapes = Mapping[str, Sequence[int]]
@@ -119,14 +124,24 @@ def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
                     extents.append(dimension.dim_value)
                 else:
                     dynamic.append(f"dimension {axis} ({dimension.dim_param or '?'}) of input {entry.name!r}")
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-        values.append(Value(entry.name, tuple(extents), dtype))
+        values.append(Value(entry.name, tuple(extents), _dtype_of(entry)))
     if dynamic:
         raise DynamicShapeError(
             f"the model is not static: {', '.join(dynamic)}; give numbers for these with --shape NAME=1,3,224,224 "
             "(shapes=... in Python), or export the model with fixed shapes"
         )
     return values
+
+
+def _dtype_of(entry: onnx.ValueInfoProto) -> str:
+    """The dtype of an input. Raises: ModelFormatError when it has none, UnsupportedOperatorError when we have not."""
+    kind = entry.type.tensor_type.elem_type
+    if kind not in onnx.TensorProto.DataType.values() or kind == onnx.TensorProto.UNDEFINED:
+        raise ModelFormatError(f"input {entry.name!r} has the element type {kind}, which ONNX does not have")
+    name: str = onnx.helper.tensor_dtype_to_np_dtype(kind).name
+    if name not in DTYPES:
+        raise UnsupportedOperatorError(f"input {entry.name!r} has elements of {name}; known: {', '.join(DTYPES)}")
+    return name
 
 
 def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor) -> list[int]:
@@ -145,11 +160,11 @@ def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor)
 
 def _check_operators(model: onnx.ModelProto) -> None:
     """Find the nodes that no converter takes, without converting anything."""
-    missing: list[str] = []
-    for node in model.graph.node:
-        if not (node.op_type in CONVERTERS and is_standard(node.domain)):
-            domain = "" if is_standard(node.domain) else f"{node.domain}."
-            missing.append(f"{_name_of(node)!r} ({domain}{node.op_type})")
+    missing = [
+        missing_operator(node)
+        for node in all_nodes(model.graph)
+        if not (node.op_type in CONVERTERS and is_standard(node.domain))
+    ]
     if missing:
         _refuse(model, missing)
 
@@ -165,44 +180,12 @@ def _refuse(model: onnx.ModelProto, problems: Sequence[str], inputs: Iterable[st
 
 def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: int) -> Graph:
     builder = GraphBuilder(name, inputs)
-    names = {"": "", **{value.name: value.name for value in inputs}}
-    for tensor in model.graph.initializer:
-        names[tensor.name] = builder.constant(numpy_helper.to_array(tensor), tensor.name)
-    problems: list[str] = []
-    unknown: dict[str, None] = {}
-    solvable = 0
-    lost: set[str] = set()
-    for proto in model.graph.node:
-        if lost.intersection(proto.input):
-            lost.update(proto.output)
-            continue
-        node = OnnxNode(
-            op_type=proto.op_type,
-            name=_name_of(proto),
-            inputs=tuple(names[operand] for operand in proto.input),
-            outputs=tuple(proto.output),
-            attributes=read_attributes(proto),
-            opset=opset,
-        )
-        try:
-            results = CONVERTERS[node.op_type](builder, node)
-        except UnknownValueError as error:
-            problems.append(str(error))
-            unknown.update(dict.fromkeys(error.inputs))
-            solvable += 1
-        except UnsupportedOperatorError as error:
-            problems.append(str(error))
-        except DefinitionError as error:
-            problems.append(f"{node.label}: its operands do not fit: {error}")
-        else:
-            names.update(zip(proto.output, results, strict=False))
-            continue
-        lost.update(proto.output)
-    if problems:
-        _refuse(model, problems, unknown if solvable == len(problems) else ())
+    conversion = Conversion(builder, CONVERTERS, opset)
+    names = conversion.convert(model.graph, {value.name: value.name for value in inputs})
+    if conversion.problems:
+        solvable = conversion.solvable == len(conversion.problems)
+        _refuse(model, conversion.problems, conversion.unknown if solvable else ())
+    absent = [entry.name for entry in model.graph.output if entry.name not in names]
+    if absent:
+        raise ModelFormatError(f"model {name}: nothing computes the output {absent[0]!r}")
     return builder.finish({entry.name: names[entry.name] for entry in model.graph.output})
-
-
-def _name_of(node: onnx.NodeProto) -> str:
-    """The node's name, or the name of its first result where the exporter gave none."""
-    return node.name or next(chain(node.output), "") or node.op_type

@@ -172,6 +172,31 @@ def _reverse_sequence(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("gather_elements", x, builder.emit("broadcast_to", [chosen], {"shape": shape}), axis=time)]
 
 
+def _tensor_scatter(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """A cache with each sequence's update written from its own place on, around the end where it is circular."""
+    write, past = formula_of(builder, node)
+    shape, update = builder.value(past).shape, node.operand(builder, 1)
+    axis = node.axis(node.integer("axis", -2), len(shape))
+    mode = node.text("mode", "linear")
+    if mode not in ("linear", "circular"):
+        raise node.unsupported(f"mode {mode!r} is neither linear nor circular")
+    column = (1,) * axis + (shape[axis],) + (1,) * (len(shape) - axis - 1)
+    places = builder.constant(np.arange(shape[axis]).reshape(column), "places")
+    steps = places
+    if node.has_input(2):
+        start = builder.emit("cast", [node.inputs[2]], {"dtype": "int64"})
+        start = builder.emit("reshape", [start], {"shape": (shape[0], *(1 for _ in shape[1:]))})
+        steps = builder.emit("sub", [places, start])
+    if mode == "circular":
+        steps = builder.emit("mod", [steps, builder.scalar(shape[axis], "int64")])
+    fresh = builder.emit("less", [steps, builder.scalar(update.shape[axis], "int64")])
+    if mode == "linear":
+        fresh = builder.emit("bit_and", [fresh, builder.emit("less", [builder.scalar(-1, "int64"), steps])])
+    inside = builder.emit("maximum", [steps, builder.scalar(0, "int64")])
+    read = builder.emit("broadcast_to", [inside], {"shape": shape})
+    return [write("where", fresh, write("gather_elements", update.name, read, axis=axis), past)]
+
+
 CONVERTERS: Mapping[str, Converter] = {
     "ArgMax": _arg("arg_max"),
     "ArgMin": _arg("arg_min"),
@@ -186,6 +211,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
+    "TensorScatter": _tensor_scatter,
     "TopK": _top_k,
     "Trilu": _trilu,
 }

@@ -4,7 +4,7 @@ Always: the caller's model stays as it is.
 """
 
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -16,6 +16,8 @@ from compiler.graph.ir import Array
 
 _log = logging.getLogger(__name__)
 
+_IR_OF_OLDEST = 6
+"""The form of the file that belongs to it; older ones list constants among the inputs."""
 _DEEPEST = 8
 """Functions within functions; ONNX's own are at most three deep."""
 
@@ -48,10 +50,12 @@ def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if version_of(model) >= OLDEST_OPSET:
         return model
     try:
-        return version_converter.convert_version(model, OLDEST_OPSET)
+        converted = version_converter.convert_version(model, OLDEST_OPSET)
     except Exception as error:  # whatever its C++ code throws
         _log.info("not converted to operator set %d: %s", OLDEST_OPSET, error)
         return model
+    converted.ir_version = max(converted.ir_version, _IR_OF_OLDEST)
+    return converted
 
 
 def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:
@@ -61,33 +65,54 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
     for _ in range(_DEEPEST):
         wanted = {
             (node.domain, node.op_type)
-            for node in model.graph.node
+            for node in all_nodes(model.graph)
             if not (node.op_type in known and is_standard(node.domain)) and _is_function(model, node)
         }
         if not wanted:
             break
         try:
             expanded = inliner.inline_selected_functions(_with_defaults(model, wanted), sorted(wanted), False, True)
+            _forget_missing(expanded)
         except Exception as error:  # whatever its C++ code throws; the nodes are then reported as unsupported
             _log.info("not expanded: %s", error)
             break
-        if len(expanded.graph.node) == len(model.graph.node) and expanded == model:
+        if expanded == model:
             break
         model = expanded
     return model
 
 
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph, and those of the graphs that they hold."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                yield from all_nodes(inner)
+
+
 def _with_defaults(model: onnx.ModelProto, wanted: Container[tuple[str, str]]) -> onnx.ModelProto:
-    """The model with attributes that are left out written down, on nodes to be expanded: the inliner forgets those."""
+    """The model with attributes that are left out written down, on nodes to be expanded: the inliner forgets those.
+
+    It also looks for the types of operands that are left out, so these get one.
+    """
     full = onnx.ModelProto()
     full.CopyFrom(model)
-    for node in full.graph.node:
+    for node in all_nodes(full.graph):
         schema = _schema_of(model, node) if (node.domain, node.op_type) in wanted else None
         given = {attribute.name for attribute in node.attribute}
         for name, attribute in schema.attributes.items() if schema else ():
             if name not in given and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
                 node.attribute.append(attribute.default_value)
+    full.graph.value_info.append(onnx.helper.make_tensor_value_info("", onnx.TensorProto.FLOAT, None))
     return full
+
+
+def _forget_missing(model: onnx.ModelProto) -> None:
+    """Take away the types of operands that are left out."""
+    named = [entry for entry in model.graph.value_info if entry.name]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(named)
 
 
 def _is_function(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
@@ -101,5 +126,5 @@ def _schema_of(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
     domain = "" if is_standard(node.domain) else node.domain
     try:
         return onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # the latter for versions that no int holds
         return None

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
+from compiler.frontend.onnx.indexing import taken
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.infer import broadcast_shapes
 from compiler.graph.ir import Attribute
@@ -99,10 +100,46 @@ def plain_convolution(
 
 
 def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    if node.integer("training_mode", 0) or any(node.outputs[1:]):
-        raise node.unsupported("training mode; export the model for inference")
-    write, _ = formula_of(builder, node)
-    return [write("batch_norm", *node.inputs[:5], axis=1, epsilon=node.number("epsilon", 1e-5))]
+    write, x = formula_of(builder, node)
+    epsilon = node.number("epsilon", 1e-5)
+    if not node.integer("training_mode", 0):
+        if any(node.outputs[1:]):
+            raise node.unsupported("results of training; export the model for inference")
+        return [write("batch_norm", *node.inputs[:5], axis=1, epsilon=epsilon)]
+    axes = tuple(axis for axis in range(len(builder.value(x).shape)) if axis != 1)
+    mean = write("reduce_mean", x, axes=axes, keepdims=True)
+    centred = write("sub", x, mean)
+    spread = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=False)
+    mean = write("reshape", mean, shape=builder.value(spread).shape)
+    kept = node.number("momentum", 0.9)
+    running = [
+        write("add", write("mul", old, kept), write("mul", new, 1 - kept))
+        for old, new in zip(node.inputs[3:5], (mean, spread), strict=True)
+    ]
+    return [write("batch_norm", *node.inputs[:3], mean, spread, axis=1, epsilon=epsilon), *running]
+
+
+def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """By minors of the first row, which is exact enough, and quick, for small matrices."""
+    write, x = formula_of(builder, node)
+    *batch, rows, columns = builder.value(x).shape
+    if rows != columns or rows > 4:
+        raise node.unsupported(f"a matrix of {rows} x {columns}; only square ones up to 4 x 4")
+    flat = write("reshape", x, shape=(*batch, rows * columns))
+    cells = [taken(builder, flat, len(batch), [place]) for place in range(rows * columns)]
+    places = [write("reshape", cell, shape=tuple(batch)) for cell in cells]
+
+    def minor(row: int, kept: tuple[int, ...]) -> str:
+        if row == rows - 1:
+            return places[row * columns + kept[0]]
+        total = ""
+        for number, column in enumerate(kept):
+            rest = (*kept[:number], *kept[number + 1 :])
+            term = write("mul", places[row * columns + column], minor(row + 1, rest))
+            total = term if not total else write("sub" if number % 2 else "add", total, term)
+        return total
+
+    return [minor(0, tuple(range(columns)))]
 
 
 def _gemm(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -166,6 +203,7 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
 CONVERTERS: Mapping[str, Converter] = {
     "BatchNormalization": _batch_normalization,
     "Conv": _convolution,
+    "Det": _determinant,
     "Gemm": _gemm,
     "MatMul": _matmul,
 }

@@ -5,9 +5,11 @@ A pool of three dimensions is one over rows and columns, and then one over plane
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
+from compiler.dtype import is_float
 from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.frontend.onnx.elementwise import Converter, formula_of
 from compiler.frontend.onnx.nn import pads_of, plain_convolution
@@ -58,12 +60,103 @@ def _windows_of(node: OnnxNode, extents: tuple[int, ...]) -> _Windows:
 
 
 def _pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    if any(node.outputs[1:]):
-        raise node.unsupported("the indices output is not supported")
     _, x = formula_of(builder, node)
-    return [
-        _pooled(builder, node, x, maximum=node.op_type == "MaxPool", include=bool(node.integer("count_include_pad", 0)))
+    maximum = node.op_type == "MaxPool"
+    result = _pooled(builder, node, x, maximum=maximum, include=bool(node.integer("count_include_pad", 0)))
+    return [result, _places(builder, node, x)] if any(node.outputs[1:]) else [result]
+
+
+def _places(builder: GraphBuilder, node: OnnxNode, x: str) -> str:
+    """Where in the whole input the largest element of each window is."""
+    write, _ = formula_of(builder, node)
+    n, channels, *extents = builder.value(x).shape
+    windows = _windows_of(node, tuple(extents))
+    rank, area = len(extents), prod(extents)
+    made = [
+        window_extent(extent, *sizes)
+        for extent, *sizes in zip(
+            extents, windows.kernel, windows.strides, windows.dilations, windows.pads[:rank], windows.all_pads[rank:],
+            strict=True,
+        )
+    ]  # fmt: skip
+    cells = np.indices(made).reshape(rank, -1, 1)
+    taps = np.indices(windows.kernel).reshape(rank, 1, -1)
+    columns = [np.asarray(values).reshape(-1, 1, 1) for values in (windows.strides, windows.dilations, extents)]
+    at = cells * columns[0] + taps * columns[1] - np.asarray(windows.pads[:rank]).reshape(-1, 1, 1)
+    inside = ((at >= 0) & (at < columns[2])).all(axis=0)
+    at = np.clip(at, 0, columns[2] - 1)
+    read = np.ravel_multi_index(tuple(at), extents)
+    told = np.ravel_multi_index(tuple(at), extents, order="F") if node.integer("storage_order", 0) else read
+    rows = write("reshape", x, shape=(n * channels, area))
+    dtype = builder.value(x).dtype
+    lowest = builder.scalar(-np.inf if is_float(dtype) else int(np.iinfo(dtype).min), dtype)
+    seen = write("gather", rows, builder.constant(read, "window"), axis=1)
+    seen = write("where", builder.constant(inside, "inside"), seen, lowest)
+    found = write("arg_max", seen, axis=2, keepdims=False)
+    start = builder.constant(np.arange(read.shape[0]) * read.shape[1], "start")
+    flat = builder.constant(told.ravel(), "told")
+    within = write("gather", flat, write("add", found, start), axis=0)
+    planes = builder.constant(np.arange(n * channels).reshape(-1, 1) * area, "plane")
+    return write("reshape", write("add", within, planes), shape=(n, channels, *made))
+
+
+def _max_unpool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """Zeros but for the elements at the places that a MaxPool told."""
+    write, x = formula_of(builder, node)
+    n, channels, *extents = builder.value(x).shape
+    kernel = node.ints("kernel_shape") or ()
+    rank = len(kernel)
+    strides, pads = node.ints("strides") or (1,) * rank, node.ints("pads") or (0,) * (2 * rank)
+    if rank != len(extents):
+        raise node.unsupported(f"a kernel of {rank} dimensions for data of {len(extents)}")
+    pooled = [
+        (extent - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i, extent in enumerate(extents)
     ]
+    planes = builder.constant(np.arange(n * channels).reshape(-1, 1) * prod(pooled), "plane")
+    flat = (n * channels, prod(extents))
+    places = write("sub", write("reshape", node.operand(builder, 1).name, shape=flat), planes)
+    empty = builder.constant(np.zeros((n * channels, prod(pooled)), builder.value(x).dtype), "empty")
+    values = write("reshape", x, shape=flat)
+    result = write("scatter_elements", empty, places, values, axis=1, reduction="none")
+    result = write("reshape", result, shape=(n, channels, *pooled))
+    if not node.has_input(2):
+        return [result]
+    wanted = node.int_list(builder, 2, "the output's shape")
+    missing = tuple(want - have for want, have in zip(wanted, (n, channels, *pooled), strict=True))
+    if min(missing) < 0:
+        raise node.unsupported(f"output_shape {list(wanted)} is smaller than {[n, channels, *pooled]}")
+    return [write("pad", result, pads_before=(0,) * (rank + 2), pads_after=missing, value=0.0)]
+
+
+def _col2im(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """An image as the sum of overlapping blocks: each element gathers what the windows over it say of it."""
+    write, x = formula_of(builder, node)
+    image, block = (node.int_list(builder, i, what) for i, what in ((1, "the image's shape"), (2, "the block's shape")))
+    rank = len(image)
+    strides, dilations = node.ints("strides") or (1,) * rank, node.ints("dilations") or (1,) * rank
+    pads = node.ints("pads") or (0,) * (2 * rank)
+    counts = [
+        window_extent(*sizes)
+        for sizes in zip(image, block, strides, dilations, pads[:rank], pads[rank:], strict=True)
+    ]
+    n, rows, length = builder.value(x).shape
+    if prod(counts) != length or rows % prod(block):
+        raise node.unsupported(f"{list(builder.value(x).shape)} are not the blocks {counts} of {list(block)}")
+    cells, taps = np.indices(image).reshape(rank, -1, 1), np.indices(block).reshape(rank, 1, -1)
+
+    def column(values: Sequence[int]) -> Array:
+        return np.asarray(values).reshape(-1, 1, 1)
+
+    moved = cells + column(pads[:rank]) - taps * column(dilations)
+    window = moved // column(strides)
+    hit = ((moved % column(strides) == 0) & (window >= 0) & (window < column(counts))).all(axis=0)
+    number = np.ravel_multi_index(tuple(np.clip(window, 0, column(counts) - 1)), counts)
+    places = np.arange(prod(block)) * length + number
+    flat = write("reshape", x, shape=(n, rows // prod(block), prod(block) * length))
+    terms = write("gather", flat, builder.constant(places, "window"), axis=2)
+    terms = write("where", builder.constant(hit, "hit"), terms, 0.0)
+    total = write("reduce_sum", terms, axes=(3,), keepdims=False)
+    return [write("reshape", total, shape=(n, rows // prod(block), *image))]
 
 
 def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, include: bool) -> str:
@@ -165,7 +258,9 @@ def _lp_global(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 CONVERTERS: Mapping[str, Converter] = {
     "AveragePool": _pool,
+    "Col2Im": _col2im,
     "GlobalLpPool": _lp_global,
     "LpPool": _lp_pool,
     "MaxPool": _pool,
+    "MaxUnpool": _max_unpool,
 }

@@ -51,8 +51,28 @@ def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: st
     return builder.emit("cast", [bounded], {"dtype": dtype}, name=node.name, output=node.outputs[0])
 
 
+def _quantises_bytes(builder: GraphBuilder, node: OnnxNode, dtype: str) -> bool:
+    """Whether the graph has an operator for this: one scale, or one for each place of an axis, known beforehand."""
+    scale = node.operand(builder, 1)
+    known = all(builder.array(node.inputs[i]) is not None for i in (1, 2) if node.has_input(i))
+    plain = len(scale.shape) <= 1 and scale.dtype == "float32" and not node.integer("block_size", 0)
+    return plain and known and dtype in ("int8", "uint8", "int32")
+
+
+def _of_bytes(builder: GraphBuilder, node: OnnxNode, op: str, dtype: str) -> str:
+    x, scale = node.operand(builder, 0), node.operand(builder, 1)
+    zero = node.inputs[2] if node.has_input(2) else builder.constant(np.zeros(scale.shape, dtype), "zero")
+    axis = node.axis(node.integer("axis", 1), len(x.shape)) if scale.size > 1 else 0
+    operands = [x.name, scale.name, zero]
+    return builder.emit(op, operands, {"axis": axis}, name=node.name, output=node.outputs[0])
+
+
 def _quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0)
+    stored = builder.value(node.inputs[2]).dtype if node.has_input(2) else "uint8"
+    unsaid = node.has_input(2) or not node.integer("output_dtype", 0)
+    if x.dtype == "float32" and unsaid and stored != "int32" and _quantises_bytes(builder, node, stored):
+        return [_of_bytes(builder, node, "quantize", stored)]
     zero = _aligned(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
     dtype = builder.value(node.inputs[2]).dtype if zero else "uint8"
     if not zero and node.integer("output_dtype", 0):
@@ -73,6 +93,8 @@ def _offset(builder: GraphBuilder, node: OnnxNode, x: str, zero: str) -> str:
 
 def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0)
+    if _quantises_bytes(builder, node, x.dtype):
+        return [_of_bytes(builder, node, "dequantize", x.dtype)]
     scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
     zero = _aligned(builder, node, node.inputs[2], x.shape) if node.has_input(2) else ""
     dtype = builder.value(scale).dtype
@@ -90,7 +112,32 @@ def _column(builder: GraphBuilder, name: str, *, of_rows: bool) -> str:
     return builder.emit("reshape", [name], {"shape": (*shape, 1)}) if of_rows and len(shape) == 1 else name
 
 
+def _byte_product(builder: GraphBuilder, node: OnnxNode) -> str:
+    """The product with a constant matrix of bytes, summed from bytes; "" where it is no such product.
+
+    What the first operand's zero point adds is itself times the sums of the matrix's columns, so it may be computed.
+    """
+    a, weight = node.operand(builder, 0), builder.array(node.operand(builder, 1).name)
+    zero = builder.array(node.inputs[3]) if node.has_input(3) else np.zeros((), np.int8)
+    scalar = not node.has_input(2) or builder.value(node.inputs[2]).size == 1
+    if weight is None or zero is None or weight.ndim != 2 or len(a.shape) < 2 or not scalar:
+        return ""
+    numbers = weight.astype(np.int32) - zero.astype(np.int32)
+    if {a.dtype, weight.dtype.name} - {"int8", "uint8"} or abs(numbers).max(initial=0) > 127:
+        return ""
+    rows = builder.emit("reshape", [a.name], {"shape": (a.size // a.shape[-1], a.shape[-1])})
+    whole = builder.emit("qdense", [rows, builder.constant(numbers.astype(np.int8), node.inputs[1])], name=node.name)
+    if node.has_input(2):
+        start = _cast(builder, builder.emit("reshape", [node.inputs[2]], {"shape": ()}), "int32")
+        sums = builder.constant(numbers.sum(axis=0, dtype=np.int32), "sums")
+        whole = builder.emit("sub", [whole, builder.emit("mul", [start, sums])])
+    return builder.emit("reshape", [whole], {"shape": (*a.shape[:-1], weight.shape[1])}, output=node.outputs[0])
+
+
 def _matmul_integer(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    product = _byte_product(builder, node)
+    if product:
+        return [product]
     zeros = [_column(builder, node.inputs[i], of_rows=i == 2) if node.has_input(i) else "" for i in (2, 3)]
     a, b = (_offset(builder, node, node.operand(builder, i).name, zeros[i]) for i in (0, 1))
     return [matrix_product(builder, node, a, b)]

@@ -89,7 +89,7 @@ def _origin(
     if node.op_type == "Upsample" or how == "asymmetric":
         return place / scale
     if how == "align_corners":
-        return 0.0 if size == 1 else place * (extent - 1) / (size - 1)
+        return 0.0 if size == 1 else place * (extent - 1) / (scale * extent - 1)
     if how == "pytorch_half_pixel" and size == 1:
         return -0.5
     if how == "tf_crop_and_resize":

@@ -21,7 +21,9 @@ def _identity(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _dropout(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    if node.has_input(2) and bool(node.array(builder, 2, "training_mode").item()):
+    training = node.has_input(2) and bool(node.array(builder, 2, "training_mode").item())
+    ratio = node.array(builder, 1, "the ratio").item() if training and node.has_input(1) else 0.5
+    if training and ratio:
         raise node.unsupported("training mode; export the model for inference")
     x = node.operand(builder, 0)
     mask = [builder.constant(np.ones(x.shape, bool), node.outputs[1])] if any(node.outputs[1:]) else []
@@ -201,9 +203,9 @@ def _range(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     start, limit, delta = (
         node.array(builder, i, what) for i, what in enumerate(("the start", "the limit", "the step"))
     )
-    count = max(0, int(np.ceil((limit.astype("float64") - start.astype("float64")) / delta.astype("float64"))))
+    count = max(0, int(np.ceil((float(limit.item()) - float(start.item())) / float(delta.item()))))
     wide = "float64" if is_float(start.dtype.name) else "int64"
-    values = start.astype(wide) + np.arange(count) * delta.astype(wide)
+    values = start.astype(wide).item() + np.arange(count) * delta.astype(wide).item()
     return [builder.constant(values.astype(start.dtype), node.outputs[0])]
 
 

@@ -9,7 +9,8 @@ from compiler.graph.builder import GraphBuilder, rewrite
 from compiler.graph.ir import Graph, Node
 
 _LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
-_OPS = ("conv2d", "conv3d", "max_pool2d", "avg_pool2d")
+_CONVOLUTIONS = ("conv2d", "conv3d", "qconv2d")
+_OPS = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     axes = tuple(range(1, len(layout)))
     to_last, to_first = (0, *axes[1:], 1), (0, axes[-1], *axes[:-1])
     operands = [builder.emit("transpose", [node.inputs[0]], {"perm": to_last}, output=f"{node.inputs[0]}_nhwc")]
-    if node.op in ("conv2d", "conv3d"):
+    if node.op in _CONVOLUTIONS:
         operands.append(_weight(builder, node))
     attrs = {**node.attrs, "layout": layout}
     result = builder.emit(node.op, operands, attrs, name=node.name, output=f"{node.output}_nhwc")

@@ -255,7 +255,7 @@ def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attr
 
 def transpose_into_weights(builder: GraphBuilder, node: Node) -> str | None:
     """dense(flatten(transpose(x)), w) -> dense(flatten(x), w') with the rows of the constant w in the order of x."""
-    if node.op != "dense":
+    if node.op not in ("dense", "qdense"):
         return None
     weight, flat = builder.array(node.inputs[1]), builder.producer(node.inputs[0])
     if weight is None or flat is None or flat.op != "reshape":
@@ -270,7 +270,7 @@ def transpose_into_weights(builder: GraphBuilder, node: Node) -> str | None:
     rows = weight.reshape(*moved[1:], weight.shape[1]).transpose(*order, len(order)).reshape(weight.shape)
     operand = builder.constant(rows, node.inputs[1])
     x = builder.emit("reshape", [source.inputs[0]], flat.attrs, name=flat.name, output=flat.output)
-    return builder.emit("dense", [x, operand], name=node.name, output=node.output)
+    return builder.emit(node.op, [x, operand], name=node.name, output=node.output)
 
 
 LAYOUT_RULES = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.errors import DefinitionError
-from compiler.ir.expr import Const, Expr
+from compiler.ir.expr import Const, Expr, cast
 from compiler.te.tensor import Tensor
 
 Attribute = int | float | bool | str | tuple[int, ...]
@@ -48,6 +48,11 @@ class OpCall:
         skipped = len(self.shape) - len(operand.shape)
         own = zip(indices[skipped:], self.shape[skipped:], operand.shape, strict=True)
         return operand[tuple(index if extent == wanted else 0 for index, wanted, extent in own)]
+
+    def product(self, one: Expr, other: Expr) -> Expr:
+        """The product of two elements in the dtype of the result, in which it is summed."""
+        wide = [value if value.dtype == self.dtype else cast(self.dtype, value) for value in (one, other)]
+        return wide[0] * wide[1]
 
     def ints(self, key: str) -> tuple[int, ...]:
         """The attribute `key`, a tuple of ints."""

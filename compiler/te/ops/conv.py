@@ -61,7 +61,7 @@ def convolution(call: OpCall) -> Tensor:
         if geometry.grouped:
             channel = c // geometry.outputs_per_group * geometry.inputs_per_group + channel
         value = data[(n, *read, channel)] if geometry.channels_last else data[(n, channel, *read)]
-        return value * _weight_at(weight, geometry, offsets, channels, c)
+        return call.product(value, _weight_at(weight, geometry, offsets, channels, c))
 
     def body(n: Expr, place: tuple[Expr, ...], c: Expr) -> Expr:
         return te.sum(product(n, place, c), axes) if axes else product(n, place, c)
@@ -114,22 +114,36 @@ def _weight_at(weight: Tensor, geometry: _Geometry, offsets: tuple[Expr, ...], c
 
 
 def _padded(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
-    """The input with zeros around it, cut to what the windows cover; the input itself when no window leaves it."""
+    """The input with zeros around it, also in channels that only the weight has, cut to what windows cover; the input
+    itself when no window leaves it.
+    """
     rank = len(geometry.kernel)
     before = call.ints("pads")[:rank]
     first = 1 if geometry.channels_last else 2
-    inside = data.shape[first : first + rank]
     needed = tuple(geometry.needed(dim) for dim in range(rank))
+    if not geometry.grouped and data.shape[-1 if geometry.channels_last else 1] < geometry.inputs_per_group:
+        filled = geometry.inputs_per_group
+        first = 1
+        before = (*before, 0) if geometry.channels_last else (0, *before)
+        needed = (*needed, filled) if geometry.channels_last else (filled, *needed)
+    inside = data.shape[first : first + len(needed)]
     if not any(before) and all(want <= have for want, have in zip(needed, inside, strict=True)):
         return data
     after = tuple(max(0, want - low - have) for want, low, have in zip(needed, before, inside, strict=True))
-    return zero_padded(data, first, before, after, f"{call.name}_pad", needed)
+    fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
+    return zero_padded(data, first, before, after, f"{call.name}_pad", needed, fill)
 
 
 def zero_padded(
-    data: Tensor, first: int, before: tuple[int, ...], after: tuple[int, ...], name: str, cut: tuple[int, ...] = ()
+    data: Tensor,
+    first: int,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    name: str,
+    cut: tuple[int, ...] = (),
+    fill: int = 0,
 ) -> Tensor:
-    """The tensor with zeros around the dimensions from `first` on, and nothing beyond the first `cut` elements."""
+    """The tensor with zeros (or `fill`) around the dimensions from `first` on, and nothing beyond `cut` elements."""
     rank = len(before)
     inside = data.shape[first : first + rank]
     sizes = cut or tuple(low + have + high for low, have, high in zip(before, inside, after, strict=True))
@@ -145,8 +159,8 @@ def zero_padded(
             if after[dim]:
                 conditions.append(index < before[dim] + inside[dim])
             moved[first + dim] = index - before[dim]
-        zero = te.const(0, data.dtype)
-        return te.if_then_else(te.logical_and(*conditions), data[tuple(moved)], zero)
+        outside = te.const(fill, data.dtype)
+        return te.if_then_else(te.logical_and(*conditions), data[tuple(moved)], outside)
 
     functions: dict[int, Callable[..., Expr]] = {
         3: lambda a, b, c: body((a, b, c)),

@@ -22,12 +22,12 @@ def _all_bits(dtype: str) -> Expr:
 
 def _left_over(a: Expr, b: Expr, *, floored: bool) -> Expr:
     """a less the multiple of b below it (`floored`: the result has the sign of b) or towards zero (that of a)."""
-    if is_float(a.dtype):
-        quotient = a / b
-        down = te.floor(quotient)
-        whole = down if floored else te.if_then_else(quotient < 0, te.ceil(quotient), down)
-        return a - whole * b
-    return a % b if floored else a - a / b * b
+    if floored:
+        return a % b
+    if not is_float(a.dtype):
+        return a - a / b * b
+    rest = te.abs(a) % te.abs(b)
+    return te.select(a < 0, -rest, rest)
 
 
 def _gelu(x: Expr) -> Expr:

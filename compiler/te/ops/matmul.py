@@ -1,6 +1,6 @@
 """In: two matrices, two batches of them, or tensors with a letter for each axis. Out: their product as one reduction.
 
-Always: nothing is moved; an operand is read where its elements lie.
+Always: nothing is moved; an operand is read where its elements lie; the sum has the type of the result.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ def dense(call: OpCall) -> Tensor:
     a, b = call.tensor(0), call.tensor(1)
     k = te.reduce_axis(a.shape[1], "k")
     attrs: dict[str, Any] = call.layout_free(1)
-    return te.compute(call.shape, lambda i, j: te.sum(a[i, k] * b[k, j], k), name=call.name, attrs=attrs)
+    return te.compute(call.shape, lambda i, j: te.sum(call.product(a[i, k], b[k, j]), k), name=call.name, attrs=attrs)
 
 
 def batch_matmul(call: OpCall) -> Tensor:
@@ -24,7 +24,11 @@ def batch_matmul(call: OpCall) -> Tensor:
     a, b = call.tensor(0), call.tensor(1)
     k = te.reduce_axis(a.shape[2], "k")
     attrs: dict[str, Any] = call.layout_free(1)
-    return te.compute(call.shape, lambda n, i, j: te.sum(a[n, i, k] * b[n, k, j], k), name=call.name, attrs=attrs)
+
+    def body(n: Expr, i: Expr, j: Expr) -> Expr:
+        return te.sum(call.product(a[n, i, k], b[n, k, j]), k)
+
+    return te.compute(call.shape, body, name=call.name, attrs=attrs)
 
 
 def contract(call: OpCall) -> Tensor:

@@ -1,0 +1,104 @@
+"""In: an ONNX condition, loop or scan. Out: our operators. Always: no control flow is left.
+
+A loop is unrolled, so how often it runs must be known; of a condition that is known one branch remains, of one that
+is computed both, and the results are chosen element by element.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.frontend.onnx.elementwise import Converter
+from compiler.frontend.onnx.indexing import taken
+from compiler.graph.builder import GraphBuilder
+
+_MOST_TURNS = 100_000
+
+
+def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    condition = node.operand(builder, 0)
+    known = builder.array(condition.name)
+    if known is not None:
+        if known.size != 1:
+            raise node.unsupported("the condition must be a single bool")
+        return node.body("then_branch" if known.item() else "else_branch", ())
+    branches = [node.body(key, ()) for key in ("then_branch", "else_branch")]
+    described = [[(builder.value(name).shape, builder.value(name).dtype) for name in branch] for branch in branches]
+    if described[0] != described[1]:
+        node.array(builder, 0, "the condition, on which the shape of a result depends,")
+    flag = builder.emit("reshape", [condition.name], {"shape": ()})
+    return [builder.emit("where", [flag, one, other], name=node.name) for one, other in zip(*branches, strict=True)]
+
+
+def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    turns = _MOST_TURNS
+    if node.has_input(0):
+        turns = int(node.array(builder, 0, "the number of turns").item())
+    going = not node.has_input(1) or bool(node.array(builder, 1, "whether the loop begins").item())
+    carried = list(node.inputs[2:])
+    collected: list[list[str]] = [[] for _ in node.outputs[len(carried) :]]
+    turn = 0
+    while going and turn < turns:
+        if turn == _MOST_TURNS:
+            raise node.unsupported(f"runs for more than {_MOST_TURNS} turns")
+        number, always = builder.constant(np.asarray(turn, "int64"), "turn"), builder.constant(np.asarray(True), "on")
+        condition, *results = node.body("body", (number, always, *carried))
+        carried, rows = results[: len(carried)], results[len(carried) :]
+        for column, row in zip(collected, rows, strict=True):
+            column.append(row)
+        going = bool(node.known(builder, condition, "whether the loop goes on").item())
+        turn += 1
+    return [*carried, *(_stacked(builder, node, rows, 0) for rows in collected)]
+
+
+def _stacked(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int) -> str:
+    """The values side by side along a new axis."""
+    if not rows:
+        raise node.unsupported("collects the results of turns, but makes none")
+    shape = builder.value(rows[0]).shape
+    axis = node.axis(axis, len(shape) + 1)
+    wide = [builder.emit("reshape", [row], {"shape": (*shape[:axis], 1, *shape[axis:])}) for row in rows]
+    return wide[0] if len(wide) == 1 else builder.emit("concat", wide, {"axis": axis}, name=node.name)
+
+
+def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    count = node.integer("num_scan_inputs", 0)
+    if not 0 < count <= len(node.inputs):
+        raise node.unsupported(f"num_scan_inputs {count} does not fit {len(node.inputs)} operands")
+    state, sequences = list(node.inputs[:-count]), node.inputs[-count:]
+    axes = node.ints("scan_input_axes") or (0,) * count
+    backwards = node.ints("scan_input_directions") or (0,) * count
+    ranks = [len(builder.value(name).shape) for name in sequences]
+    axes = tuple(node.axis(axis, rank) for axis, rank in zip(axes, ranks, strict=True))
+    lengths = {builder.value(name).shape[axis] for name, axis in zip(sequences, axes, strict=True)}
+    if len(lengths) != 1:
+        raise node.unsupported(f"its sequences have different lengths: {sorted(lengths)}")
+    turns = lengths.pop()
+    collected: list[list[str]] = [[] for _ in node.outputs[len(state) :]]
+    for turn in range(turns):
+        rows = [
+            _row(builder, name, axis, turns - 1 - turn if back else turn)
+            for name, axis, back in zip(sequences, axes, backwards, strict=True)
+        ]
+        results = node.body("body", (*state, *rows))
+        state, made = list(results[: len(state)]), results[len(state) :]
+        for column, row in zip(collected, made, strict=True):
+            column.append(row)
+    outwards = node.ints("scan_output_axes") or (0,) * len(collected)
+    reverse = node.ints("scan_output_directions") or (0,) * len(collected)
+    results = [
+        _stacked(builder, node, rows[::-1] if back else rows, axis)
+        for rows, axis, back in zip(collected, outwards, reverse, strict=True)
+    ]
+    return [*state, *results]
+
+
+def _row(builder: GraphBuilder, name: str, axis: int, place: int) -> str:
+    """The elements at `place` of an axis, without that axis."""
+    shape = builder.value(name).shape
+    row = taken(builder, name, axis, [place])
+    return builder.emit("reshape", [row], {"shape": (*shape[:axis], *shape[axis + 1 :])})
+
+
+CONVERTERS: Mapping[str, Converter] = {"If": _if, "Loop": _loop, "Scan": _scan}

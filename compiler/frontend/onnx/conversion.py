@@ -1,0 +1,126 @@
+"""In: the nodes of an ONNX graph and the values that they may read. Out: our operators, in a `GraphBuilder`.
+
+Always: a node that fails does not stop the others; what went wrong is gathered.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import onnx
+from onnx import numpy_helper
+
+from compiler.errors import DefinitionError, UnknownValueError, UnsupportedOperatorError
+from compiler.frontend.onnx.attributes import OnnxNode, read_attributes
+from compiler.frontend.onnx.elementwise import Converter
+from compiler.frontend.onnx.model_file import is_standard
+from compiler.graph.builder import GraphBuilder
+
+_MOST_NODES = 200_000
+"""Beyond it a model with loops is refused: they would be unrolled into a program that nobody can compile."""
+
+
+_MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError)
+"""What a converter may meet in a node that ONNX's checker let pass: attributes of another length, sizes without end."""
+
+
+class _ReportedError(UnsupportedOperatorError):
+    """A body did not convert; its nodes are among the problems already."""
+
+
+class Conversion:
+    """Converts nodes by a table of converters; bodies of loops and conditions through the same door.
+
+    `problems` are sentences about nodes that could not be converted; `solvable` of them would be solved by the values
+    of the inputs in `unknown`.
+    """
+
+    def __init__(self, builder: GraphBuilder, converters: Mapping[str, Converter], opset: int) -> None:
+        self._builder = builder
+        self._converters = converters
+        self._opset = opset
+        self._count = 0
+        self._lost: set[str] = set()
+        self.problems: list[str] = []
+        self.unknown: dict[str, None] = {}
+        self.solvable = 0
+
+    def convert(self, graph: onnx.GraphProto, known: Mapping[str, str]) -> dict[str, str]:
+        """Convert all nodes of `graph`, which may read the values `known` (its names to ours).
+
+        The result maps every name that is now known; those behind a node that failed are not.
+        """
+        names = {"": "", **known}
+        lost = self._lost
+        for tensor in graph.initializer:
+            try:
+                names[tensor.name] = self._builder.constant(numpy_helper.to_array(tensor), tensor.name)
+            except _MISFITS as error:
+                self.problems.append(f"the constant {tensor.name!r} cannot be read: {error}")
+                lost.add(tensor.name)
+        for proto in graph.node:
+            if lost.intersection(proto.input) or not self._takes(proto, names):
+                lost.update(proto.output)
+                continue
+            self._count += 1
+            try:
+                if self._count > _MOST_NODES:
+                    raise UnsupportedOperatorError(f"{name_of(proto)!r}: over {_MOST_NODES} nodes in unrolled loops")
+                results = self._converters[proto.op_type](self._builder, self._node(proto, names))
+            except UnsupportedOperatorError as error:
+                self._note(error)
+                lost.update(proto.output)
+            except _MISFITS as error:
+                why = str(error) or type(error).__name__
+                self.problems.append(f"{missing_operator(proto)}: its operands do not fit: {why}")
+                lost.update(proto.output)
+            else:
+                names.update(zip(proto.output, results, strict=False))
+                lost.difference_update(proto.output)
+        return names
+
+    def _node(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> OnnxNode:
+        def body(graph: onnx.GraphProto, operands: Sequence[str]) -> Sequence[str]:
+            parameters = [entry.name for entry in graph.input]
+            found = self.convert(graph, {**names, **dict(zip(parameters, operands, strict=True))})
+            if any(entry.name not in found for entry in graph.output):
+                raise _ReportedError
+            return [found[entry.name] for entry in graph.output]
+
+        return OnnxNode(
+            op_type=proto.op_type,
+            name=name_of(proto),
+            inputs=tuple(names[operand] for operand in proto.input),
+            outputs=tuple(proto.output),
+            attributes=read_attributes(proto),
+            opset=self._opset,
+            convert_body=body,
+        )
+
+    def _takes(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> bool:
+        """Whether the node can be converted at all; if not, says why."""
+        if not (proto.op_type in self._converters and is_standard(proto.domain)):
+            self.problems.append(missing_operator(proto))
+            return False
+        absent = [operand for operand in proto.input if operand not in names]
+        if absent:
+            self.problems.append(f"{name_of(proto)!r} ({proto.op_type}): nothing computes its operand {absent[0]!r}")
+        return not absent
+
+    def _note(self, error: UnsupportedOperatorError) -> None:
+        if isinstance(error, _ReportedError):
+            return
+        self.problems.append(str(error))
+        if isinstance(error, UnknownValueError):
+            self.unknown.update(dict.fromkeys(error.inputs))
+            self.solvable += 1
+
+
+def missing_operator(proto: onnx.NodeProto) -> str:
+    """How messages name a node whose operator has no converter."""
+    domain = "" if is_standard(proto.domain) else f"{proto.domain}."
+    return f"{name_of(proto)!r} ({domain}{proto.op_type})"
+
+
+def name_of(node: onnx.NodeProto) -> str:
+    """The node's name, or the name of its first result where the exporter gave none."""
+    return node.name or next(chain(node.output), "") or node.op_type

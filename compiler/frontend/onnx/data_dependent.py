@@ -1,0 +1,88 @@
+"""In: an ONNX node whose result has as many elements as the data says. Out: a constant.
+
+Always: the data is known when the network is compiled; else the message names the inputs that would have to be fixed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.frontend.onnx.elementwise import Converter
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Array
+
+
+def _data(builder: GraphBuilder, node: OnnxNode, index: int = 0) -> Array:
+    return node.array(builder, index, "the data, on which the shape of the result depends,")
+
+
+def _non_zero(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    data = _data(builder, node)
+    places = np.stack(np.nonzero(np.atleast_1d(data))) if data.ndim else np.zeros((0, int(bool(data))), "int64")
+    return [builder.constant(places.astype("int64"), node.outputs[0])]
+
+
+def _unique(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    data = _data(builder, node)
+    axis = None
+    if "axis" in node.attributes:
+        axis = node.axis(node.integer("axis", 0), data.ndim)
+    narrow = data.dtype
+    comparable = data.astype("float32") if narrow.name == "bfloat16" else data
+    values, first, inverse, counts = np.unique(comparable, True, True, True, axis=axis)
+    inverse = inverse.ravel()
+    if not node.integer("sorted", 1):
+        order = np.argsort(first, kind="stable")
+        rank = np.argsort(order, kind="stable")
+        values, first, counts = np.take(values, order, axis=axis or 0), first[order], counts[order]
+        inverse = rank[inverse]
+    results = [values.astype(narrow), *(part.astype("int64") for part in (first, inverse, counts))]
+    names = [name or "unique" for name in (*node.outputs, *("",) * 4)]
+    return [builder.constant(array, name) for array, name in zip(results, names, strict=False)]
+
+
+def _corners(boxes: Array, *, centred: bool) -> tuple[Array, Array]:
+    """The lower and upper corners, (N, 2) each, of boxes given by centre and size or by two opposite corners."""
+    if centred:
+        half = boxes[:, 2:] / 2
+        return boxes[:, :2] - half, boxes[:, :2] + half
+    return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
+
+
+def _overlaps(low: Array, high: Array, box: int) -> Array:
+    """Intersection over union of every box with one of them; 0 for empty ones."""
+    sides = np.maximum(np.minimum(high, high[box]) - np.maximum(low, low[box]), 0)
+    shared = sides.prod(axis=1)
+    areas = (high - low).prod(axis=1)
+    joined = areas + areas[box] - shared
+    solid = (shared > 0) & (areas > 0) & (joined > 0)
+    return np.where(solid, shared / np.where(solid, joined, 1), 0.0)
+
+
+def _non_max_suppression(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """The best box, the best of those that do not overlap with it, and so on, of each image and class."""
+    boxes, scores = (_data(builder, node, index) for index in (0, 1))
+    given = [_data(builder, node, index) if node.has_input(index) else np.zeros(0) for index in (2, 3, 4)]
+    limits = [array.ravel()[0].item() if array.size else None for array in given]
+    most, threshold, lowest = int(limits[0] or 0), limits[1] or 0.0, limits[2]
+    found = []
+    for image, column in np.ndindex(scores.shape[:2]):
+        low, high = _corners(boxes[image], centred=bool(node.integer("center_point_box", 0)))
+        own = scores[image, column]
+        alive = np.ones(len(own), bool) if lowest is None else own > lowest
+        for _ in range(most):
+            if not alive.any():
+                break
+            best = int(np.flatnonzero(alive)[np.argmax(own[alive])])
+            found.append((image, column, best))
+            alive &= _overlaps(low, high, best) <= threshold
+            alive[best] = False
+    return [builder.constant(np.asarray(found, "int64").reshape(-1, 3), node.outputs[0])]
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "NonMaxSuppression": _non_max_suppression,
+    "NonZero": _non_zero,
+    "Unique": _unique,
+}

@@ -1,0 +1,141 @@
+"""In: an ONNX Fourier transform, or what goes with one. Out: our operators.
+
+Always: a transform is a product with a constant matrix of cosines and sines, in n x m steps for n numbers and m
+frequencies; lengths are static.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+from onnx import helper
+
+from compiler.frontend.onnx.attributes import OnnxNode
+from compiler.frontend.onnx.elementwise import Converter, formula_of
+from compiler.frontend.onnx.indexing import taken
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Array
+
+
+def _waves(length: int, frequencies: int, *, inverse: bool) -> Array:
+    """exp(∓2πi n f / length) as an array of (length, 2, frequencies, 2): parts of the number by parts of the result."""
+    angles = 2 * np.pi * (np.outer(np.arange(length), np.arange(frequencies)) % length) / length
+    real, imaginary = np.cos(angles), (np.sin(angles) if inverse else -np.sin(angles))
+    waves = np.empty((length, 2, frequencies, 2))
+    waves[:, 0, :, 0], waves[:, 0, :, 1] = real, imaginary
+    waves[:, 1, :, 0], waves[:, 1, :, 1] = -imaginary, real
+    return waves / length if inverse else waves
+
+
+def _to_real(length: int, given: int) -> Array:
+    """The inverse of a transform of real numbers, of which the first half is given: (given, 2, length, 1)."""
+    waves = _waves(length, length, inverse=True).transpose(2, 1, 0, 3)[:given, :, :, :1].copy()
+    mirrored = np.arange(given)
+    waves[(mirrored > 0) & (2 * mirrored < length)] *= 2
+    return waves
+
+
+def _transformed(builder: GraphBuilder, node: OnnxNode, x: str, axis: int, waves: Array) -> str:
+    """The product of `waves` with the axis and the last axis (the parts of a number) of `x`."""
+    write, _ = formula_of(builder, node)
+    value = builder.value(x)
+    parts = value.shape[-1]
+    length = waves.shape[0]
+    if value.shape[axis] > length:
+        x = taken(builder, x, axis, range(length))
+    waves = waves[: value.shape[axis], :parts]
+    shape = builder.value(x).shape
+    rank = len(shape)
+    order = (*(i for i in range(rank - 1) if i != axis), axis, rank - 1)
+    others = [shape[i] for i in order[:-2]]
+    flat = write("reshape", write("transpose", x, perm=order), shape=(prod(others), shape[axis] * parts))
+    matrix = waves.reshape(shape[axis] * parts, -1).astype(value.dtype)
+    result = write("dense", flat, builder.constant(matrix, "waves"))
+    full = write("reshape", result, shape=(*others, *waves.shape[2:]))
+    return write("transpose", full, perm=tuple(int(i) for i in np.argsort(order)))
+
+
+def _dft(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    x = node.operand(builder, 0)
+    rank = len(x.shape)
+    axis = node.integer("axis", 1)
+    if node.opset >= 20:
+        axis = int(node.array(builder, 2, "the axis").item()) if node.has_input(2) else -2
+    axis = node.axis(axis, rank)
+    if axis == rank - 1 or x.shape[-1] not in (1, 2):
+        raise node.unsupported("needs real or complex numbers in the last axis, and transforms another one")
+    inverse, half = bool(node.integer("inverse", 0)), bool(node.integer("onesided", 0))
+    length = 2 * (x.shape[axis] - 1) if inverse and half else x.shape[axis]
+    if node.has_input(1):
+        length = int(node.array(builder, 1, "the length").item())
+    if length < 1:
+        raise node.unsupported(f"a transform of length {length}")
+    if inverse and half:
+        waves = _to_real(length, length // 2 + 1)
+    else:
+        waves = _waves(length, length // 2 + 1 if half else length, inverse=inverse)
+    return [_transformed(builder, node, x.name, axis, waves)]
+
+
+def _stft(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    shape = builder.value(x).shape
+    step = int(node.array(builder, 1, "the step").item())
+    if node.has_input(3):
+        length = int(node.array(builder, 3, "the frame length").item())
+    elif node.has_input(2):
+        length = node.operand(builder, 2).size
+    else:
+        raise node.unsupported("needs a window or a frame length")
+    signal = x if len(shape) == 3 else write("reshape", x, shape=(*shape, 1))
+    samples = builder.value(signal).shape[1]
+    count = (samples - length) // step + 1
+    if step < 1 or length < 1 or count < 1:
+        raise node.unsupported(f"frames of {length} by {step} do not fit {samples} samples")
+    places = np.arange(count)[:, None] * step + np.arange(length)
+    frames = write("gather", signal, builder.constant(places, "frames"), axis=1)
+    if node.has_input(2):
+        frames = write("mul", frames, write("reshape", node.inputs[2], shape=(length, 1)))
+    waves = _waves(length, length // 2 + 1 if node.integer("onesided", 1) else length, inverse=False)
+    return [_transformed(builder, node, frames, 2, waves)]
+
+
+def _mel_weights(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """Triangles, evenly spaced on the mel scale, over the frequencies of a transform."""
+    names = ("the number of bands", "the length", "the sample rate", "the lowest", "the highest frequency")
+    bands, length, rate, low, high = (node.array(builder, i, what).item() for i, what in enumerate(names))
+    bins = int(length) // 2 + 1
+    ends = 2595 * np.log10(1 + np.array([low, high]) / 700)
+    edges = 700 * (10 ** ((np.arange(bands + 2) * (ends[1] - ends[0]) / (bands + 2) + ends[0]) / 2595) - 1)
+    places = ((length + 1) * edges // rate).astype(int)
+    lower, centre, upper = (places[start : start + int(bands)] for start in range(3))
+    at = np.arange(bins)[:, None]
+    rising = (at - lower) / np.maximum(centre - lower, 1) * (at >= lower)
+    falling = (upper - at) / np.maximum(upper - centre, 1) * (at < upper)
+    weights = np.where(at == centre, 1.0, np.where(at < centre, rising, falling))
+    dtype = helper.tensor_dtype_to_np_dtype(node.integer("output_datatype", 1))
+    return [builder.constant(weights.astype(dtype), node.outputs[0])]
+
+
+def _window(terms: Sequence[float]) -> Converter:
+    """A sum of cosines over the length of a window."""
+
+    def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        size = int(node.array(builder, 0, "the size").item())
+        whole = size if node.integer("periodic", 1) else size - 1
+        angles = 2 * np.pi * np.arange(size) / max(whole, 1)
+        values = sum(term * np.cos(order * angles) for order, term in enumerate(terms))
+        dtype = helper.tensor_dtype_to_np_dtype(node.integer("output_datatype", 1))
+        return [builder.constant(np.asarray(values).astype(dtype), node.outputs[0])]
+
+    return convert
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "BlackmanWindow": _window((0.42, -0.5, 0.08)),
+    "DFT": _dft,
+    "HammingWindow": _window((25 / 46, -21 / 46)),
+    "HannWindow": _window((0.5, -0.5)),
+    "MelWeightMatrix": _mel_weights,
+    "STFT": _stft,
+}

@@ -1,0 +1,120 @@
+"""Conditions, loops and scans are unrolled; what cannot be is refused and names the input to fix."""
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.errors import UnknownValueError, UnsupportedOperatorError
+from compiler.frontend.onnx.importer import load_model
+from compiler.graph.evaluate import evaluate
+from compiler.graph.ir import Graph
+
+ModelOf = Callable[..., onnx.ModelProto]
+Agrees = Callable[[onnx.ModelProto], Graph]
+
+
+def _value(name: str, elem_type: int = TensorProto.FLOAT, shape: tuple[int, ...] | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem_type, shape)
+
+
+def _branch(op: str, output: str) -> onnx.GraphProto:
+    return helper.make_graph([helper.make_node(op, ["x"], [output])], output, [], [_value(output)])
+
+
+def _condition(flag: str) -> onnx.NodeProto:
+    return helper.make_node("If", [flag], ["y"], then_branch=_branch("Relu", "a"), else_branch=_branch("Neg", "b"))
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_one_branch_of_a_known_condition_remains(
+    holds: bool, model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
+    model = model_of([_condition("c")], {"x": (2, 3)}, weights={"c": np.array(holds)})
+    graph = agrees_with_onnxruntime(model)
+    assert [node.op for node in graph.nodes] == ["relu" if holds else "neg"]
+
+
+def test_a_computed_condition_chooses_between_both_branches(
+    model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
+    total = helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0)
+    above = helper.make_node("Greater", ["s", "zero"], ["c"])
+    weights = {"zero": np.array(0, np.float32)}
+    agrees_with_onnxruntime(model_of([total, above, _condition("c")], {"x": (2, 3)}, weights=weights))
+
+
+def _shaped(model: onnx.ModelProto, *shapes: tuple[int, ...]) -> onnx.ModelProto:
+    """The model with shapes of its outputs, which inference does not find behind a loop."""
+    for entry, shape in zip(model.graph.output, shapes, strict=True):
+        entry.CopyFrom(_value(entry.name, shape=shape))
+    return model
+
+
+def _doubling_loop() -> onnx.NodeProto:
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["v", "x"], ["w"]),
+            helper.make_node("Identity", ["on"], ["still"]),
+            helper.make_node("Identity", ["w"], ["row"]),
+        ],
+        "body",
+        [_value("i", TensorProto.INT64, ()), _value("on", TensorProto.BOOL, ()), _value("v")],
+        [_value("still", TensorProto.BOOL, ()), _value("w"), _value("row")],
+    )
+    return helper.make_node("Loop", ["m", "", "x"], ["last", "rows"], body=body)
+
+
+def test_a_loop_of_known_length_is_unrolled(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+    model = model_of([_doubling_loop()], {"x": (2, 3)}, ("last", "rows"), {"m": np.array(3)})
+    _shaped(model, (2, 3), (3, 2, 3))
+    assert [node.op for node in agrees_with_onnxruntime(model).nodes].count("add") == 3
+
+
+def test_a_loop_of_unknown_length_names_its_input(model_of: ModelOf) -> None:
+    model = _shaped(model_of([_doubling_loop()], {"x": (2, 3), "m": ()}, ("last", "rows")), (2, 3), (2, 2, 3))
+    model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    with pytest.raises(UnknownValueError, match="the number of turns") as raised:
+        load_model(model)
+    assert raised.value.inputs == ("m",)
+    fixed = load_model(model, constants={"m": np.array(2)})
+    assert fixed.values["rows"].shape == (2, 2, 3)
+
+
+def test_a_loop_stops_when_its_condition_says_so(model_of: ModelOf) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Less", ["i", "three"], ["still"]), helper.make_node("Add", ["v", "x"], ["w"])],
+        "body",
+        [_value("i", TensorProto.INT64, ()), _value("on", TensorProto.BOOL, ()), _value("v")],
+        [_value("still", TensorProto.BOOL, ()), _value("w")],
+        [numpy_helper.from_array(np.array(3), "three")],
+    )
+    loop = helper.make_node("Loop", ["", "", "x"], ["y"], body=body)
+    graph = load_model(_shaped(model_of([loop], {"x": (2,)}), (2,)))
+    (found,) = evaluate(graph, {"x": np.ones(2, np.float32)})
+    assert found.tolist() == [5, 5]
+
+
+def test_a_scan_is_unrolled_in_both_directions(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "r"], ["t"]), helper.make_node("Mul", ["t", "r"], ["u"])],
+        "body",
+        [_value("s", shape=(3,)), _value("r", shape=(3,))],
+        [_value("t", shape=(3,)), _value("u", shape=(3,))],
+    )
+    attributes = {"num_scan_inputs": 1, "scan_input_axes": [1], "scan_input_directions": [1]}
+    scan = helper.make_node(
+        "Scan", ["x", "z"], ["last", "rows"], body=body, scan_output_axes=[1], scan_output_directions=[1], **attributes
+    )
+    agrees_with_onnxruntime(model_of([scan], {"x": (3,), "z": (3, 4)}, ("last", "rows")))
+
+
+def test_an_operator_inside_a_loop_is_named_too(model_of: ModelOf) -> None:
+    loop = _doubling_loop()
+    loop.attribute[0].g.node[0].op_type = "Bernoulli"
+    del loop.attribute[0].g.node[0].input[1]
+    model = model_of([loop], {"x": (2, 3)}, ("last", "rows"), {"m": np.array(3)})
+    with pytest.raises(UnsupportedOperatorError, match=r"1 node: 'w' \(Bernoulli\)|RandomUniformLike"):
+        load_model(model)

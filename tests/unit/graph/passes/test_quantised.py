@@ -1,0 +1,171 @@
+"""The pass that computes in bytes: what it makes of a residual block, and that graphs keep their meaning."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.evaluate import evaluate
+from compiler.graph.fuse import fuse
+from compiler.graph.ir import Attribute, Graph, Value
+from compiler.graph.ops import verify
+from compiler.graph.passes.quantised import Quantised
+from compiler.graph.pipeline import optimize
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "graph" / "quantised.txt"
+CONV: dict[str, Attribute] = {
+    "strides": (1, 1),
+    "pads": (1, 1, 1, 1),
+    "dilations": (1, 1),
+    "groups": 1,
+    "layout": "NCHW",
+}
+
+
+class Network:
+    """Writes quantised values."""
+
+    def __init__(self, *shape: int, dtype: str = "uint8") -> None:
+        self.builder = GraphBuilder("net", [Value("x", shape)])
+        self.dtype = dtype
+        self.rng = np.random.default_rng(4)
+
+    def parameters(self, scale: float | np.ndarray[Any, Any], zero: int) -> list[str]:
+        """A scale and its zero point as constants."""
+        scales = np.asarray(scale, np.float32)
+        zeros = np.full(scales.shape, zero, self.dtype)
+        return [self.builder.constant(scales, "scale"), self.builder.constant(zeros, "zero")]
+
+    def stored(self, x: str, scale: float, zero: int) -> str:
+        """Quantised and dequantised again."""
+        attrs = {"axis": 0}
+        number = self.builder.emit("quantize", [x, *self.parameters(scale, zero)], attrs)
+        return self.builder.emit("dequantize", [number, *self.parameters(scale, zero)], attrs)
+
+    def weight(self, *shape: int, zero: int = 0) -> str:
+        """Signed bytes with a scale for each result."""
+        numbers = self.builder.constant(self.rng.integers(-120 + zero, 120 + zero, shape).astype(np.int8), "w")
+        scale = self.builder.constant(np.linspace(0.01, 0.02, shape[0], dtype=np.float32), "w_scale")
+        zeros = self.builder.constant(np.full(shape[0], zero, np.int8), "w_zero")
+        return self.builder.emit("dequantize", [numbers, scale, zeros], {"axis": 0})
+
+    def conv(self, x: str, *shape: int, zero: int = 0) -> str:
+        """A convolution with such a weight."""
+        return self.builder.emit("conv2d", [x, self.weight(*shape, zero=zero)], CONV, name="conv")
+
+
+def _residual_block() -> Graph:
+    net = Network(1, 4, 5, 5)
+    b = net.builder
+    x = net.stored(net.conv(net.stored("x", 0.05, 128), 4, 4, 3, 3), 0.1, 120)
+    y = net.stored(b.emit("relu", [net.conv(x, 4, 4, 3, 3)]), 0.2, 0)
+    y = net.stored(net.conv(y, 4, 4, 3, 3), 0.4, 100)
+    y = net.stored(b.emit("relu", [b.emit("add", [y, x])]), 0.3, 0)
+    return b.finish({"y": net.conv(y, 2, 4, 3, 3)})
+
+
+def assert_same(changed: Graph, graph: Graph, quantum: float) -> None:
+    """Equal up to one quantum in one element of a hundred."""
+    verify(changed)
+    feed = {v.name: np.random.default_rng(8).standard_normal(v.shape, dtype=np.float32) * 3 for v in graph.inputs}
+    for ours, theirs in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):
+        apart = np.abs(ours - theirs) / quantum
+        assert apart.max() < 1.01
+        assert (apart > 0.01).mean() <= 0.01
+        assert len(np.unique(theirs)) > 5
+
+
+def _ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+def test_a_residual_block(update_golden: bool) -> None:
+    graph = _residual_block()
+    changed = Quantised().apply(graph)
+    assert_same(changed, graph, 3.0)
+    text = f"== before\n{graph}\n\n== after\n{changed}\n"
+    if update_golden:
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_the_kernels_of_a_block_read_and_write_bytes() -> None:
+    graph = optimize(_residual_block())
+    groups = fuse(graph).groups
+    products = [group for group in groups if group.nodes[0].op == "qconv2d"]
+    assert len(products) == 4
+    for group in groups:
+        if group.nodes[0].op not in ("transpose", "add") and group is not products[-1]:
+            assert graph.values[group.output].dtype == "uint8"
+    residual = products[2]
+    inside = {node.output for node in residual.nodes}
+    outside = {name for node in residual.nodes for name in node.inputs} - inside - set(graph.constants)
+    assert {graph.values[name].dtype for name in outside} == {"uint8"}
+
+
+@pytest.mark.parametrize("zero", [0, 3, -100])
+def test_zero_points_of_weights_join_them_where_the_result_is_a_byte(zero: int) -> None:
+    net = Network(1, 4, 5, 5)
+    graph = net.builder.finish({"y": net.stored(net.conv(net.stored("x", 0.05, 9), 4, 4, 3, 3, zero=zero), 0.3, 7)})
+    changed = Quantised().apply(graph)
+    assert_same(changed, graph, 0.3)
+    assert ("qconv2d" in _ops(changed)) == (abs(zero) < 100)
+
+
+def test_channels_are_filled_up_to_fours() -> None:
+    net = Network(1, 3, 6, 6, dtype="int8")
+    graph = net.builder.finish({"y": net.stored(net.conv(net.stored("x", 0.05, -7), 8, 3, 3, 3), 0.4, 5)})
+    changed = Quantised().apply(graph)
+    assert_same(changed, graph, 0.4)
+    product = next(node for node in changed.nodes if node.op == "qconv2d")
+    assert changed.values[product.inputs[1]].shape == (8, 4, 3, 3)
+    assert product.attrs["pad_value"] == -7
+
+
+def test_pools_and_moves_work_on_bytes() -> None:
+    net = Network(2, 4, 6, 6)
+    b = net.builder
+    x = net.stored("x", 0.05, 128)
+    pool: dict[str, Attribute] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+    y = net.stored(b.emit("max_pool2d", [x], {**pool, "layout": "NCHW"}), 0.05, 128)
+    y = net.stored(b.emit("reshape", [y], {"shape": (2, 36)}), 0.05, 128)
+    weight = b.constant(net.rng.integers(-9, 9, (36, 8)).astype(np.int8), "w")
+    scale, zero = b.constant(np.full(8, 0.1, np.float32), "s"), b.constant(np.zeros(8, np.int8), "z")
+    w = b.emit("dequantize", [weight, scale, zero], {"axis": 1})
+    graph = b.finish({"y": net.stored(b.emit("dense", [y, w]), 0.2, 128)})
+    changed = Quantised().apply(graph)
+    assert_same(changed, graph, 0.2)
+    reads = {node.op: changed.values[node.inputs[0]].dtype for node in changed.nodes}
+    assert reads["max_pool2d"] == reads["reshape"] == reads["qdense"] == "uint8"
+    assert _ops(changed).count("round") == 2
+
+
+def test_a_product_of_two_activations() -> None:
+    net = Network(2, 3, 4, dtype="int8")
+    b = net.builder
+    x = net.stored("x", 0.05, 0)
+    turned = b.emit("transpose", [x], {"perm": (0, 2, 1)})
+    graph = b.finish({"y": b.emit("batch_matmul", [x, turned])})
+    changed = Quantised().apply(graph)
+    assert "qbatch_matmul" in _ops(changed)
+    assert_same(changed, graph, 0.05)
+
+
+def test_a_scale_that_is_computed_stays_arithmetic() -> None:
+    b = GraphBuilder("net", [Value("x", (4, 8)), Value("s", ())])
+    zero = b.constant(np.zeros((), np.int8), "zero")
+    number = b.emit("quantize", ["x", "s", zero], {"axis": 0})
+    graph = b.finish({"y": b.emit("dequantize", [number, "s", zero], {"axis": 0})})
+    changed = Quantised().apply(graph)
+    verify(changed)
+    feed = {"x": np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8), "s": np.asarray(0.25, np.float32)}
+    np.testing.assert_allclose(evaluate(changed, feed)[0], evaluate(graph, feed)[0])
+
+
+def test_a_graph_without_quantised_values_is_left_alone() -> None:
+    b = GraphBuilder("net", [Value("x", (4, 8))])
+    graph = b.finish({"y": b.emit("mul", [b.emit("relu", ["x"]), b.scalar(2.0, "float32")])})
+    assert Quantised().apply(graph) is graph
