@@ -18,6 +18,7 @@ from compiler.graph.passes.common_subexpressions import CommonSubexpressions
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 from compiler.graph.passes.fold_scales import FoldScales
+from compiler.graph.passes.quantised import Quantised
 from compiler.graph.passes.recognise import Recognise
 from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from compiler.graph.passes.slice_weights import SliceWeights
@@ -26,6 +27,7 @@ from compiler.graph.pipeline import PIPELINE
 from tests.encoder_layer import encoder_layer
 from tests.golden_texts import GOLDEN, compared
 from tests.unit.graph.passes.expanded import Writer, gelu, log_softmax, normalize, softmax
+from tests.unit.graph.passes.quantised_networks import residual_block
 
 CONV: dict[str, Attribute] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "groups": 1}
 NCHW: dict[str, Attribute] = {**CONV, "layout": "NCHW"}
@@ -122,6 +124,7 @@ def _two_convolutions() -> Graph:
 
 
 CASES: dict[str, tuple[GraphPass, Callable[[], Graph]]] = {
+    "quantised": (Quantised(), residual_block),
     "fold_constants": (FoldConstants(), _unfolded),
     "fold_batch_norm": (FoldBatchNorm(), _normalised),
     "common_subexpressions": (CommonSubexpressions(), _twice),
