@@ -1,75 +1,144 @@
-"""In: seconds for each network. Out: JSON lines, its latency untuned, tuned, and in ONNX Runtime.
+"""In: seconds for each network. Out: networks of the zoo beside ONNX Runtime and PyTorch.
 
-    python -m benchmarks.networks [--only REGEX] [--threads N] [--seconds S] [--out FILE]
+    python -m benchmarks.networks [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE] [--compiled 0]
 
-A network is tuned from nothing for `--seconds`, every winner is verified and timed again, and then the three take turns
-in a fresh process. Always: outputs are compared with ONNX Runtime's; a value is a median.
+A network is tuned from nothing for `--seconds`, every winner is verified and timed again. Then it, the untuned one and
+the peers that are installed take turns in a fresh process: ONNX Runtime, PyTorch eager and, unless `--compiled` is 0,
+compiled. Always: the same weights and inputs for all; errors are against ONNX Runtime; a value is a median.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import onnx
 
 from benchmarks.harness import Figure, Run, parse
+from benchmarks.network_peers import COMPILED, EAGER, SESSION, Arrays, NetworkPeer, has_torch, seeded_inputs
 from benchmarks.tuning import Tuned, open_workers, tune
-from compiler.driver.compare import REFERENCE
-from compiler.driver.compile_network import compile_graph
+from compiler.driver.compile_network import KnownProgram, compile_graph
 from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.driver.report import Comparison
-from compiler.frontend.network import network_bytes
+from compiler.frontend import zoo
 from compiler.measure.peak import measured_peak
 from compiler.measure.worker_process import WorkerProcess
 from compiler.target import Target
 
-NETWORKS = ("mlp", "mobilenet_v2", "resnet18")
-BACKENDS = {"tuned": "retune", "untuned": "retune-untuned", REFERENCE: "onnxruntime"}
+TUNED, UNTUNED = "retune", "retune-untuned"
+_MIB = 2.0**20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print three JSON lines a network and thread count."""
-    run = parse(__doc__, argv, seconds=60, seconds_help="seconds of tuning for each network", threads=(1, 2))
+    """Print a line for each contender's latency and, but for PyTorch's compiler, one for its peak memory."""
+    options = {"compiled": (1, "whether PyTorch's compiler, which takes a minute a network, takes part")}
+    help_ = "seconds of tuning for each network"
+    run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), options=options)
     for threads in run.threads:
-        for name in filter(run.wants, NETWORKS):
+        for name in filter(run.wants, zoo.NAMES):
             for figure in figures(name, threads, run):
                 run.write(figure)
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A network's files by contender, and how long ours took to compile."""
+
+    files: Mapping[str, Path]
+    compile_seconds: Mapping[str, float]
+
+
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
     """Tune one network and time it beside its peers."""
+    began = time.perf_counter()
     network = extract_network(name, str(Target.host()), threads)
+    import_seconds = time.perf_counter() - began
     with open_workers(threads, network.constant_bytes) as workers:
         tuned = tune(network, workers, run.seconds)
-    comparison = compare(network, tuned)
+    with tempfile.TemporaryDirectory(prefix="retune-networks-") as folder:
+        model = zoo.build(name)
+        inputs = seeded_inputs(model)
+        built = build(network, tuned.best, model, Path(folder), compiled=bool(run.options["compiled"]))
+        del model
+        peers = time_peers(built, inputs, threads)
+        memory = peak_memories(built, inputs, threads)
+    yield from _latencies(network, tuned, peers, {"import_seconds": round(import_seconds, 2)}, built)
+    for backend, count in memory.items():
+        yield Figure(name, backend, threads, "peak memory", count / _MIB, "MiB")
+
+
+def build(
+    network: ExtractedNetwork, best: Mapping[str, KnownProgram], model: onnx.ModelProto, folder: Path, *, compiled: bool
+) -> Built:
+    """Compile the network with and without its records, and write what the peers read."""
+    files: dict[str, Path] = {}
+    seconds: dict[str, float] = {}
+    for backend, programs in ((UNTUNED, {}), (TUNED, best)):
+        began = time.perf_counter()
+        product = compile_graph(
+            network.graph, network.target, programs, threads=network.threads, cut=network.partition
+        )
+        files[backend] = product.save(folder / f"{backend}.retune")
+        seconds[backend] = round(time.perf_counter() - began, 2)
+    files[SESSION] = folder / "model.onnx"
+    onnx.save_model(model, str(files[SESSION]))
+    if has_torch():
+        files[EAGER] = folder / "model.pt"
+        with WorkerProcess() as worker:
+            worker.call("benchmarks.network_peers:export_torch", files[SESSION], files[EAGER])
+        if compiled:
+            files[COMPILED] = files[EAGER]
+    return Built(files, seconds)
+
+
+def time_peers(built: Built, inputs: Arrays, threads: int) -> list[NetworkPeer]:
+    """All contenders in turn, in a fresh process."""
+    with WorkerProcess() as worker:
+        found: list[NetworkPeer] = worker.call(
+            "benchmarks.network_peers:time_networks", dict(built.files), dict(inputs), threads
+        )
+    return found
+
+
+def peak_memories(built: Built, inputs: Arrays, threads: int) -> dict[str, int]:
+    """Bytes by contender, each in a process of its own."""
+    found: dict[str, int] = {}
+    for backend, path in built.files.items():
+        if backend != COMPILED:  # its compiler runs in the same process and takes more than the network
+            with WorkerProcess() as worker:
+                arguments = (backend, path, dict(inputs), threads)
+                found[backend] = worker.call("benchmarks.network_peers:peak_memory", *arguments)
+    return found
+
+
+def _latencies(
+    network: ExtractedNetwork, tuned: Tuned, peers: Sequence[NetworkPeer], known: Mapping[str, Any], built: Built
+) -> Iterator[Figure]:
+    """One figure a contender; ours says what it took, and how it compares."""
     work = sum(task.flop_count * weight for task, weight in zip(network.tasks, network.weights, strict=True))
-    ours = comparison.seconds("tuned")
+    by_backend = {peer.backend: peer.seconds for peer in peers}
+    others = {backend: seconds / by_backend[TUNED] for backend, seconds in by_backend.items() if backend != TUNED}
     spent: dict[str, object] = {
+        **known,
         "trials": tuned.trials,
         "failed": tuned.failed,
         "tuning_seconds": round(tuned.seconds, 1),
         "tasks": len(network.tasks),
         "tasks_on_the_default_schedule": len(network.tasks) - len(tuned.best),
-        "times_as_fast_as": {
-            BACKENDS[one.name]: round(one.seconds / ours, 3) for one in comparison.contenders if one.name != "tuned"
-        },
+        "times_as_fast_as": {backend: round(ratio, 3) for backend, ratio in others.items()},
+        "times_as_fast_as_the_best_peer": round(
+            min(ratio for backend, ratio in others.items() if backend != UNTUNED), 3
+        ),
     }
-    for one in comparison.contenders:
-        ratio = work / one.seconds / 1e9 / measured_peak(threads)
-        details = spent if one.name == "tuned" else {}
-        yield Figure(name, BACKENDS[one.name], threads, "latency", one.seconds * 1e3, "ms", ratio, one.error, details)
-
-
-def compare(network: ExtractedNetwork, tuned: Tuned) -> Comparison:
-    """Compile the network with and without its records and time both beside ONNX Runtime, in a fresh process."""
-    with tempfile.TemporaryDirectory(prefix="retune-networks-") as folder, WorkerProcess() as worker:
-        paths: dict[str, Path] = {}
-        for label, best in (("untuned", {}), ("tuned", tuned.best)):
-            compiled = compile_graph(
-                network.graph, network.target, best, threads=network.threads, cut=network.partition
-            )
-            paths[label] = compiled.save(Path(folder) / f"{label}.retune")
-        arguments = (paths, network_bytes(network.source), network.threads, 0)
-        comparison: Comparison = worker.call("compiler.driver.compare:compare_networks", *arguments)
-    return comparison
+    threads, peak = network.threads, measured_peak(network.threads)
+    for peer in peers:
+        details: dict[str, object] = dict(spent) if peer.backend == TUNED else {}
+        if peer.backend in built.compile_seconds:
+            details["compile_seconds"] = built.compile_seconds[peer.backend]
+        ratio = work / peer.seconds / 1e9 / peak
+        milliseconds = peer.seconds * 1e3
+        yield Figure(network.name, peer.backend, threads, "latency", milliseconds, "ms", ratio, peer.error, details)
 
 
 if __name__ == "__main__":

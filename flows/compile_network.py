@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison
 from compiler.driver.winners import Winner, first_guesses
@@ -17,7 +18,7 @@ from flows.parameters import TuneJob
 from flows.progress import PhaseAdvanced, PhaseStarted, announce
 from tasks.compile import compile_to
 from tasks.extract import extract_tasks
-from tasks.store import best_records
+from tasks.store import best_of_every_task, best_records
 from tasks.verify import confirm, limits_of_machine, verify
 from tasks.workers import open_workers
 
@@ -27,11 +28,14 @@ FINALISTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled network: its file, what serves each tuning task, how it compares, and what the machine can do."""
+    """A compiled network: its file, what serves each tuning task, how it compares, what serves all its kernels, and
+    what the machine can do.
+    """
 
     artifact: Path
     winners: tuple[Winner, ...]
     comparison: Comparison
+    coverage: CoverageReport
     limits: MachineLimits
 
 
@@ -40,17 +44,19 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from."""
     folder = job.run_folder(run_id)
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
+    known = best_of_every_task(Path(job.home), job.target, job.device, job.threads)
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
     with open_workers(job.measuring(extracted.constant_bytes)) as workers:
         winners: list[Winner] = []
         for task in extracted.tasks:
-            winners.append(confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task)))
+            programs = best.get(task.workload_key) or first_guesses(task, known)
+            winners.append(confirm(task.name, workers, task, programs))
             announce(PhaseAdvanced(len(winners), len(extracted.tasks)))
     serving = {winner.task_key: winner.program for winner in winners if winner.program is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")
     tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")
     announce(PhaseStarted("comparing outputs and times"))
-    comparison = verify(job.network, {"untuned": untuned, "tuned": tuned}, job.threads, job.seed)
-    return Compiled(tuned, tuple(winners), comparison, limits_of_machine(job.threads))
+    comparison = verify(job.network, {"untuned": untuned.path, "tuned": tuned.path}, job.threads, job.seed)
+    return Compiled(tuned.path, tuple(winners), comparison, tuned.coverage, limits_of_machine(job.threads))

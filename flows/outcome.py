@@ -22,6 +22,7 @@ def show_report(report: Report, stream: TextIO) -> None:
         f"after {report.trials} trials in {report.elapsed:.0f} s",
         soft_wrap=True,
     )
+    console.print(f"{report.coverage}", soft_wrap=True)
     if report.comparison.note:
         console.print(report.comparison.note, soft_wrap=True)
     if not report.is_right:

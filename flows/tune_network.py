@@ -67,6 +67,7 @@ def tune_network(
             spent,
             compiled.winners,
             compiled.comparison,
+            compiled.coverage,
             compiled.artifact,
             job.run_folder(run.run_id),
             compiled.limits,

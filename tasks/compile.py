@@ -4,17 +4,27 @@ Always: a kernel without a winner gets the default schedule, and the file says s
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.compile_network import KnownProgram, compile_graph
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.extract import ExtractedNetwork
 
 
+@dataclass(frozen=True, slots=True)
+class SavedNetwork:
+    """A compiled network's file, and what serves its kernels."""
+
+    path: Path
+    coverage: CoverageReport
+
+
 @task(name="compile", task_run_name="compile-{label}", cache_policy=NO_CACHE)
-def compile_to(label: str, extracted: ExtractedNetwork, best: Mapping[str, KnownProgram], path: Path) -> Path:
+def compile_to(label: str, extracted: ExtractedNetwork, best: Mapping[str, KnownProgram], path: Path) -> SavedNetwork:
     """Compile a network with the best program of each task, by workload key, and save it at `path`."""
     network = compile_graph(extracted.graph, extracted.target, best, threads=extracted.threads, cut=extracted.partition)
-    return network.save(path)
+    return SavedNetwork(network.save(path), CoverageReport.of(network.coverage))

@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison, Report
 from compiler.driver.tuning import TuningSummary
@@ -25,12 +26,13 @@ def publish(
     spent: TuningSummary,
     winners: Sequence[Winner],
     comparison: Comparison,
+    coverage: CoverageReport,
     artifact: Path,
     folder: Path,
     limits: MachineLimits,
 ) -> Report:
     """Write the report into the run's folder."""
-    report = Report.of(run_id, request, spent, winners, comparison, artifact, folder, limits)
+    report = Report.of(run_id, request, spent, winners, comparison, coverage, artifact, folder, limits)
     report.write()
     return report
 

@@ -106,6 +106,12 @@ def best_records(
     return best
 
 
+@task(name="best-of-every-task", cache_policy=NO_CACHE)
+def best_of_every_task(home: Path, target: str, device: str, threads: int) -> tuple[MeasureRecord, ...]:
+    """The best record of every task, of this network or another: each may help a similar one that has none."""
+    return tuple(ParquetRecordStore(home).best_per_task(target, device, threads).values())
+
+
 @task(name="complete-run", task_run_name="complete-{run_id}", cache_policy=NO_CACHE)
 def complete_run(run_id: str, home: Path, summary: dict[str, Any]) -> RunInfo:
     """Mark a run as finished: the next command like it begins a new one."""

@@ -34,6 +34,8 @@ CONV_3D: dict[str, Attribute] = {
     "layout": "NDHWC",
 }
 
+TRANSPOSED: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
+
 KEPT: dict[str, Attribute] = {"axes": (0, 2), "keepdims": True}
 
 UNARY = ("relu", "sigmoid", "tanh", "exp", "erf", "neg", "abs", "floor", "ceil", "round", "identity")
@@ -77,6 +79,8 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     *((f"reduce_{name}", ((2, 3, 4),), KEPT) for name in ("sum", "mean", "max", "min", "prod")),
     ("conv3d", ((1, 4, 5, 6, 3), (2, 3, 2, 3, 4)), CONV_3D),
     ("conv3d", ((2, 4, 3, 6, 5), (6, 2, 1, 3, 3)), {**CONV_3D, "layout": "NCDHW", "groups": 2}),
+    ("conv_transpose2d", ((1, 4, 5, 2), (4, 4, 2, 3)), TRANSPOSED),
+    ("conv_transpose2d", ((2, 3, 4, 2), (3, 2, 2, 5)), {**TRANSPOSED, "strides": (2, 3), "pads": (1, 0, -1, 0)}),
     *((op, ((2, 5, 4),), {"axis": 1, "keepdims": op == "arg_max"}) for op in ("arg_max", "arg_min")),
     *(("top_k", ((3, 7, 2),), {"axis": 1, "k": 4, "largest": largest}) for largest in (True, False)),
     ("reduce_mean", ((2, 3, 4),), {"axes": (1,), "keepdims": False}),

@@ -14,8 +14,9 @@ from compiler.codegen.cpu import describe
 from compiler.driver.build import build_kernel
 from compiler.driver.dispatch import DispatchContext, FallbackContext
 from compiler.driver.hardware import hardware_of
+from compiler.driver.winners import Guess
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
-from compiler.executor.network import CompiledNetwork, Coverage
+from compiler.executor.network import CompiledNetwork, Coverage, Origin
 from compiler.graph.ir import Graph
 from compiler.graph.partition import Partition, partition
 from compiler.graph.to_plan import to_plan
@@ -63,11 +64,11 @@ def build_in_process(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
 class _Choice:
     request: BuildRequest
     record_id: str | None
-    is_default: bool = False
+    origin: Origin
     note: str = ""
 
     @property
-    def origin(self) -> str:
+    def label(self) -> str:
         """Where the program comes from, in words."""
         return f"record {self.record_id}" if self.record_id else "the guessed program"
 
@@ -96,7 +97,9 @@ def compile_graph(
     choices, artifacts = _build(choices, build)
     plan, constants = to_plan(graph, cut, {artifact.name: artifact for artifact in artifacts})
     coverage = tuple(
-        Coverage(task.name, task.workload_key, weight, tunable, choice.record_id, choice.note)
+        Coverage(
+            task.name, task.workload_key, weight, tunable, choice.record_id, choice.note, choice.origin, task.flop_count
+        )
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, _metadata(graph, target, threads))
@@ -115,18 +118,22 @@ def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice
         request = BuildRequest(task, load_steps(best.steps), task.name)
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
-    return _Choice(request, best.record_id or None, note="" if best.record_id else "a first guess, without a record")
+    if best.record_id:
+        return _Choice(request, best.record_id, Origin.RECORD)
+    if isinstance(best, Guess) and best.transferred:
+        return _Choice(request, None, Origin.TRANSFER, "fitted from a record of a similar kernel")
+    return _Choice(request, None, Origin.GUESS, "a first guess, without a record")
 
 
 def _told(task: SearchTask, state: State) -> _Choice:
     steps = tuple(step for step in state.steps if isinstance(step, Step))
-    return _Choice(BuildRequest(task, steps, task.name), None, note="the program of the dispatch context")
+    return _Choice(BuildRequest(task, steps, task.name), None, Origin.CONTEXT, "the program of the dispatch context")
 
 
 def _default(task: SearchTask, note: str = "") -> _Choice:
     if note:
         _log.warning("%s: %s; using the default schedule", task.name, note)
-    return _Choice(BuildRequest(task, default_steps(task.dag), task.name), None, True, note)
+    return _Choice(BuildRequest(task, default_steps(task.dag), task.name), None, Origin.DEFAULT, note)
 
 
 def _build(choices: list[_Choice], build: BuildKernels) -> tuple[list[_Choice], list[KernelArtifact]]:
@@ -148,9 +155,9 @@ def _build_or_default(choice: _Choice, build: BuildKernels) -> tuple[_Choice, Ke
         (artifact,) = build([choice.request])
         return choice, artifact
     except _BAD_PROGRAM as error:
-        if choice.is_default:
+        if choice.origin is Origin.DEFAULT:
             raise
-        fallback = _default(choice.request.task, f"{choice.origin} cannot be built: {error}")
+        fallback = _default(choice.request.task, f"{choice.label} cannot be built: {error}")
     (artifact,) = build([fallback.request])
     return fallback, artifact
 

@@ -24,8 +24,8 @@ def is_installed() -> bool:
 class OnnxRuntime:
     """A session of ONNX Runtime on `threads` threads."""
 
-    def __init__(self, model: bytes, threads: int) -> None:
-        """Load the model. Raises: MeasureError when it cannot."""
+    def __init__(self, model: bytes | str, threads: int) -> None:
+        """Load the model, an ONNX message or the path of one. Raises: MeasureError when it cannot."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import TaskRow, TuningSummary
 from compiler.driver.winners import Guess, Winner
@@ -55,8 +56,8 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     """One kernel of the network and what serves it: a record, a first guess of the search where the budget reached no
-    further, or the default schedule. Times are seconds per call; `record_id` is empty unless a record serves;
-    `moved_bytes` is what a call has to read and write at least.
+    further (`transferred` from a similar kernel or not), or the default schedule. Times are seconds per call;
+    `record_id` is empty unless a record serves; `moved_bytes` is what a call has to read and write at least.
     """
 
     name: str
@@ -67,6 +68,7 @@ class TaskOutcome:
     best_seconds: float
     record_id: str
     guessed: bool
+    transferred: bool
     note: str
     task_key: str = ""
     moved_bytes: int = 0
@@ -74,7 +76,8 @@ class TaskOutcome:
     @property
     def served_by(self) -> str:
         """What the kernel was made from, in words."""
-        return self.record_id or ("first guess" if self.guessed else "default schedule")
+        guess = "program of a similar kernel" if self.transferred else "first guess"
+        return self.record_id or (guess if self.guessed else "default schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Report:
     trials: int
     elapsed: float
     comparison: Comparison
+    coverage: CoverageReport
     tasks: tuple[TaskOutcome, ...]
     artifact: str
     records: str
@@ -100,6 +104,7 @@ class Report:
         spent: TuningSummary,
         winners: Sequence[Winner],
         comparison: Comparison,
+        coverage: CoverageReport,
         artifact: Path,
         folder: Path,
         limits: MachineLimits | None = None,
@@ -111,6 +116,7 @@ class Report:
             trials=spent.trials,
             elapsed=spent.elapsed,
             comparison=comparison,
+            coverage=coverage,
             tasks=tuple(_outcome(row, winner) for row, winner in zip(spent.rows, winners, strict=True)),
             artifact=str(artifact),
             records=f"{request['home']}/records",
@@ -162,6 +168,8 @@ class Report:
             f"{'all are' if self.is_right else 'NOT all are'} within {TOLERANCE:g}.",
             *([self.comparison.note] if self.comparison.note else []),
             "",
+            f"The network is {self.coverage}.",
+            "",
             "| kernel | uses | trials | default ms | best ms | GFLOP/s | served by |",
             "|---|---:|---:|---:|---:|---:|---|",
             *(_table_line(task) for task in self.tasks),
@@ -192,6 +200,7 @@ def _outcome(row: TaskRow, winner: Winner) -> TaskOutcome:
         best_seconds=winner.seconds,
         record_id=winner.program.record_id if winner.program else "",
         guessed=isinstance(winner.program, Guess),
+        transferred=isinstance(winner.program, Guess) and winner.program.transferred,
         note="; ".join([row.stop_reason] * bool(row.stop_reason) + [f"rejected {text}" for text in winner.rejected]),
         task_key=row.task_key,
         moved_bytes=row.moved_bytes,

@@ -5,7 +5,7 @@ answer in a fresh process after that.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.cost_model.random import RandomModel
@@ -16,29 +16,42 @@ from compiler.measure.runner import LocalRunner
 from compiler.schedule.default import default_steps
 from compiler.schedule.steps import load_steps
 from compiler.schedule.task import SearchTask
+from compiler.search import mutation
+from compiler.search.options import SearchOptions
 from compiler.search.policy import SketchPolicy
+from compiler.search.transfer import Relative, nearest
 
 GUESSES = 4
 """How many programs are tried for a task that no record knows."""
+_TRANSFERRED = 0.5
+"""Which share of these may be fitted programs of similar tasks."""
 REACH = 2.0
 """Programs slower than so many times the fastest do not take part in the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A program that no run has measured: one that the search would try first. It has no record."""
+    """A program that no run has measured: one that the search would try first. It has no record of its own;
+    `transferred` says that it is a record's of a similar task, fitted to this one's sizes.
+    """
 
     steps: str
     record_id: str = ""
+    transferred: bool = False
 
 
 Program = MeasureRecord | Guess
 
 
-def first_guesses(task: SearchTask) -> tuple[Guess, ...]:
-    """Programs for a task that the budget did not reach, by first principles alone."""
-    candidates = SketchPolicy(task, RandomModel()).ask(GUESSES, 0)
-    return tuple(Guess(candidate.steps_text) for candidate in candidates)
+def first_guesses(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tuple[Guess, ...]:
+    """Programs for a task that the budget did not reach: by first principles, and up to half of them those of the most
+    similar tasks among `known`, the best records of other tasks.
+    """
+    policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED))
+    relatives = (Relative(one.task_key, one.steps, one.seconds) for one in known if one.costs)
+    policy.advise([one.steps_text for one in nearest(task.workload_key, relatives, GUESSES)])
+    candidates = policy.ask(GUESSES, 0)
+    return tuple(Guess(one.steps_text, transferred=one.mutation == mutation.TRANSFER) for one in candidates)
 
 
 @dataclass(frozen=True, slots=True)

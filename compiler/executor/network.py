@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,22 @@ from compiler.runtime.artifact import ArgSpec, Array, ExternBuffer, ExternCall, 
 FORMAT_VERSION = 1
 
 
+class Origin(StrEnum):
+    """Where a kernel's program comes from."""
+
+    RECORD = "record"  # a measured record of the very task
+    TRANSFER = "transfer"  # a record of a similar task, fitted to this one's sizes
+    GUESS = "guess"  # what the search would try first
+    CONTEXT = "context"  # a dispatch context that was entered
+    DEFAULT = "default"  # the default schedule
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What one task was built from: `record_id` of a measured program, or None for the default schedule.
+    """What one task was built from: `record_id` of a measured program, or None where there is none.
 
-    `note` says why a record was not used where there was one.
+    `note` says why a record was not used where there was one. `weight` is how often the kernel runs, `flops` how many
+    operations a call has.
     """
 
     task: str
@@ -42,6 +54,8 @@ class Coverage:
     tunable: bool
     record_id: str | None = None
     note: str = ""
+    origin: str = Origin.DEFAULT
+    flops: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -246,6 +246,23 @@ def _dequantize(node: Node, operands: Sequence[Array]) -> Array:
     return np.asarray((operands[0].astype(np.int64) - zero).astype(scale.dtype) * scale)
 
 
+def _conv_transpose2d(node: Node, operands: Sequence[Array]) -> Array:
+    x, weight = operands
+    if node.text("layout") == "NCHW":
+        weight = weight.transpose(2, 3, 0, 1)
+    x = _channels_last(node, x)
+    strides, pads, kernel = node.ints("strides"), node.ints("pads"), weight.shape[:2]
+    full = [(n - 1) * stride + size for n, stride, size in zip(x.shape[1:3], strides, kernel, strict=True)]
+    longer = [max(0, -pad) for pad in pads[2:]]
+    whole = np.zeros((x.shape[0], full[0] + longer[0], full[1] + longer[1], weight.shape[3]), x.dtype)
+    for row, column in np.ndindex(*kernel):
+        rows = slice(row, row + full[0] - kernel[0] + 1, strides[0])
+        columns = slice(column, column + full[1] - kernel[1] + 1, strides[1])
+        whole[:, rows, columns] += x @ weight[row, column]
+    ends = [size - pad for size, pad in zip(full, pads[2:], strict=True)]
+    return _from_channels_last(node, whole[:, pads[0] : ends[0], pads[1] : ends[1]])
+
+
 def _max_pool2d(node: Node, operands: Sequence[Array]) -> Array:
     x = _channels_last(node, operands[0])
     lowest = -math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
@@ -333,6 +350,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "qbatch_matmul": _byte_product,
     "quantize": _quantize,
     "dequantize": _dequantize,
+    "conv_transpose2d": _conv_transpose2d,
     "dense": _binary(np.matmul),
     "batch_matmul": _binary(np.matmul),
     "contract": _contract,

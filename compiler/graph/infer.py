@@ -214,6 +214,27 @@ def _windows(node: Node, operands: Sequence[Value], kernel: tuple[int, ...], dil
     return extents
 
 
+def conv_transpose2d(node: Node, operands: Sequence[Value]) -> Result:
+    """Transposed convolution in either layout; pads behind may be negative, where the result goes on."""
+    x, weight = operands
+    rows, columns = _spatial_axes(node, operands)
+    channels_first = rows == 2
+    if len(weight.shape) != 4 or weight.dtype != x.dtype:
+        raise misfit(node, operands, "the weight must have four dimensions and the dtype of the first operand")
+    taken, made, *kernel = weight.shape if channels_first else (*weight.shape[2:], *weight.shape[:2])
+    strides, pads = node.ints("strides"), node.ints("pads")
+    if len(strides) != 2 or len(pads) != 4 or min(*strides, pads[0] + 1, pads[1] + 1) < 1:
+        raise misfit(node, operands, "strides and the pads in front must be for two dimensions and not be negative")
+    if x.shape[1 if channels_first else 3] != taken:
+        raise misfit(node, operands, f"the weight is for {taken} channels")
+    extents = tuple(
+        (x.shape[axis] - 1) * strides[i] + kernel[i] - pads[i] - pads[2 + i] for i, axis in enumerate((rows, columns))
+    )
+    if min(extents) < 1:
+        raise misfit(node, operands, "nothing is left of the result")
+    return ((x.shape[0], made, *extents) if channels_first else (x.shape[0], *extents, made)), x.dtype
+
+
 def convolution(node: Node, operands: Sequence[Value]) -> Result:
     """Convolution in either layout; the weight's axes are given with the operator in `compiler.graph.ops`."""
     x, w = operands

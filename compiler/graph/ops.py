@@ -106,6 +106,14 @@ _SPECS = (
     ),
     OpSpec("conv2d", 2, _KIND.COMPLEX, infer.convolution, "grouped 2-D convolution of (x, weight)", _CONV),
     OpSpec("conv3d", 2, _KIND.COMPLEX, infer.convolution, "the same in 3-D: layouts NCDHW and NDHWC", _CONV),
+    OpSpec(
+        "conv_transpose2d",
+        2,
+        _KIND.COMPLEX,
+        infer.conv_transpose2d,
+        "y[stride * i + k - pad] += x[i] * weight[k], of weights (I, O, KH, KW), or (KH, KW, I, O) in NHWC",
+        {"strides": tuple, "pads": tuple, "layout": str},
+    ),
     OpSpec("dense", 2, _KIND.COMPLEX, infer.dense, "(M, K) x (K, N)"),
     OpSpec("batch_matmul", 2, _KIND.COMPLEX, infer.batch_matmul, "(B, M, K) x (B, K, N)"),
     OpSpec(

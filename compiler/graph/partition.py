@@ -21,6 +21,7 @@ from compiler.te.ops import OpCall, lower_op
 from compiler.te.ops.call import Operand
 from compiler.te.tensor import ComputeOp, Tensor
 
+_STRIDED = ("conv2d", "qconv2d", "conv3d", "conv_transpose2d", "max_pool2d", "avg_pool2d")
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
 
 
@@ -165,22 +166,21 @@ def _describe(graph: Graph, group: FusedOp) -> str:
     """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
     first, *others = group.nodes
     words = [first.op]
-    if first.op in ("conv2d", "qconv2d"):
-        weight = graph.values[first.inputs[1]].shape
-        if first.integer("groups") > 1:
+    if first.op in ("conv2d", "conv3d", "conv_transpose2d", "qconv2d"):
+        data, weight = graph.values[first.inputs[0]].shape, graph.values[first.inputs[1]].shape
+        last, rank = not first.text("layout").startswith("NC"), len(data) - 2
+        if first.op in ("conv2d", "qconv2d") and first.integer("groups") > 1:
             depthwise = math.prod(weight) == weight[0] * weight[1] * weight[-1]
             words[0] = f"{'depthwise' if depthwise else 'group'}_{first.op}"
-        kernel = weight[:2] if first.text("layout") == "NHWC" else weight[2:]
-        words.append("x".join(map(str, kernel)))
-        channels = graph.values[first.inputs[0]].shape[3 if first.text("layout") == "NHWC" else 1]
-        words.append(f"c{channels}")
+        words.append("x".join(map(str, weight[:rank] if last else weight[2:])))
+        words.append(f"c{data[-1 if last else 1]}")
     if first.op in ("dense", "batch_matmul", "qdense", "qbatch_matmul"):
         words.append(f"k{graph.values[first.inputs[0]].shape[-1]}")
     if first.op == "contract":
         word, shape = first.text("left"), graph.values[first.inputs[0]].shape
         inner = (extent for letter, extent in zip(word, shape, strict=True) if letter not in first.text("result"))
         words.append(f"k{math.prod(inner)}")
-    if first.op in ("conv2d", "qconv2d", "max_pool2d", "avg_pool2d") and max(first.ints("strides")) > 1:
+    if first.op in _STRIDED and max(first.ints("strides")) > 1:
         words.append(f"s{max(first.ints('strides'))}")
     words.append("x".join(map(str, graph.values[first.output].shape)) or "scalar")
     return "_".join([*words, *(node.op for node in others)])[:96]

@@ -1,6 +1,7 @@
 """In: an ONNX transposed convolution. Out: our operators. Always: of one to three dimensions.
 
-It is the convolution of the input, with zeros between its elements, with the turned weight.
+The usual one of images is an operator of its own; any other is the convolution of the input, with zeros between its
+elements, with the turned weight.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +25,19 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     extra = node.ints("output_padding") or (0,) * rank
     reach = tuple(dilation * (size - 1) for size, dilation in zip(kernel, dilations, strict=True))
     before, after = _cut_off(node, shape[2:], strides, reach, extra)
-    for axis in range(rank):
-        x = _spread(builder, x, axis + 2, strides[axis])
-    low = [edge - cut for edge, cut in zip(reach, before, strict=True)]
-    high = [edge - cut + more for edge, cut, more in zip(reach, after, extra, strict=True)]
-    x = _without(builder, x, [max(0, -pad) for pad in low], [max(0, -pad) for pad in high])
-    turned = _turned(builder, weight.name, groups)
-    pads = tuple(max(0, pad) for pad in (*low, *high))
-    x = plain_convolution(builder, x, turned, (1,) * rank, pads, dilations, groups, node.name)
+    if rank == 2 and groups == 1 and set(dilations) == {1} and min(before) >= 0:
+        behind = [cut - more for cut, more in zip(after, extra, strict=True)]
+        attrs: dict[str, Attribute] = {"strides": strides, "pads": (*before, *behind), "layout": "NCHW"}
+        x = builder.emit("conv_transpose2d", [x, weight.name], attrs, name=node.name)
+    else:
+        for axis in range(rank):
+            x = _spread(builder, x, axis + 2, strides[axis])
+        low = [edge - cut for edge, cut in zip(reach, before, strict=True)]
+        high = [edge - cut + more for edge, cut, more in zip(reach, after, extra, strict=True)]
+        x = _without(builder, x, [max(0, -pad) for pad in low], [max(0, -pad) for pad in high])
+        turned = _turned(builder, weight.name, groups)
+        pads = tuple(max(0, pad) for pad in (*low, *high))
+        x = plain_convolution(builder, x, turned, (1,) * rank, pads, dilations, groups, node.name)
     if node.has_input(2):
         x = write("add", x, as_channels(builder, node.inputs[2], rank + 2))
     return [x]

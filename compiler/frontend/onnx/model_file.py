@@ -1,6 +1,7 @@
 """In: a path, bytes or a `ModelProto`. Out: a `ModelProto` with weights. Always: what is wrong is one sentence."""
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -8,6 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from compiler.errors import ModelFormatError
 
 OLDEST_OPSET = 11
+_LARGE_BYTES = 1 << 16
 _DOMAINS = ("", "ai.onnx")
 
 
@@ -55,13 +57,48 @@ def version_of(model: onnx.ModelProto) -> int:
 
 
 def check_model(model: onnx.ModelProto) -> None:
-    """Let ONNX check the model. Raises: ModelFormatError with its first complaint."""
+    """Let ONNX check the model, whose large weights are only declared to it: it would copy them all, twice.
+
+    Raises: ModelFormatError with its first complaint.
+    """
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(_without_large_weights(model))
     except onnx.checker.ValidationError as error:
         raise ModelFormatError(f"model {model.graph.name} is not valid ONNX: {_first_line(error)}") from None
     except ValueError:
-        return  # larger than a protocol message may be: ONNX cannot check it in memory
+        return  # larger than a protocol message may be, all the same: ONNX cannot check it in memory
+
+
+def _without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with inputs in place of large initialisers, or itself when it has none."""
+    large = {tensor.name for tensor in model.graph.initializer if len(tensor.raw_data) > _LARGE_BYTES}
+    if not large:
+        return model
+    light = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _copy(light, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _copy(light.graph, field.name, value)
+    declared = {entry.name for entry in model.graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name not in large:
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            entry = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            light.graph.input.append(entry)
+    return light
+
+
+def _copy(message: Any, field: str, value: Any) -> None:
+    """Set a field of a protocol message: a plain value, a message, or many of either."""
+    if isinstance(value, int | float | str | bytes):
+        setattr(message, field, value)
+    elif hasattr(value, "CopyFrom"):
+        getattr(message, field).CopyFrom(value)
+    else:
+        getattr(message, field).extend(value)
 
 
 def is_standard(domain: str) -> bool:

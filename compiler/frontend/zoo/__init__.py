@@ -9,14 +9,28 @@ from typing import Any
 import onnx
 
 from compiler.errors import ModelFormatError, OptionError
+from compiler.frontend.onnx.model_file import check_model
+from compiler.frontend.zoo.bert import bert_base
+from compiler.frontend.zoo.dcgan import dcgan
+from compiler.frontend.zoo.gpt2 import gpt2_block
 from compiler.frontend.zoo.mlp import mlp
 from compiler.frontend.zoo.mobilenet import mobilenet_v2
-from compiler.frontend.zoo.resnet import resnet18
+from compiler.frontend.zoo.resnet import resnet18, resnet50
+from compiler.frontend.zoo.resnet3d import r3d_18
+from compiler.frontend.zoo.unet import unet
+from compiler.frontend.zoo.vit import vit_small
 
 _NETWORKS: Mapping[str, Callable[..., onnx.ModelProto]] = {
+    "bert_base": bert_base,
+    "dcgan": dcgan,
+    "gpt2_block": gpt2_block,
     "mlp": mlp,
     "mobilenet_v2": mobilenet_v2,
+    "r3d_18": r3d_18,
     "resnet18": resnet18,
+    "resnet50": resnet50,
+    "unet": unet,
+    "vit_small": vit_small,
 }
 
 NAMES: tuple[str, ...] = tuple(sorted(_NETWORKS))
@@ -33,5 +47,5 @@ def build(name: str, **options: Any) -> onnx.ModelProto:
         model = _NETWORKS[name](**options)
     except TypeError as error:
         raise OptionError(f"network {name}: {error}") from None
-    onnx.checker.check_model(model)
+    check_model(model)
     return model

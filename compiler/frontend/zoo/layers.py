@@ -1,13 +1,13 @@
 """In: layers in order. Out: an ONNX model. Always: seeded weights keep activations sane."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 OPSET = 17
 IR_VERSION = 8  # what operator set 17 came with, so that older runtimes read it
@@ -18,33 +18,78 @@ Floats = NDArray[np.float32]
 class LayerWriter:
     """Writes an ONNX graph layer by layer; every method returns the name of the layer's result."""
 
-    def __init__(self, name: str, input_shape: Sequence[int], seed: int) -> None:
-        self._name = name
-        self._input_shape = tuple(input_shape)
+    def __init__(self, name: str, input_shape: Sequence[int] | None, seed: int) -> None:
+        """`input_shape` is that of the only input, `input`; None where the inputs are declared by `feed`."""
         self._rng = np.random.default_rng(seed)
-        self._nodes: list[onnx.NodeProto] = []
-        self._weights: list[onnx.TensorProto] = []
+        self._model = onnx.ModelProto(producer_name="retune", ir_version=IR_VERSION)
+        self._model.opset_import.append(helper.make_opsetid("", OPSET))
+        self._graph = self._model.graph  # written in place: a large network is never held twice
+        self._graph.name = name
         self.input = "input"
+        if input_shape is not None:
+            self.feed(self.input, input_shape)
+
+    def feed(self, name: str, shape: Sequence[int], dtype: int = TensorProto.FLOAT) -> str:
+        """Declare an input; `dtype` is ONNX's number of an element type."""
+        self._graph.input.append(helper.make_tensor_value_info(name, dtype, list(shape)))
+        return name
 
     def node(self, op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """Any operator with one result."""
-        self._nodes.append(helper.make_node(op_type, list(inputs), [name], name=f"{name}_node", **attributes))
+        self._graph.node.append(helper.make_node(op_type, list(inputs), [name], name=f"{name}_node", **attributes))
         return name
+
+    def split(self, x: str, axis: int, names: Sequence[str]) -> tuple[str, ...]:
+        """Equal parts of `x` along an axis."""
+        self._graph.node.append(helper.make_node("Split", [x], list(names), name=f"{names[0]}_split", axis=axis))
+        return tuple(names)
 
     def weight(self, array: NDArray[Any], name: str) -> str:
         """A named initializer."""
-        self._weights.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+        self._graph.initializer.add(name=name, data_type=dtype, dims=array.shape, raw_data=array.tobytes())
         return name
 
+    def normal(self, shape: Sequence[int], deviation: float, name: str) -> str:
+        """An initializer of normally distributed numbers."""
+        return self.weight(self._normal(tuple(shape), deviation), name)
+
+    def integers(self, values: Sequence[int], name: str) -> str:
+        """An initializer that tells a shape or axes."""
+        return self.weight(np.asarray(values, np.int64), name)
+
     def convolution(
-        self, x: str, channels: tuple[int, int], kernel: int, name: str, *, stride: int = 1, groups: int = 1
+        self,
+        x: str,
+        channels: tuple[int, int],
+        kernel: int | tuple[int, ...],
+        name: str,
+        *,
+        stride: int | tuple[int, ...] = 1,
+        groups: int = 1,
     ) -> str:
-        """A square convolution without bias, padded so that stride 1 keeps the size; `channels` is (in, out)."""
+        """A convolution without bias, padded so that stride 1 keeps the size; `channels` is (in, out).
+
+        One number for `kernel` or `stride` is a square of two dimensions, a tuple has an entry a dimension.
+        """
         taken, made = channels
-        shape = (made, taken // groups, kernel, kernel)
-        weight = self.weight(self._normal(shape, sqrt(2 / prod(shape[1:]))), f"{name}_weight")
-        attributes = {"strides": [stride] * 2, "pads": [kernel // 2] * 4, "kernel_shape": [kernel] * 2, "group": groups}
+        extents = (kernel, kernel) if isinstance(kernel, int) else kernel
+        steps = (stride,) * len(extents) if isinstance(stride, int) else stride
+        shape = (made, taken // groups, *extents)
+        weight = self.normal(shape, sqrt(2 / prod(shape[1:])), f"{name}_weight")
+        pads = [extent // 2 for extent in extents] * 2
+        attributes = {"strides": list(steps), "pads": pads, "kernel_shape": list(extents), "group": groups}
         return self.node("Conv", [x, weight], name, **attributes)
+
+    def transposed_convolution(
+        self, x: str, channels: tuple[int, int], kernel: int, name: str, *, stride: int, pad: int
+    ) -> str:
+        """A square transposed convolution without bias, which grows the size by `stride`; `channels` is (in, out)."""
+        taken, made = channels
+        terms = taken * max(1, kernel // stride) ** 2
+        weight = self.normal((taken, made, kernel, kernel), sqrt(2 / terms), f"{name}_weight")
+        attributes = {"strides": [stride] * 2, "pads": [pad] * 4, "kernel_shape": [kernel] * 2}
+        return self.node("ConvTranspose", [x, weight], name, **attributes)
 
     def batch_norm(self, x: str, channels: int, name: str, *, gain: float = 1.0) -> str:
         """Batch normalisation with statistics such as training leaves; `gain` scales the result."""
@@ -64,18 +109,31 @@ class LayerWriter:
         bias = self.weight(self._normal((made,), 0.1), f"{name}_bias")
         return self.node("Gemm", [x, weight, bias], name, transB=1)
 
+    def linear(self, x: str, features: tuple[int, int], name: str) -> str:
+        """x W + b along the last axis of `x`, of any rank; `features` is (in, out)."""
+        taken, made = features
+        weight = self.normal((taken, made), sqrt(1 / taken), f"{name}_weight")
+        bias = self.normal((made,), 0.02, f"{name}_bias")
+        return self.node("Add", [self.node("MatMul", [x, weight], f"{name}_product"), bias], name)
+
+    def layer_norm(self, x: str, width: int, name: str, *, epsilon: float = 1e-5) -> str:
+        """Layer normalisation over the last axis, of extent `width`."""
+        scale = self.weight(self._rng.uniform(0.8, 1.2, width).astype(np.float32), f"{name}_scale")
+        bias = self.normal((width,), 0.05, f"{name}_bias")
+        return self.node("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
+
     def finish(self, output: str, output_shape: Sequence[int]) -> onnx.ModelProto:
         """The model whose result is `output`."""
-        graph = helper.make_graph(
-            self._nodes,
-            self._name,
-            [helper.make_tensor_value_info(self.input, TensorProto.FLOAT, self._input_shape)],
-            [helper.make_tensor_value_info(output, TensorProto.FLOAT, list(output_shape))],
-            self._weights,
+        return self.finish_all({output: output_shape})
+
+    def finish_all(self, outputs: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+        """The model with these results, each with its shape."""
+        self._graph.output.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)) for name, shape in outputs.items()
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="retune")
-        model.ir_version = IR_VERSION
-        return model
+        return self._model
 
     def _normal(self, shape: tuple[int, ...], deviation: float) -> Floats:
-        return self._rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
+        numbers = self._rng.standard_normal(shape, dtype=np.float32)
+        numbers *= np.float32(deviation)
+        return numbers

@@ -1,8 +1,20 @@
-"""In: image size, width and batch. Out: ResNet-18 as ONNX. Always: as in the paper, batch norms not folded."""
+"""In: image size, width and batch. Out: a ResNet as ONNX. Always: as in the paper, batch norms not folded.
+
+Strides of a bottleneck are those of its 3x3 convolution, as all implementations in use have them.
+"""
+
+from collections.abc import Callable
 
 import onnx
 
 from compiler.frontend.zoo.layers import LayerWriter
+
+Block = Callable[[LayerWriter, str, tuple[int, int], int, str], str]
+"""Takes a writer, a value, its and the stage's channels, the stride and a name; returns the block's result."""
+
+_BLOCKS_18 = (2, 2, 2, 2)
+_BLOCKS_50 = (3, 4, 6, 3)
+_EXPANSION = 4
 
 
 def resnet18(
@@ -10,19 +22,36 @@ def resnet18(
 ) -> onnx.ModelProto:
     """Input (batch, 3, image, image), output (batch, classes); `width` is the number of channels of the first stage."""
     write = LayerWriter("resnet18", (batch, 3, image, image), seed)
+    return _network(write, _BLOCKS_18, _basic_block, 1, (batch, classes), width)
+
+
+def resnet50(
+    *, batch: int = 1, image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
+) -> onnx.ModelProto:
+    """Input (batch, 3, image, image), output (batch, classes); `width` is the number of channels inside the blocks of
+    the first stage.
+    """
+    write = LayerWriter("resnet50", (batch, 3, image, image), seed)
+    return _network(write, _BLOCKS_50, _bottleneck, _EXPANSION, (batch, classes), width)
+
+
+def _network(
+    write: LayerWriter, blocks: tuple[int, ...], block: Block, expansion: int, output: tuple[int, int], width: int
+) -> onnx.ModelProto:
+    """The stem, stages of `blocks` blocks with twice the channels each, and the classifier."""
     x = _conv_bn(write, write.input, (3, width), 7, "stem", stride=2)
     x = write.node("Relu", [x], "stem_relu")
     x = write.node("MaxPool", [x], "stem_pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     taken = width
-    for stage in range(4):
-        made = width * 2**stage
-        for block in range(2):
-            stride = 2 if stage > 0 and block == 0 else 1
-            x = _basic_block(write, x, (taken, made), stride, f"layer{stage + 1}_{block}")
-            taken = made
+    for stage, count in enumerate(blocks):
+        inner = width * 2**stage
+        for number in range(count):
+            stride = 2 if stage > 0 and number == 0 else 1
+            x = block(write, x, (taken, inner), stride, f"layer{stage + 1}_{number}")
+            taken = inner * expansion
     x = write.node("GlobalAveragePool", [x], "pool")
     x = write.node("Flatten", [x], "features", axis=1)
-    return write.finish(write.fully_connected(x, (taken, classes), "logits"), (batch, classes))
+    return write.finish(write.fully_connected(x, (taken, output[1]), "logits"), output)
 
 
 def _conv_bn(
@@ -46,4 +75,17 @@ def _basic_block(write: LayerWriter, x: str, channels: tuple[int, int], stride: 
     branch = write.node("Relu", [branch], f"{name}_a_relu")
     branch = _conv_bn(write, branch, (made, made), 3, f"{name}_b", gain=0.5)
     shortcut = x if taken == made else _conv_bn(write, x, channels, 1, f"{name}_down", stride=stride)
+    return write.node("Relu", [write.node("Add", [branch, shortcut], f"{name}_add")], f"{name}_relu")
+
+
+def _bottleneck(write: LayerWriter, x: str, channels: tuple[int, int], stride: int, name: str) -> str:
+    """1x1 down to the stage's channels, 3x3, 1x1 up to four times as many, and the shortcut."""
+    taken, inner = channels
+    made = inner * _EXPANSION
+    branch = _conv_bn(write, x, (taken, inner), 1, f"{name}_a")
+    branch = write.node("Relu", [branch], f"{name}_a_relu")
+    branch = _conv_bn(write, branch, (inner, inner), 3, f"{name}_b", stride=stride)
+    branch = write.node("Relu", [branch], f"{name}_b_relu")
+    branch = _conv_bn(write, branch, (inner, made), 1, f"{name}_c", gain=0.5)
+    shortcut = x if taken == made else _conv_bn(write, x, (taken, made), 1, f"{name}_down", stride=stride)
     return write.node("Relu", [write.node("Add", [branch, shortcut], f"{name}_add")], f"{name}_relu")

@@ -10,7 +10,7 @@ from compiler.graph.ir import Graph, Node
 
 _LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
 _CONVOLUTIONS = ("conv2d", "conv3d", "qconv2d")
-_OPS = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
+_OPS = (*_CONVOLUTIONS, "conv_transpose2d", "max_pool2d", "avg_pool2d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class ChannelsLast:
     """Compute convolutions and pools channels-last.
 
     before: y = conv2d(x, w)        after: y = transpose(conv2d(transpose(x), w'))
-    with w' of (KH, KW, I/groups, O), or (KH, KW, C) when every channel has its own filter.
+    with w' of (KH, KW, I/groups, O), or (KH, KW, C) when every channel has its own filter. A transposed convolution of
+    images of one pixel is a matrix product.
     """
 
     name: str = "channels_last"
@@ -37,6 +38,11 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     operands = [builder.emit("transpose", [node.inputs[0]], {"perm": to_last}, output=f"{node.inputs[0]}_nhwc")]
     if node.op in _CONVOLUTIONS:
         operands.append(_weight(builder, node))
+    if node.op == "conv_transpose2d":
+        if _is_one_pixel(builder, node):
+            return _product(builder, node)
+        weight = node.inputs[1]
+        operands.append(builder.emit("transpose", [weight], {"perm": (2, 3, 0, 1)}, output=f"{weight}_hwio"))
     attrs = {**node.attrs, "layout": layout}
     result = builder.emit(node.op, operands, attrs, name=node.name, output=f"{node.output}_nhwc")
     return builder.emit("transpose", [result], {"perm": to_first}, output=node.output)
@@ -51,3 +57,19 @@ def _weight(builder: GraphBuilder, node: Node) -> str:
     if not depthwise:
         return name
     return builder.emit("reshape", [name], {"shape": (*kernel, made)}, output=f"{weight.name}_hwc")
+
+
+def _is_one_pixel(builder: GraphBuilder, node: Node) -> bool:
+    return builder.value(node.inputs[0]).shape[2:] == (1, 1) and not any(node.ints("pads"))
+
+
+def _product(builder: GraphBuilder, node: Node) -> str:
+    """The transposed convolution of one pixel: its channels times a matrix with a column for each result element."""
+    batch = builder.value(node.inputs[0]).shape[0]
+    taken, made, *kernel = builder.value(node.inputs[1]).shape
+    last = builder.emit("transpose", [node.inputs[1]], {"perm": (0, 2, 3, 1)})
+    columns = builder.emit("reshape", [last], {"shape": (taken, made * kernel[0] * kernel[1])}, output=node.inputs[1])
+    rows = builder.emit("reshape", [node.inputs[0]], {"shape": (batch, taken)})
+    result = builder.emit("dense", [rows, columns], name=node.name)
+    image = builder.emit("reshape", [result], {"shape": (batch, *kernel, made)}, output=f"{node.output}_nhwc")
+    return builder.emit("transpose", [image], {"perm": (0, 3, 1, 2)}, output=node.output)

@@ -16,6 +16,7 @@ from compiler.graph.passes.arithmetic_rules import merge_constants
 Doubles = NDArray[np.float64]
 
 _CONVOLUTIONS = ("conv2d", "conv3d")
+_TRANSPOSED = "conv_transpose2d"
 _PRODUCTS = (*_CONVOLUTIONS, "dense", "batch_matmul")
 
 
@@ -115,15 +116,16 @@ def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles,
 
 def _for_results(builder: GraphBuilder, product: Node, constant: Array) -> Doubles | None:
     """The constant as what to multiply the weight with, when it has a number for each channel of the result."""
-    weight = builder.array(product.inputs[1]) if product.op in _PRODUCTS else None
+    weight = builder.array(product.inputs[1]) if product.op in (*_PRODUCTS, _TRANSPOSED) else None
     if weight is None:
         return None
-    first = product.op in _CONVOLUTIONS and product.text("layout").startswith("NC")
+    first = product.op in (*_CONVOLUTIONS, _TRANSPOSED) and product.text("layout").startswith("NC")
     result = builder.value(product.output).shape
     numbers = _along(constant, result, 1 if first else len(result) - 1)
     if numbers is None or not first:
         return numbers
-    return numbers.reshape(-1, *(1 for _ in weight.shape[1:]))
+    made = 1 if product.op == _TRANSPOSED else 0
+    return numbers.reshape([-1 if place == made else 1 for place in range(weight.ndim)])
 
 
 def _for_operands(builder: GraphBuilder, product: Node, constant: Array) -> Doubles | None:

@@ -6,6 +6,7 @@ interleaves them.
 """
 
 from compiler import te
+from compiler.errors import DefinitionError
 from compiler.ir.expr import Expr
 from compiler.te.ops.call import OpCall
 from compiler.te.ops.conv import zero_padded
@@ -15,9 +16,11 @@ from compiler.te.tensor import Tensor
 def conv_transpose2d(call: OpCall) -> Tensor:
     """conv_transpose(x, weight) of (N, H, W, I) and (KH, KW, I, O): y[s * i + k - pad] += x[i] * w[k].
 
-    Attributes: `strides`, and `pads` of which the first two, (top, left), are cut off the result; `call.shape` says
-    where it ends.
+    Attributes: `layout` ("NHWC"), `strides`, and `pads` of which the first two, (top, left), are cut off the result;
+    `call.shape` says where it ends. Raises: DefinitionError for another layout.
     """
+    if call.text("layout") != "NHWC":
+        raise DefinitionError(f"{call.name}: a transposed convolution is channels-last, not {call.text('layout')}")
     data, weight = call.tensor(0), call.tensor(1)
     strides, before = call.pair("strides"), call.ints("pads")[:2]
     kernel, inputs = weight.shape[:2], weight.shape[2]

@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.report import TOLERANCE, Comparison, Contender, Report
 from compiler.driver.tuning import TaskRow, TuningSummary
-from compiler.driver.winners import Winner
+from compiler.driver.winners import Guess, Winner
+from compiler.executor.network import Coverage, Origin
 
 COMPARISON = Comparison(
     "ONNX Runtime",
     (Contender("untuned", 0.3, 1e-6), Contender("tuned", 0.1, 2e-6), Contender("ONNX Runtime", 0.2, None)),
 )
 ROW = TaskRow("conv", "key", 2, 2e9, 3, 64, 0.1, 0.01, "")
+KERNELS = (
+    Coverage("conv", "key", 2, True, "R2", "", Origin.RECORD, 3e9),
+    Coverage("softmax", "other", 3, True, flops=1e9),
+    Coverage("copy", "third", 1, False),
+)
 WINNER = Winner("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
 
 
@@ -23,7 +30,9 @@ WINNER = Winner("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
 def report(tmp_path: Path) -> Report:
     request = {"network": "net", "threads": 2, "home": str(tmp_path)}
     spent = TuningSummary(64, 12.0, 3, (ROW,))
-    return Report.of("RUN", request, spent, (WINNER,), COMPARISON, tmp_path / "net.retune", tmp_path / "runs" / "RUN")
+    coverage = CoverageReport.of(KERNELS)
+    folder = tmp_path / "runs" / "RUN"
+    return Report.of("RUN", request, spent, (WINNER,), COMPARISON, coverage, tmp_path / "net.retune", folder)
 
 
 def test_the_speedup_is_untuned_over_tuned(report: Report) -> None:
@@ -35,8 +44,11 @@ def test_it_is_written_as_json_and_as_markdown(report: Report) -> None:
     data = json.loads((folder / "report.json").read_text())
     assert data["is_right"] is True
     assert data["tasks"][0]["record_id"] == ""
+    assert [share["origin"] for share in data["coverage"]["shares"]] == ["record", "default"]
+    assert [kernel["origin"] for kernel in data["coverage"]["kernels"]] == ["record", "default", "default"]
     text = (folder / "report.md").read_text()
-    for word in ("3.00 times", "200.0000 ms", "default schedule", "rejected R1: WRONG_ANSWER", "100.0"):
+    words = ("3.00 times", "200.0000 ms", "default schedule", "rejected R1: WRONG_ANSWER", "100.0", "66.7% of the")
+    for word in words:
         assert word in text
 
 
@@ -52,3 +64,10 @@ def test_an_infinite_time_is_null_in_json(report: Report) -> None:
     data = json.loads(replace(report, tasks=(replace(task, best_seconds=math.inf),)).to_json())
     assert data["tasks"][0]["best_seconds"] is None
     assert "Infinity" not in json.dumps(data)
+
+
+def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_path: Path) -> None:
+    spent = TuningSummary(64, 12.0, 3, (ROW,))
+    winner = replace(WINNER, program=Guess("steps", transferred=True), seconds=0.01)
+    again = Report.of("RUN", report.request, spent, (winner,), COMPARISON, report.coverage, tmp_path, tmp_path)
+    assert again.tasks[0].served_by == "program of a similar kernel"

@@ -175,14 +175,32 @@ def test_the_records_steps_are_what_is_built(task: SearchTask) -> None:
     assert tuple(candidates[0]) == ()
 
 
+def _product(rows: int, columns: int) -> SearchTask:
+    a, b = te.placeholder((rows, 64), name="a"), te.placeholder((64, columns), name="b")
+    k = te.reduce_axis(64, "k")
+    c = te.compute(
+        (rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c", {"layout_free_placeholders": (b,)}
+    )
+    return SearchTask("product", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
+
+
+def test_a_record_of_a_similar_task_is_among_the_guesses() -> None:
+    product, similar = _product(32, 48), _product(64, 96)
+    record = replace(RECORDS[0], task_key=similar.workload_key, steps=first_guesses(similar)[0].steps)
+    guesses = first_guesses(product, [record])
+    assert len(guesses) == GUESSES
+    assert [guess.transferred for guess in guesses].count(True) == 1
+    assert all(guess.record_id == "" for guess in guesses)
+    failed = replace(record, costs=())
+    assert not any(guess.transferred for guess in first_guesses(product, [failed]))
+
+
 def test_a_task_without_records_gets_a_guess_that_was_checked() -> None:
     """The real search and the real workers, on a product small enough to be quick."""
-    a, b = te.placeholder((32, 64), name="a"), te.placeholder((64, 48), name="b")
-    k = te.reduce_axis(64, "k")
-    c = te.compute((32, 48), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c", {"layout_free_placeholders": (b,)})
-    product = SearchTask("product", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
+    product = _product(32, 48)
     guesses = first_guesses(product)
     assert len(guesses) == GUESSES
+    assert not any(guess.transferred for guess in guesses)
     with LocalBuilder(n_parallel=1) as builder, LocalRunner(threads=1, min_repeat_ms=3.0) as runner:
         winner = choose_winner(product, guesses, builder, runner)
     assert winner.program in guesses

@@ -56,7 +56,12 @@ def agrees_with_onnxruntime() -> Agrees:
     def check(model: onnx.ModelProto) -> Graph:
         graph = load_model(model)
         rng = np.random.default_rng(7)
-        feed = {value.name: rng.standard_normal(value.shape, dtype=np.float32) for value in graph.inputs}
+        feed: dict[str, np.ndarray[Any, Any]] = {
+            value.name: rng.standard_normal(value.shape, dtype=np.float32)
+            if value.dtype == "float32"
+            else rng.integers(0, 2, value.shape).astype(value.dtype)
+            for value in graph.inputs
+        }
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3

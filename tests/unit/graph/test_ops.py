@@ -36,6 +36,8 @@ EVALUATED: list[tuple[str, list[np.ndarray[Any, Any]], Attributes]] = [
 """With operators that passes remove, so that nothing but the evaluator gives them a meaning."""
 _OF_FLOATS_TOO = {"sign", "is_nan", "mod", "fmod", "less", "equal"}
 
+TRANSPOSED: dict[str, Attribute] = {"strides": (2, 3), "pads": (1, 0, 0, 1), "layout": "NCHW"}
+
 STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("leaky_relu", [(2, 3)], {"alpha": 0.1}),
     ("clip", [(2, 3)], {"low": 0.0, "high": 6.0}),
@@ -66,6 +68,8 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("arg_min", [(2, 3)], {"axis": 0, "keepdims": False}),
     ("top_k", [(2, 3)], {"axis": 1, "k": 2, "largest": True}),
     ("conv3d", [(1, 4, 3, 5, 6), (2, 4, 1, 3, 3)], CONV_3D),
+    ("conv_transpose2d", [(2, 4, 3, 5), (4, 6, 4, 3)], TRANSPOSED),
+    ("conv_transpose2d", [(2, 3, 5, 4), (4, 3, 4, 6)], {**TRANSPOSED, "layout": "NHWC", "pads": (2, 0, -1, 0)}),
 ]
 
 
@@ -138,6 +142,9 @@ MISFITS: list[tuple[str, Shapes, Attributes, str]] = [
     ("top_k", [(3,)], {"axis": 0, "k": 4, "largest": True}, "no 4 elements"),
     ("arg_max", [(3,)], {"axis": 1, "keepdims": True}, "outside the rank"),
     ("conv3d", [(2, 4, 9, 8), (6, 4, 3, 2)], CONV_3D, "five dimensions"),
+    ("conv_transpose2d", [(1, 2, 3, 3), (2, 4, 3)], TRANSPOSED, "four dimensions"),
+    ("conv_transpose2d", [(1, 2, 3, 3), (3, 4, 3, 3)], TRANSPOSED, "for 3 channels"),
+    ("conv_transpose2d", [(1, 2, 1, 1), (2, 4, 1, 1)], TRANSPOSED, "nothing is left"),
 ]
 
 

@@ -160,6 +160,22 @@ def test_an_invalid_model(model_of: ModelOf) -> None:
         load_model(model)
 
 
+def test_a_large_model_is_checked_without_its_weights() -> None:
+    model = zoo.build("mlp", widths=(512, 64, 8))
+    assert max(len(tensor.raw_data) for tensor in model.graph.initializer) > 1 << 16
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("no_such_attribute", 1))
+    with pytest.raises(ModelFormatError, match=r"is not valid ONNX.*no_such_attribute"):
+        load_model(model)
+
+
+def test_a_weight_that_is_cut_off_is_named() -> None:
+    model = zoo.build("mlp", widths=(512, 64, 8))
+    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-100]
+    with pytest.raises(UnsupportedOperatorError, match=f"{model.graph.initializer[0].name!r} cannot be read"):
+        load_model(model)
+
+
+
 def test_an_old_operator_set(model_of: ModelOf) -> None:
     slope = {"w": np.ones(3, np.float32)}
     graph = load_model(model_of([helper.make_node("PRelu", ["x", "w"], ["y"])], {"x": (1, 3)}, weights=slope, opset=9))

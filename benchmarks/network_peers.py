@@ -1,0 +1,142 @@
+"""In: one network, compiled by us and as files for its peers. Out: how long each takes, errors, peak memory.
+
+Always: all take turns in one process, on the same inputs; memory is measured in a process of its own for each.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks.harness import in_turn
+from compiler.driver.onnx_runtime import OnnxRuntime
+from compiler.executor.graph_executor import GraphExecutor
+from compiler.executor.network import CompiledNetwork
+
+try:
+    import torch
+
+    from benchmarks.torch_network import torch_network
+except ImportError:  # a large package that nothing else here needs
+    torch = None
+
+SESSION, EAGER, COMPILED = "onnxruntime", "torch", "torch-compiled"
+
+_RUNS = 3
+_RESET_PEAK = "5"
+"""What Linux takes as the wish to forget the largest resident size so far."""
+
+Arrays = Mapping[str, NDArray[Any]]
+Run = Callable[[], object]
+Answer = Callable[[], list[NDArray[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPeer:
+    """One way to run a network: seconds of a run, and the largest difference from ONNX Runtime's outputs, relative to
+    the largest value of each.
+    """
+
+    backend: str
+    seconds: float
+    error: float | None
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed."""
+    return torch is not None
+
+
+def seeded_inputs(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """Normal for floats; ones for integers: legal indices everywhere, and a mask that leaves nothing out."""
+    rng = np.random.default_rng(0)
+    found: dict[str, NDArray[Any]] = {}
+    for entry in model.graph.input:
+        tensor = entry.type.tensor_type
+        shape = [dim.dim_value for dim in tensor.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        found[entry.name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+    return found
+
+
+def export_torch(model: Path, path: Path) -> None:
+    """Write the network of an ONNX file as PyTorch module."""
+    torch.save(torch_network(onnx.load(str(model))), path)
+
+
+def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> list[NetworkPeer]:
+    """Time each contender on its file: `SESSION` an ONNX file, `EAGER` and `COMPILED` one of `export_torch`, all others
+    compiled networks of ours.
+    """
+    made = {backend: _contender(backend, path, inputs, threads) for backend, path in files.items()}
+    answers = {backend: answer() for backend, (_, answer) in made.items()}
+    seconds = in_turn({backend: run for backend, (run, _) in made.items()})
+    return [
+        NetworkPeer(backend, seconds[backend], None if backend == SESSION else _error(answer, answers[SESSION]))
+        for backend, answer in answers.items()
+    ]
+
+
+def peak_memory(backend: str, path: Path, inputs: Arrays, threads: int) -> int:
+    """Bytes that this process, a fresh one, grows by at most while it loads a contender and runs it a few times."""
+    if torch is not None:
+        torch.set_num_threads(threads)
+    before = psutil.Process().memory_info().rss
+    Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
+    run, _ = _contender(backend, path, inputs, threads)
+    for _ in range(_RUNS):
+        run()
+    (peak,) = (
+        line.split()[1]
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        if line.startswith("VmHWM:")
+    )
+    return int(peak) * 1024 - before
+
+
+def _contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[Run, Answer]:
+    """What is timed, and the outputs."""
+    if backend == SESSION:
+        session = OnnxRuntime(str(path), threads)
+        return lambda: session.run(inputs), lambda: session.run(inputs)
+    if backend in (EAGER, COMPILED):
+        return _torch_contender(path, inputs, threads, compiled=backend == COMPILED)
+    executor = GraphExecutor(CompiledNetwork.load(path), threads)
+    for name, array in inputs.items():
+        executor.set_input(name, array)
+
+    def outputs() -> list[NDArray[Any]]:
+        executor.run()
+        return [executor.get_output(index) for index in range(executor.get_num_outputs())]
+
+    return executor.run, outputs
+
+
+def _torch_contender(path: Path, inputs: Arrays, threads: int, *, compiled: bool) -> tuple[Run, Answer]:
+    """PyTorch's compiler may take the weights as constants, as all others do; it then packs them."""
+    torch.set_num_threads(threads)
+    module = torch.load(path, weights_only=False)
+    if compiled:
+        module = torch.compile(module, options={"freezing": True})
+    tensors = [torch.from_numpy(array.copy()) for array in inputs.values()]
+
+    def run() -> Any:
+        with torch.no_grad():
+            return module(*tensors)
+
+    return run, lambda: [np.array(output.numpy()) for output in run()]
+
+
+def _error(answers: list[NDArray[Any]], wanted: list[NDArray[Any]]) -> float:
+    """The largest difference, relative to the largest value wanted of each output."""
+    worst = 0.0
+    for got, right in zip(answers, wanted, strict=True):
+        wide = np.asarray(right, np.float64)
+        scale = float(np.max(np.abs(wide))) or 1.0
+        worst = max(worst, float(np.max(np.abs(np.asarray(got, np.float64) - wide))) / scale)
+    return worst

@@ -1,0 +1,264 @@
+"""In: an ONNX model of the zoo. Out: a PyTorch module with the same weights that computes the same.
+
+Always: as a PyTorch user would write it: `linear` for a product and its bias, `gelu`, `layer_norm` and
+`scaled_dot_product_attention` where the model has their expanded forms. PyTorch must be installed.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from torch import fx
+from torch.nn import functional
+
+Array = NDArray[Any]
+Attributes = Mapping[str, Any]
+
+
+class UnknownOperatorError(Exception):
+    """The model has an operator, or a form of one, that no network of the zoo had when this was written."""
+
+
+def torch_network(model: onnx.ModelProto) -> Any:
+    """A `torch.fx.GraphModule` whose arguments are the model's inputs, in order, and which returns a tuple of outputs.
+
+    Raises: UnknownOperatorError.
+    """
+    write = Writer(model)
+    for node in model.graph.node:
+        if node.output[0] not in write.values:
+            _add(write, node)
+    return with_fused_operators(write.finish())
+
+
+class Writer:
+    """A graph of `torch.fx` in the making: `values` are its nodes by the model's names, `constants` what is known."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in model.graph.node:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self._graph = fx.Graph()
+        self._root = torch.nn.Module()
+        self.values: dict[str, Any] = {entry.name: self._graph.placeholder(entry.name) for entry in model.graph.input}
+
+    @property
+    def spatial_rank(self) -> int:
+        """How many dimensions an image or a clip has."""
+        return len(self.model.graph.input[0].type.tensor_type.shape.dim) - 2
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """A node that calls `function`."""
+        return self._graph.call_function(function, arguments, named)
+
+    def value(self, name: str) -> Any:
+        """The node of a value; one that fetches a parameter where it is constant."""
+        if name not in self.values:
+            self.values[name] = self.parameter(self.constants[name], name)
+        return self.values[name]
+
+    def operand(self, name: str) -> Any:
+        """The same, but a plain number for a constant without dimensions."""
+        constant = self.constants.get(name)
+        return float(constant) if constant is not None and constant.ndim == 0 else self.value(name)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A constant that tells a shape or places."""
+        return tuple(int(number) for number in self.constants[name].ravel())
+
+    def parameter(self, array: Array, name: str) -> Any:
+        """A node that fetches a new parameter."""
+        self._root.register_parameter(name, torch.nn.Parameter(torch.from_numpy(np.array(array, order="C")), False))
+        return self._graph.get_attr(name)
+
+    def finish(self) -> Any:
+        """The module."""
+        self._graph.output(tuple(self.values[entry.name] for entry in self.model.graph.output))
+        return fx.GraphModule(self._root, self._graph).eval()
+
+
+def _add(write: Writer, node: onnx.NodeProto) -> None:
+    """Write one node of the model, or several at once."""
+    attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+    if node.op_type in _FOLDED and all(name in write.constants for name in node.input):
+        write.constants[node.output[0]] = _FOLDED[node.op_type](*(write.constants[name] for name in node.input))
+    elif node.op_type == "Split":
+        parts = write.call(torch.chunk, write.value(node.input[0]), len(node.output), attributes["axis"])
+        for place, name in enumerate(node.output):
+            write.values[name] = write.call(operator.getitem, parts, place)
+    elif node.op_type == "MatMul" and (bias := _added_bias(write, node)):
+        _write_linear(write, node, bias)
+    elif node.op_type in _ELEMENTWISE:
+        operands = [write.operand(name) for name in node.input]
+        write.values[node.output[0]] = write.call(_ELEMENTWISE[node.op_type], *operands)
+    elif node.op_type in _OPERATORS:
+        write.values[node.output[0]] = _OPERATORS[node.op_type](write, node, attributes)
+    else:
+        raise UnknownOperatorError(f"no PyTorch form of {node.op_type} is known")
+
+
+def _added_bias(write: Writer, node: onnx.NodeProto) -> tuple[onnx.NodeProto, str] | None:
+    """The addition behind a product with a matrix of weights, and its bias."""
+    weight, readers = write.constants.get(node.input[1]), write.readers.get(node.output[0], [])
+    if weight is None or weight.ndim != 2 or len(readers) != 1 or readers[0].op_type != "Add":
+        return None
+    (bias,) = (name for name in readers[0].input if name != node.output[0])
+    return (readers[0], bias) if bias in write.constants and write.constants[bias].ndim == 1 else None
+
+
+def _write_linear(write: Writer, node: onnx.NodeProto, added: tuple[onnx.NodeProto, str]) -> None:
+    add, bias = added
+    weight = write.parameter(write.constants[node.input[1]].T, node.input[1])
+    write.values[add.output[0]] = write.call(functional.linear, write.value(node.input[0]), weight, write.value(bias))
+
+
+def _convolution(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    x, weight, *bias = map(write.value, node.input)
+    rank = write.spatial_rank
+    pads = tuple(attributes.get("pads", [0] * rank)[:rank])
+    function = (functional.conv2d, functional.conv3d)[rank - 2]
+    strides, groups = tuple(attributes["strides"]), attributes.get("group", 1)
+    return write.call(function, x, weight, bias[0] if bias else None, strides, pads, 1, groups)
+
+
+def _transposed_convolution(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    x, weight = map(write.value, node.input)
+    strides, pads = tuple(attributes["strides"]), tuple(attributes["pads"][:2])
+    return write.call(functional.conv_transpose2d, x, weight, None, strides, pads)
+
+
+def _batch_norm(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    x, scale, bias, mean, variance = map(write.value, node.input)
+    return write.call(functional.batch_norm, x, mean, variance, scale, bias, False, 0.0, attributes["epsilon"])
+
+
+def _layer_norm(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    shape = write.constants[node.input[1]].shape
+    x, scale, bias = map(write.value, node.input)
+    return write.call(functional.layer_norm, x, shape, scale, bias, attributes["epsilon"])
+
+
+def _max_pool(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    kernel, strides = tuple(attributes["kernel_shape"]), tuple(attributes["strides"])
+    return write.call(
+        functional.max_pool2d, write.value(node.input[0]), kernel, strides, tuple(attributes.get("pads", [0, 0])[:2])
+    )
+
+
+def _global_average(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    function = (functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)[write.spatial_rank - 2]
+    return write.call(function, write.value(node.input[0]), 1)
+
+
+def _gemm(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    if not attributes.get("transB"):
+        raise UnknownOperatorError("Gemm with its weight as it lies")
+    return write.call(functional.linear, *map(write.value, node.input))
+
+
+def _clip(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    return write.call(functional.hardtanh, *map(write.operand, node.input))
+
+
+def _gather(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    places = write.constants.get(node.input[1])
+    x = write.value(node.input[0])
+    if places is None:
+        return write.call(functional.embedding, write.value(node.input[1]), x)
+    if places.ndim == 0:
+        return write.call(torch.select, x, attributes["axis"], int(places))
+    return write.call(torch.narrow, x, attributes["axis"], int(places.item()), 1)
+
+
+def _unsqueeze(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    x = write.value(node.input[0])
+    for axis in write.numbers(node.input[1]):
+        x = write.call(torch.unsqueeze, x, axis)
+    return x
+
+
+_FOLDED: Mapping[str, Callable[..., Array]] = {
+    "Gather": lambda table, places: np.take(table, places, axis=0),
+    "Expand": lambda x, shape: np.broadcast_to(x, tuple(shape)),
+}
+_ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
+    "Add": torch.add,
+    "Div": torch.div,
+    "Erf": torch.erf,
+    "MatMul": torch.matmul,
+    "Mul": torch.mul,
+    "Pow": torch.pow,
+    "Relu": functional.relu,
+    "Sigmoid": torch.sigmoid,
+    "Sub": operator.sub,
+    "Tanh": torch.tanh,
+}
+_OPERATORS: Mapping[str, Callable[[Writer, onnx.NodeProto, Attributes], Any]] = {
+    "BatchNormalization": _batch_norm,
+    "Cast": lambda write, node, _: write.call(torch.Tensor.float, write.value(node.input[0])),
+    "Clip": _clip,
+    "Concat": lambda write, node, attrs: write.call(torch.cat, [write.value(x) for x in node.input], attrs["axis"]),
+    "Conv": _convolution,
+    "ConvTranspose": _transposed_convolution,
+    "Flatten": lambda write, node, attrs: write.call(torch.flatten, write.value(node.input[0]), attrs["axis"]),
+    "Gather": _gather,
+    "Gemm": _gemm,
+    "GlobalAveragePool": _global_average,
+    "LayerNormalization": _layer_norm,
+    "MaxPool": _max_pool,
+    "Reshape": lambda write, node, _: write.call(
+        torch.reshape, write.value(node.input[0]), write.numbers(node.input[1])
+    ),
+    "Softmax": lambda write, node, attrs: write.call(torch.softmax, write.value(node.input[0]), attrs["axis"]),
+    "Transpose": lambda write, node, attrs: write.call(
+        torch.permute, write.value(node.input[0]), tuple(attrs["perm"])
+    ),
+    "Unsqueeze": _unsqueeze,
+}
+
+
+def with_fused_operators(module: Any) -> Any:
+    """The module with PyTorch's own functions in place of the formulas that exporters write for them."""
+    root, slope, one_third = (float(np.float32(number)) for number in (sqrt(2), sqrt(2 / pi), 0.044715))
+
+    def gelu(x: Any) -> Any:
+        return torch.mul(torch.mul(x, torch.add(torch.erf(torch.div(x, root)), 1.0)), 0.5)
+
+    def gelu_by_tanh(x: Any) -> Any:
+        cubic = torch.mul(torch.pow(x, 3.0), one_third)
+        inner = torch.mul(torch.add(x, cubic), slope)
+        return torch.mul(torch.mul(x, 0.5), torch.add(torch.tanh(inner), 1.0))
+
+    fx.replace_pattern(module, gelu, lambda x: functional.gelu(x))
+    fx.replace_pattern(module, gelu_by_tanh, lambda x: functional.gelu(x, approximate="tanh"))
+    scales = {node.args[1] for node in module.graph.nodes if node.target is torch.div}
+    for scale in scales:
+        _fuse_attention(module, float(scale))
+    return module
+
+
+def _fuse_attention(module: Any, scale: float) -> None:
+    """Attention whose scores are divided by `scale`, with and without a mask that is added to them."""
+    attention = functional.scaled_dot_product_attention
+
+    def plain(query: Any, key: Any, value: Any) -> Any:
+        scores = torch.div(torch.matmul(query, torch.permute(key, (0, 1, 3, 2))), scale)
+        return torch.matmul(torch.softmax(scores, -1), value)
+
+    def masked(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        scores = torch.div(torch.matmul(query, torch.permute(key, (0, 1, 3, 2))), scale)
+        return torch.matmul(torch.softmax(torch.add(scores, mask), -1), value)
+
+    fx.replace_pattern(module, plain, lambda query, key, value: attention(query, key, value, scale=1 / scale))
+    fx.replace_pattern(
+        module, masked, lambda query, key, value, mask: attention(query, key, value, attn_mask=mask, scale=1 / scale)
+    )

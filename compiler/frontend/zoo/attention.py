@@ -1,0 +1,82 @@
+"""In: a sequence of vectors. Out: the parts that transformers share, as ONNX nodes. Always: as exporters write them.
+
+So attention is two products around a softmax, and GELU a formula of five nodes, for the graph passes to find.
+"""
+
+from dataclasses import dataclass
+from math import pi, sqrt
+
+import numpy as np
+
+from compiler.frontend.zoo.layers import LayerWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the blocks of a transformer have in common: `width` is divided among `heads`, `hidden` is the width inside
+    the feed-forward part.
+    """
+
+    batch: int
+    tokens: int
+    width: int
+    heads: int
+    hidden: int
+
+    @property
+    def head_width(self) -> int:
+        """Channels of one head."""
+        return self.width // self.heads
+
+
+def split_heads(write: LayerWriter, x: str, sizes: Sizes, name: str) -> str:
+    """(batch, tokens, width) as (batch, heads, tokens, width / heads)."""
+    shape = write.integers((sizes.batch, sizes.tokens, sizes.heads, sizes.head_width), f"{name}_split_shape")
+    apart = write.node("Reshape", [x, shape], f"{name}_split")
+    return write.node("Transpose", [apart], f"{name}_heads", perm=[0, 2, 1, 3])
+
+
+def join_heads(write: LayerWriter, x: str, sizes: Sizes, name: str) -> str:
+    """(batch, heads, tokens, width / heads) as (batch, tokens, width)."""
+    turned = write.node("Transpose", [x], f"{name}_turned", perm=[0, 2, 1, 3])
+    shape = write.integers((sizes.batch, sizes.tokens, sizes.width), f"{name}_joined_shape")
+    return write.node("Reshape", [turned, shape], f"{name}_joined")
+
+
+def weighted_values(
+    write: LayerWriter, query: str, key: str, value: str, head_width: int, name: str, *, mask: str = ""
+) -> str:
+    """softmax(query · keyᵀ / √head_width + mask) · value, for operands of (batch, heads, tokens, head_width)."""
+    turned = write.node("Transpose", [key], f"{name}_key_turned", perm=[0, 1, 3, 2])
+    products = write.node("MatMul", [query, turned], f"{name}_products")
+    scale = write.weight(np.asarray(sqrt(head_width), np.float32), f"{name}_scale")
+    scores = write.node("Div", [products, scale], f"{name}_scores")
+    if mask:
+        scores = write.node("Add", [scores, mask], f"{name}_masked")
+    shares = write.node("Softmax", [scores], f"{name}_shares", axis=-1)
+    return write.node("MatMul", [shares, value], f"{name}_values")
+
+
+def gelu(write: LayerWriter, x: str, name: str) -> str:
+    """x · Φ(x) by the error function."""
+    root, one, half = (_number(write, number, f"{name}_{key}") for key, number in _GELU.items())
+    erf = write.node("Erf", [write.node("Div", [x, root], f"{name}_scaled")], f"{name}_erf")
+    twice = write.node("Mul", [x, write.node("Add", [erf, one], f"{name}_plus")], f"{name}_twice")
+    return write.node("Mul", [twice, half], name)
+
+
+def gelu_by_tanh(write: LayerWriter, x: str, name: str) -> str:
+    """x · Φ(x) by the hyperbolic tangent, as GPT-2 has it: ½x(1 + tanh(√(2/π)(x + 0.044715x³)))."""
+    three, cubic, root, one, half = (_number(write, number, f"{name}_{key}") for key, number in _GELU_TANH.items())
+    cube = write.node("Mul", [write.node("Pow", [x, three], f"{name}_cube"), cubic], f"{name}_cubic_term")
+    inner = write.node("Mul", [write.node("Add", [x, cube], f"{name}_sum"), root], f"{name}_inner")
+    shifted = write.node("Add", [write.node("Tanh", [inner], f"{name}_tanh"), one], f"{name}_plus")
+    return write.node("Mul", [write.node("Mul", [x, half], f"{name}_half_x"), shifted], name)
+
+
+_GELU = {"root": sqrt(2), "one": 1.0, "half": 0.5}
+_GELU_TANH = {"three": 3.0, "cubic": 0.044715, "root": sqrt(2 / pi), "one": 1.0, "half": 0.5}
+
+
+def _number(write: LayerWriter, number: float, name: str) -> str:
+    return write.weight(np.asarray(number, np.float32), name)

@@ -1,0 +1,85 @@
+"""In: a number of tokens and a batch. Out: BERT as ONNX, from token numbers to vectors. Always: layer norm behind
+each half of a layer, as in the paper.
+"""
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
+from compiler.frontend.zoo.layers import LayerWriter
+
+_EPSILON = 1e-12
+_HIDDEN_BY = -10000.0
+"""Added to the scores of tokens that the mask leaves out."""
+
+
+def bert_base(
+    *,
+    batch: int = 1,
+    tokens: int = 128,
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    hidden: int = 3072,
+    words: int = 30522,
+    positions: int = 512,
+    seed: int = 0,
+) -> onnx.ModelProto:
+    """Inputs `input_ids`, `attention_mask` (1 for a token, 0 for none) and `token_type_ids`, int64 (batch, tokens);
+    outputs `last_hidden_state` (batch, tokens, width) and `pooler_output` (batch, width).
+    """
+    write = LayerWriter("bert_base", None, seed)
+    ids, attended, types = (
+        write.feed(name, (batch, tokens), TensorProto.INT64)
+        for name in ("input_ids", "attention_mask", "token_type_ids")
+    )
+    sizes = Sizes(batch, tokens, width, heads, hidden)
+    mask = _mask(write, attended)
+    x = _embedding(write, ids, types, sizes, words, positions)
+    for layer in range(layers):
+        name = f"layer{layer}"
+        last = layer == layers - 1
+        x = _layer(write, x, mask, sizes, name, "last_hidden_state" if last else f"{name}_out")
+    first = write.node("Gather", [x, write.weight(np.asarray(0, np.int64), "first_token")], "first", axis=1)
+    pooled = write.node("Tanh", [write.linear(first, (width, width), "pooler")], "pooler_output")
+    return write.finish_all({x: (batch, tokens, width), pooled: (batch, width)})
+
+
+def _mask(write: LayerWriter, attended: str) -> str:
+    """What is added to the scores: (batch, 1, 1, tokens)."""
+    real = write.node("Cast", [attended], "mask_float", to=TensorProto.FLOAT)
+    wide = write.node("Unsqueeze", [real, write.integers((1, 2), "mask_axes")], "mask_wide")
+    absent = write.node("Sub", [write.weight(np.asarray(1.0, np.float32), "mask_one"), wide], "mask_absent")
+    return write.node("Mul", [absent, write.weight(np.asarray(_HIDDEN_BY, np.float32), "mask_by")], "mask")
+
+
+def _embedding(write: LayerWriter, ids: str, types: str, sizes: Sizes, words: int, positions: int) -> str:
+    """The sum of word, type and position vectors, normalised."""
+    width = sizes.width
+    table = write.normal((words, width), 0.5, "word_table")
+    word = write.node("Gather", [table, ids], "word", axis=0)
+    kind = write.node("Gather", [write.normal((2, width), 0.3, "type_table"), types], "type", axis=0)
+    places = write.weight(np.arange(sizes.tokens, dtype=np.int64)[None], "places")
+    place = write.node("Gather", [write.normal((positions, width), 0.3, "place_table"), places], "place", axis=0)
+    both = write.node("Add", [word, kind], "word_and_type")
+    return write.layer_norm(
+        write.node("Add", [both, place], "embedding_sum"), width, "embedding", epsilon=_EPSILON
+    )
+
+
+def _layer(write: LayerWriter, x: str, mask: str, sizes: Sizes, name: str, output: str) -> str:
+    """Attention, then the feed-forward part, each added to what it got and normalised."""
+    square = (sizes.width, sizes.width)
+    query, key, value = (
+        split_heads(write, write.linear(x, square, f"{name}_{part}"), sizes, f"{name}_{part}")
+        for part in ("query", "key", "value")
+    )
+    mixed = weighted_values(write, query, key, value, sizes.head_width, f"{name}_attention", mask=mask)
+    attended = write.linear(join_heads(write, mixed, sizes, f"{name}_attention"), square, f"{name}_projection")
+    x = write.layer_norm(
+        write.node("Add", [attended, x], f"{name}_attention_sum"), sizes.width, f"{name}_attended", epsilon=_EPSILON
+    )
+    inner = gelu(write, write.linear(x, (sizes.width, sizes.hidden), f"{name}_up"), f"{name}_gelu")
+    made = write.linear(inner, (sizes.hidden, sizes.width), f"{name}_down")
+    return write.layer_norm(write.node("Add", [made, x], f"{name}_sum"), sizes.width, output, epsilon=_EPSILON)

@@ -1,0 +1,44 @@
+"""In: image size, width and batch. Out: a U-Net for segmentation as ONNX. Always: batch norms not folded.
+
+Convolutions are padded, so the mask is as large as the image; a level's result goes to the level opposite as well.
+"""
+
+import onnx
+
+from compiler.frontend.zoo.layers import LayerWriter
+
+_LEVELS = 4
+
+
+def unet(
+    *, batch: int = 1, image: int = 256, width: int = 32, colours: int = 3, classes: int = 1, seed: int = 0
+) -> onnx.ModelProto:
+    """Input (batch, colours, image, image), output (batch, classes, image, image) between 0 and 1; `width` is the
+    number of channels of the first level, `image` a multiple of 16.
+    """
+    write = LayerWriter("unet", (batch, colours, image, image), seed)
+    x, taken = write.input, colours
+    kept: list[str] = []
+    for level in range(_LEVELS):
+        x = _two_convolutions(write, x, (taken, width * 2**level), f"down{level + 1}")
+        kept.append(x)
+        x = write.node("MaxPool", [x], f"down{level + 1}_pool", kernel_shape=[2, 2], strides=[2, 2])
+        taken = width * 2**level
+    x = _two_convolutions(write, x, (taken, 2 * taken), "bottom")
+    for level in reversed(range(_LEVELS)):
+        made, name = width * 2**level, f"up{level + 1}"
+        x = write.transposed_convolution(x, (2 * made, made), 2, f"{name}_conv", stride=2, pad=0)
+        x = write.node("Concat", [x, kept[level]], f"{name}_concat", axis=1)
+        x = _two_convolutions(write, x, (2 * made, made), name)
+    x = write.convolution(x, (width, classes), 1, "mask_conv")
+    return write.finish(write.node("Sigmoid", [x], "mask"), (batch, classes, image, image))
+
+
+def _two_convolutions(write: LayerWriter, x: str, channels: tuple[int, int], name: str) -> str:
+    """3x3 convolution, batch norm and ReLU, twice."""
+    taken, made = channels
+    for part in ("a", "b"):
+        x = write.convolution(x, (taken, made), 3, f"{name}_{part}_conv")
+        x = write.node("Relu", [write.batch_norm(x, made, f"{name}_{part}_bn", gain=1.1)], f"{name}_{part}_relu")
+        taken = made
+    return x

@@ -1,0 +1,63 @@
+"""In: image size and batch. Out: a vision transformer as ONNX. Always: layer norm in front of each half of a layer."""
+
+import onnx
+
+from compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
+from compiler.frontend.zoo.layers import LayerWriter
+
+_EPSILON = 1e-6
+
+
+def vit_small(
+    *,
+    batch: int = 1,
+    image: int = 224,
+    patch: int = 16,
+    layers: int = 12,
+    width: int = 384,
+    heads: int = 6,
+    hidden: int = 1536,
+    classes: int = 1000,
+    seed: int = 0,
+) -> onnx.ModelProto:
+    """Input (batch, 3, image, image), output (batch, classes); `image` is a multiple of `patch`."""
+    write = LayerWriter("vit_small", (batch, 3, image, image), seed)
+    sizes = Sizes(batch, (image // patch) ** 2 + 1, width, heads, hidden)
+    x = _patches(write, sizes, patch)
+    for layer in range(layers):
+        x = _layer(write, x, sizes, f"layer{layer}")
+    x = write.layer_norm(x, width, "norm", epsilon=_EPSILON)
+    first = write.node("Gather", [x, write.integers((0,), "first_token")], "first", axis=1)
+    flat = write.node("Flatten", [first], "features", axis=1)
+    return write.finish(write.fully_connected(flat, (width, classes), "logits"), (batch, classes))
+
+
+def _patches(write: LayerWriter, sizes: Sizes, patch: int) -> str:
+    """Patches as vectors behind the class token, with the vectors of their places added."""
+    batch, tokens, width = sizes.batch, sizes.tokens, sizes.width
+    weight = write.normal((width, 3, patch, patch), (3 * patch * patch) ** -0.5, "patch_weight")
+    bias = write.normal((width,), 0.02, "patch_bias")
+    attributes = {"strides": [patch] * 2, "kernel_shape": [patch] * 2}
+    squares = write.node("Conv", [write.input, weight, bias], "patch", **attributes)
+    flat = write.node("Reshape", [squares, write.integers((batch, width, tokens - 1), "flat_shape")], "patch_flat")
+    rows = write.node("Transpose", [flat], "patch_rows", perm=[0, 2, 1])
+    token = write.normal((1, 1, width), 0.5, "class_token")
+    tokens_of = write.node("Expand", [token, write.integers((batch, 1, width), "class_shape")], "class_tokens")
+    joined = write.node("Concat", [tokens_of, rows], "tokens", axis=1)
+    return write.node("Add", [joined, write.normal((1, tokens, width), 0.3, "places")], "placed")
+
+
+def _layer(write: LayerWriter, x: str, sizes: Sizes, name: str) -> str:
+    """Attention, then the feed-forward part; each is added to what it got."""
+    width, square = sizes.width, (sizes.width, sizes.width)
+    normal = write.layer_norm(x, width, f"{name}_norm1", epsilon=_EPSILON)
+    parts = write.split(
+        write.linear(normal, (width, 3 * width), f"{name}_qkv"), 2, [f"{name}_{part}" for part in "qkv"]
+    )
+    query, key, value = (split_heads(write, part, sizes, part) for part in parts)
+    mixed = weighted_values(write, query, key, value, sizes.head_width, f"{name}_attention")
+    attended = write.linear(join_heads(write, mixed, sizes, f"{name}_attention"), square, f"{name}_projection")
+    x = write.node("Add", [x, attended], f"{name}_attended")
+    normal = write.layer_norm(x, width, f"{name}_norm2", epsilon=_EPSILON)
+    inner = gelu(write, write.linear(normal, (width, sizes.hidden), f"{name}_up"), f"{name}_gelu")
+    return write.node("Add", [x, write.linear(inner, (sizes.hidden, width), f"{name}_down")], f"{name}_out")
