@@ -197,7 +197,7 @@ class TuningOptions:
     measure_callbacks: Sequence[MeasureCallback] | None = None
 
     def __post_init__(self) -> None:
-        least = {"num_measure_trials": 0, "num_measures_per_round": 1, "early_stopping": 0, "verbose": 0}
+        least = {"num_measure_trials": 0, "num_measures_per_round": 1, "early_stopping": 1, "verbose": 0}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is None and name == "early_stopping":

@@ -36,7 +36,7 @@ from compiler.auto_scheduler.search_policy import (
     told_of,
 )
 from compiler.cost_model import XGBOptions
-from compiler.errors import OptionError
+from compiler.errors import OptionError, StoreError
 from compiler.measure.log import code_target, read_log
 from compiler.schedule.steps import dump_steps
 from compiler.schedule.structure import structure_of
@@ -85,15 +85,21 @@ class LogEstimatedLatency(TaskSchedulerCallback):
         self.log_file = Path(log_file)
 
     def post_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:  # noqa: ARG002
-        """Append one line."""
+        """Append one line.
+
+        Raises: StoreError when the file cannot be written.
+        """
         latency = "N/A" if task_scheduler.dead_ends() else f"{task_scheduler.cur_score * 1e3:.3f}"
         line = (
             f"ElapsedTime(s)\t{time.monotonic() - task_scheduler.tic:.0f}\t"
             f"EstimatedLatency(ms)\t{latency}\tTrials\t{task_scheduler.ct}\n"
         )
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("a", encoding="utf-8") as file:
-            file.write(line)
+        try:
+            self.log_file.parent.mkdir(parents=True, exist_ok=True)
+            with self.log_file.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise StoreError(f"the latency log {self.log_file} cannot be written: {error}; name another file") from None
 
 
 class TaskScheduler:

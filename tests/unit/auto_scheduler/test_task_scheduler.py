@@ -20,7 +20,7 @@ from compiler.auto_scheduler import (
     load_records,
     register_workload,
 )
-from compiler.errors import OptionError
+from compiler.errors import OptionError, StoreError
 from compiler.search import policy as search
 from compiler.search.mutation import NEIGHBOUR
 from compiler.search.policy import EmptyPolicy
@@ -235,3 +235,10 @@ def test_a_saved_model_is_where_a_run_begins(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], tuned: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         TaskScheduler(**{"tasks": tasks(2, 4), "callbacks": [], **given}).tune(**{"tune_option": options(4), **tuned})
+
+
+def test_a_latency_log_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    scheduler = TaskScheduler(tasks(8), callbacks=[LogEstimatedLatency(tmp_path / "file" / "log.tsv")])
+    with pytest.raises(StoreError, match="latency log"):
+        scheduler.tune(options(1), "sketch.random", SMALL)

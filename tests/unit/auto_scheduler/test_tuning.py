@@ -299,7 +299,7 @@ def test_remote_machines_are_for_later_and_the_local_context_has_a_runner() -> N
     [
         ({"num_measure_trials": -1}, "num_measure_trials must be"),
         ({"num_measures_per_round": 0}, "num_measures_per_round must be"),
-        ({"early_stopping": -1}, "early_stopping must be"),
+        ({"early_stopping": 0}, "early_stopping must be"),
         ({"builder": "remote"}, "builder must be"),
         ({"runner": "remote"}, "runner must be"),
         ({"measure_callbacks": [5]}, "needs a method called callback"),
