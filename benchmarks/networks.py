@@ -116,7 +116,8 @@ def _latencies(
     network: ExtractedNetwork, tuned: Tuned, peers: Sequence[NetworkPeer], known: Mapping[str, Any], built: Built
 ) -> Iterator[Figure]:
     """One figure a contender; ours says what it took, and how it compares."""
-    work = sum(task.flop_count * weight for task, weight in zip(network.tasks, network.weights, strict=True))
+    layers = network.partition.layers()
+    work = sum(layer.tasks[0].flop_count * layer.weight for layer in layers)
     by_backend = {peer.backend: peer.seconds for peer in peers}
     others = {backend: seconds / by_backend[TUNED] for backend, seconds in by_backend.items() if backend != TUNED}
     spent: dict[str, object] = {
@@ -124,8 +125,9 @@ def _latencies(
         "trials": tuned.trials,
         "failed": tuned.failed,
         "tuning_seconds": round(tuned.seconds, 1),
-        "tasks": len(network.tasks),
-        "tasks_on_the_default_schedule": len(network.tasks) - len(tuned.best),
+        "tasks": len(layers),
+        "tasks_on_the_default_schedule": len(layers) - len(tuned.best),
+        "winograd": sum(layer.tasks[0].workload_key not in tuned.best for layer in layers if len(layer.tasks) > 1),
         "times_as_fast_as": {backend: round(ratio, 3) for backend, ratio in others.items()},
         "times_as_fast_as_the_best_peer": round(
             min(ratio for backend, ratio in others.items() if backend != UNTUNED), 3

@@ -49,9 +49,11 @@ OPERATORS: dict[str, Callable[[], bytes]] = {
 """ONNX text of every operator; a convolution is named kernel, stride, output size, channels in, channels out."""
 
 
-def operator_network(name: str, threads: int) -> ExtractedNetwork:
-    """The operator as a network with one tuning task, for `threads` threads of this machine."""
+def operator_network(name: str, threads: int, winograd: bool = False) -> ExtractedNetwork:
+    """The operator as a network of one layer, for `threads` threads of this machine: one tuning task, or several where
+    `winograd` offers other ways to compute it.
+    """
     with tempfile.TemporaryDirectory(prefix="retune-operator-") as folder:
         path = Path(folder) / f"{name}.onnx"
         path.write_bytes(OPERATORS[name]())
-        return extract_network(str(path), str(Target.host()), threads)
+        return extract_network(str(path), str(Target.host()), threads, winograd=winograd)

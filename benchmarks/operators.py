@@ -34,16 +34,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
     """Tune one operator and time it beside its peers."""
-    network = operator_network(name, threads)
-    (task,) = network.tasks
+    network = operator_network(name, threads, winograd=True)
+    (layer,) = network.partition.layers()
     tuned = tune(network, workers, run.seconds)
-    winner = tuned.winners[task.workload_key]
+    winner = next(one for one in tuned.winners.values() if one.serves)
     compiled = compile_graph(network.graph, network.target, tuned.best, threads=threads, cut=network.partition)
     with tempfile.TemporaryDirectory(prefix="retune-operators-") as folder:
         path = compiled.save(Path(folder) / f"{name}.retune")
         with WorkerProcess(environment=peer_environment(threads)) as worker:
             is_product = name.startswith(("matmul", "dense"))
-            arguments = (path, task.name, OPERATORS[name](), threads, is_product)
+            arguments = (path, winner.name, OPERATORS[name](), threads, is_product)
             peers: list[Peer] = worker.call("benchmarks.peers:time_operator", *arguments)
     peak = measured_peak(threads)
     spent: dict[str, object] = {
@@ -51,11 +51,12 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
         "failed": tuned.failed,
         "tuning_seconds": round(tuned.seconds, 1),
         "untuned_ms": round(winner.default_seconds * 1e3, 4),
+        "kernel": winner.name,
         "rejected": list(winner.rejected),
         "served_by": winner.program.mutation if isinstance(winner.program, MeasureRecord) else "default schedule",
     }
     for peer in peers:
-        speed = task.flop_count / peer.seconds / 1e9
+        speed = layer.tasks[0].flop_count / peer.seconds / 1e9
         details = {"ms": round(peer.seconds * 1e3, 4), **(spent if peer.backend == KERNEL else {})}
         yield Figure(name, peer.backend, threads, "speed", speed, "GFLOP/s", speed / peak, peer.error, details)
 

@@ -14,9 +14,10 @@ from compiler.driver.budget import Budget
 from compiler.driver.extract import ExtractedNetwork
 from compiler.driver.measuring import network_options
 from compiler.driver.tuning import Origin, Tuning, begin
-from compiler.driver.winners import Program, Winner, choose_winner, first_guesses
+from compiler.driver.winners import Program, Winner, choose_winner, decided, finalists
 from compiler.measure.measurer import LocalMeasurer
 from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
 from compiler.search.task_scheduler import SchedulerOptions
 from storage.files import new_id
@@ -63,8 +64,8 @@ class Tuned:
 
     @property
     def best(self) -> dict[str, Program]:
-        """The winning programs by task key; tasks that the default schedule serves are left out."""
-        served = {key: winner.program for key, winner in self.winners.items()}
+        """The winning programs by task key; tasks that the default schedule serves, or another one, are left out."""
+        served = {key: winner.serving for key, winner in self.winners.items()}
         return {key: program for key, program in served.items() if program is not None}
 
 
@@ -82,7 +83,7 @@ def begin_tuning(network: ExtractedNetwork, seed: int = 0, search: SearchOptions
     options = network_options(network.threads, network.constant_bytes).to_json()
     device, target = config.device_name(), str(network.target)
     origin = Origin("benchmark", network.name, target, device, network.threads, seed, options)
-    return begin(network.tasks, network.weights, origin, search)
+    return begin(network.tasks, network.weights, origin, search, network.layers)
 
 
 def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
@@ -99,13 +100,32 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
         measured, _ = play_round(tuning, index, count, workers, began, budget)
         records[tuning.tasks[index].task.workload_key] += measured
     spent = time.monotonic() - began
-    winners = {}
+    winners: dict[str, Winner] = {}
     builder, runner = workers.measurer.builder, workers.measurer.runner
-    for task in network.tasks:
-        found = sorted((one for one in records[task.workload_key] if one.costs), key=lambda one: one.seconds)
-        winners[task.workload_key] = choose_winner(task, found[:FINALISTS] or first_guesses(task), builder, runner)
+    fastest = {
+        key: sorted((one for one in found if one.costs), key=lambda one: one.seconds)[:FINALISTS]
+        for key, found in records.items()
+    }
+    for layer in network.partition.layers():
+        chosen = [choose_winner(task, programs, builder, runner) for task, programs in finalists(layer.tasks, fastest)]
+        winners.update((winner.task_key, winner) for winner in decided(chosen))
     failed = sum(one.status is not MeasureStatus.OK for found in records.values() for one in found)
     return Tuned(winners, tuning.trials, failed, spent)
+
+
+def search(task: SearchTask, workers: Workers, seconds: float) -> tuple[list[MeasureRecord], int]:
+    """Spend about `seconds` on one task alone: its fastest records, and how many programs were measured."""
+    began, budget = time.monotonic(), Budget(None, seconds)
+    options = workers.measurer.runner.options
+    origin = Origin(
+        "benchmark", task.name, str(task.target), config.device_name(), options.threads, 0, options.to_json()
+    )
+    tuning, found = begin([task], [1], origin), []
+    while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds) and tuning.live:
+        count = budget.round_size(BATCH, 1, tuning.trials)
+        found += play_round(tuning, 0, count, workers, began, budget)[0]
+    best = sorted((one for one in found if one.costs), key=lambda one: one.seconds)
+    return best[:FINALISTS], tuning.trials
 
 
 def play_round(

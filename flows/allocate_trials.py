@@ -28,7 +28,7 @@ from tasks.workers import Workers, open_workers
 def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     """Spend the budget of `job` on its tasks; what the run has spent before counts."""
     home, device = Path(job.home), job.device
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
     tuning = begin_tuning(extracted, job.origin(run_id, measuring))

@@ -155,8 +155,8 @@ class Board:
 
 
 def _weighted(row: TaskRow) -> float:
-    """Seconds of a network's run that all uses of a task take; 0 while that is unknown."""
-    return row.weight * row.best_seconds if math.isfinite(row.best_seconds) else 0.0
+    """Seconds of a network's run that all uses of a task take; 0 while that is unknown, or another task serves."""
+    return row.weight * row.best_seconds if math.isfinite(row.best_seconds) and not row.behind else 0.0
 
 
 def _share(row: TaskRow, whole: float) -> Text:

@@ -13,7 +13,7 @@ from prefect import flow
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison
-from compiler.driver.winners import Winner, first_guesses
+from compiler.driver.winners import Winner, decided, finalists
 from flows.parameters import TuneJob
 from flows.progress import PhaseAdvanced, PhaseStarted, announce
 from tasks.compile import compile_to
@@ -28,8 +28,8 @@ FINALISTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled network: its file, what serves each tuning task, how it compares, what serves all its kernels, and
-    what the machine can do.
+    """A compiled network: its file, the winners of the tuning tasks that came into question, how it compares, what
+    serves all its kernels, and what the machine can do.
     """
 
     artifact: Path
@@ -43,17 +43,17 @@ class Compiled:
 def compile_network(job: TuneJob, run_id: str) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from."""
     folder = job.run_folder(run_id)
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = best_of_every_task(Path(job.home), job.target, job.device, job.threads)
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
-    announce(PhaseStarted(f"confirming the best programs of {len(extracted.tasks)} tasks"))
+    layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
+    announce(PhaseStarted(f"confirming the best programs of {sum(map(len, layers))} tasks"))
     with open_workers(job.measuring(extracted.constant_bytes)) as workers:
         winners: list[Winner] = []
-        for task in extracted.tasks:
-            programs = best.get(task.workload_key) or first_guesses(task, known)
-            winners.append(confirm(task.name, workers, task, programs))
-            announce(PhaseAdvanced(len(winners), len(extracted.tasks)))
-    serving = {winner.task_key: winner.program for winner in winners if winner.program is not None}
+        for layer in layers:
+            winners += decided([confirm(task.name, workers, task, programs) for task, programs in layer])
+            announce(PhaseAdvanced(len(winners), sum(map(len, layers))))
+    serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")
     tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")

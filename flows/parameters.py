@@ -31,7 +31,7 @@ class TuneJob:
     the tuned network will run on, `batch` the most programs in a round, `home` the absolute path of the state folder,
     `shapes` what dynamic inputs are fixed to, see `parse_shape`. After `early_stopping` trials without a shorter
     estimated latency the run ends (0: never). `weights` is where a kernel's weights are while it is timed, see
-    `network_options`.
+    `network_options`. `winograd` says whether convolutions may be computed in transformed spaces.
     """
 
     network: str
@@ -45,6 +45,7 @@ class TuneJob:
     shapes: tuple[str, ...] = ()
     early_stopping: int = 0
     weights: str = "auto"
+    winograd: bool = True
 
     def __post_init__(self) -> None:
         """Shapes that come from JSON are a list."""
@@ -64,6 +65,7 @@ class TuneJob:
         shapes: Sequence[str] | None = None,
         early_stopping: int | None = None,
         weights: str | None = None,
+        winograd: bool = True,
     ) -> Self:
         """A job with everything that is None filled in from the settings, and every value checked. A limit in trials or
         minutes takes the place of both settings.
@@ -103,6 +105,7 @@ class TuneJob:
             shapes=tuple(shapes or ()),
             early_stopping=early_stopping,
             weights=weights,
+            winograd=winograd,
         )
 
     @property

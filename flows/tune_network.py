@@ -43,6 +43,7 @@ def tune_network(
     shapes: list[str] | None = None,
     early_stopping: int | None = None,
     weights: str | None = None,
+    winograd: bool = True,
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
@@ -51,13 +52,14 @@ def tune_network(
     threads the network will run on (all cores), `home` the state folder (./.retune). After
     `early_stopping` trials that did not shorten the estimated latency, tuning ends before its budget does (0: never).
     `weights` says where a kernel's weights are while it is timed: "cached", in "memory", or as in the network ("auto").
+    `winograd` says whether convolutions may be computed in transformed spaces where that is measured to be faster.
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
     job = TuneJob.checked(
-        network, trials, minutes, threads, target, seed, batch, home, shapes, early_stopping, weights
+        network, trials, minutes, threads, target, seed, batch, home, shapes, early_stopping, weights, winograd
     )
     announce(PhaseStarted(f"reading {job.network}"))
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
         spent = allocate_trials(job, run.run_id)
         compiled = compile_network(job, run.run_id)

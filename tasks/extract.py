@@ -10,6 +10,8 @@ from compiler.driver.extract import ExtractedNetwork, extract_network
 
 
 @task(name="extract-tasks", task_run_name="extract-{network}", cache_policy=NO_CACHE)
-def extract_tasks(network: str, target: str, threads: int, shapes: tuple[str, ...] = ()) -> ExtractedNetwork:
+def extract_tasks(
+    network: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
+) -> ExtractedNetwork:
     """Read, optimise and cut a network into weighted tuning tasks."""
-    return extract_network(network, target, threads, shapes)
+    return extract_network(network, target, threads, shapes, winograd)

@@ -18,4 +18,6 @@ def judge(network: str, home: Path, target: str, device: str, threads: int, shap
     extracted = extract_network(network, target, threads, tuple(shapes))
     store = ParquetRecordStore(home)
     records = {key: store.records(key, target, device, threads=threads) for key in set(extracted.task_keys)}
-    return prospect(network, extracted.tasks, extracted.weights, records, config.engine_version())
+    return prospect(
+        network, extracted.tasks, extracted.weights, records, config.engine_version(), layers=extracted.layers
+    )

@@ -20,7 +20,7 @@ from storage.runs import RunLedger
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
 def begin_tuning(extracted: ExtractedNetwork, origin: Origin) -> Tuning:
     """A run before its first round: one policy per tuning task, one cost model for all of them."""
-    return begin(extracted.tasks, extracted.weights, origin)
+    return begin(extracted.tasks, extracted.weights, origin, layers=extracted.layers)
 
 
 @task(name="train", task_run_name="train-{name}", cache_policy=NO_CACHE)

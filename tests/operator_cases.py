@@ -63,6 +63,8 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("conv2d", ((2, 3, 6, 7), (5, 3, 3, 3)), {**CONV, "layout": "NCHW"}),
     ("conv2d", ((1, 4, 6, 6), (4, 1, 3, 3)), {**CONV, "layout": "NCHW", "groups": 4, "strides": (2, 2)}),
     ("conv2d", ((1, 4, 6, 6), (6, 2, 3, 3)), {**CONV, "layout": "NCHW", "groups": 2}),
+    ("winograd_conv2d", ((2, 6, 7, 3), (4, 4, 3, 5)), {"tile": 2, "pads": (1, 1, 1, 1)}),
+    ("winograd_conv2d", ((1, 7, 9, 3), (6, 6, 3, 4)), {"tile": 4, "pads": (0, 1, 2, 0)}),
     ("dense", ((4, 7), (7, 5)), {}),
     ("batch_matmul", ((3, 4, 7), (3, 7, 5)), {}),
     ("contract", ((4, 3, 7), (7, 3, 5)), {"left": "mhk", "right": "khn", "result": "mhn"}),

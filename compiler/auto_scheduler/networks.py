@@ -20,6 +20,7 @@ from compiler.frontend.onnx.importer import load_model
 from compiler.graph.ir import Graph
 from compiler.graph.partition import partition
 from compiler.graph.pipeline import optimize
+from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import Array
 from compiler.target import HardwareParams, Target
 
@@ -31,18 +32,26 @@ def extract_tasks(
     target_host: Target | str | None = None,
     hardware_params: HardwareParams | None = None,
     include_simple_tasks: bool = False,
+    *,
+    winograd: bool = False,
 ) -> tuple[list[SearchTask], list[int]]:
     """The tuning tasks of a network, and how often each appears.
 
     `mod` is a `compiler.graph.ir.Graph`, an ONNX model or its path, or a name of the zoo. `params` are arrays for
-    inputs that are constants, by name. `include_simple_tasks` adds the kernels without data reuse.
+    inputs that are constants, by name. `include_simple_tasks` adds the kernels without data reuse. With `winograd` the
+    tasks that compute a convolution in a transformed space follow the direct one, with the same weight; a network that
+    is compiled inside `ApplyHistoryBest` takes the way whose record is the fastest.
     Raises: ModelError when the network cannot be read or a parameter fits no input, TargetError.
     """
     machine = target if isinstance(target, Target) else Target(target)
     given = hardware_of(machine, len(usable_processors()))
     hardware = given if hardware_params is None else completed(hardware_params, machine)
-    cut = partition(optimize(_bound(_graph_of(mod), params or {})), machine, hardware)
-    tasks, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.worth_tuning()
+    rewrites = winograd_for(machine) if winograd else ()
+    cut = partition(optimize(_bound(_graph_of(mod), params or {})), machine, hardware, rewrites)
+    direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.worth_tuning()
+    ways = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]
+    tasks = [task for found in ways for task in found]
+    counts = [weight for found, weight in zip(ways, weights, strict=True) for _ in found]
     found = [
         SearchTask(
             compute_dag=task.dag,
@@ -54,7 +63,7 @@ def extract_tasks(
         )
         for task in tasks
     ]
-    return found, list(weights)
+    return found, counts
 
 
 def is_auto_scheduler_enabled() -> bool:

@@ -1,10 +1,11 @@
 """In: an optimised graph, a target, the best known program of each task. Out: a `CompiledNetwork`.
 
 Always: every distinct kernel is built once; a task without a usable program gets the default schedule, and the
-network's `coverage` says so.
+network's `coverage` says so. Of several ways to compute a layer the one with the fastest record serves.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,11 +19,12 @@ from compiler.driver.winners import Guess
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
 from compiler.executor.network import CompiledNetwork, Coverage, Origin
 from compiler.graph.ir import Graph
-from compiler.graph.partition import Partition, partition
+from compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from compiler.graph.to_plan import to_plan
+from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.default import default_steps
-from compiler.schedule.state import State
+from compiler.schedule.state import State, replay
 from compiler.schedule.steps import Step, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
@@ -33,13 +35,18 @@ _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
 
 class KnownProgram(Protocol):
-    """A task's program: `steps` as text, `record_id` of the record that measured it, empty when there is none."""
+    """A task's program: `steps` as text, `record_id` of the record that measured it, empty when there is none, and the
+    `seconds` that a call takes, infinite when they are unknown.
+    """
 
     @property
     def steps(self) -> str: ...
 
     @property
     def record_id(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +93,18 @@ def compile_graph(
 
     `best` maps a workload key to the program to use, a `MeasureRecord` for instance; where it has none, a dispatch
     context that was entered is asked (`with ApplyHistoryBest(log):`). `threads` is the number of threads
-    that the network is meant to run on. `cut` is the partition, when the caller has it already.
+    that the network is meant to run on. `cut` is the partition, when the caller has it already; its alternatives are
+    those that may serve.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
-    cut = cut or partition(graph, target, hardware_of(target, threads))
+    cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
+    best = best or {}
+    rewritten, cut = with_alternatives(graph, cut, fastest_alternatives(cut, best))
     choices = [
-        _choose(task, (best or {}).get(task.workload_key), heavy)
-        for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
+        _choose(task, best.get(task.workload_key), heavy) for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
     ]
     choices, artifacts = _build(choices, build)
-    plan, constants = to_plan(graph, cut, {artifact.name: artifact for artifact in artifacts})
+    plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts})
     coverage = tuple(
         Coverage(
             task.name, task.workload_key, weight, tunable, choice.record_id, choice.note, choice.origin, task.flop_count
@@ -105,6 +114,34 @@ def compile_graph(
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, _metadata(graph, target, threads))
     network.verify()
     return network
+
+
+def fastest_alternatives(cut: Partition, best: Mapping[str, KnownProgram]) -> tuple[Alternative, ...]:
+    """Those alternatives that are known to be faster than the direct task and all others: by the programs in `best`, or
+    else by what the dispatch context knows. A program that does not fit its task makes no alternative fast.
+    """
+
+    def seconds(task: SearchTask) -> float:
+        known = best.get(task.workload_key)
+        if known is not None:
+            return known.seconds if _fits(task, known) else math.inf
+        return DispatchContext.current().expected_seconds(task.target, task.workload_key)
+
+    found = []
+    for task in cut.tasks:
+        others = cut.alternatives_of(task)
+        first = min(others, key=lambda other: seconds(other.task), default=None)
+        if first is not None and seconds(first.task) < seconds(task):
+            found.append(first)
+    return tuple(found)
+
+
+def _fits(task: SearchTask, known: KnownProgram) -> bool:
+    try:
+        replay(task.dag, load_steps(known.steps))
+    except _BAD_PROGRAM:
+        return False
+    return True
 
 
 def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice:

@@ -7,6 +7,7 @@ Contexts nest: what the innermost does not know is asked of the one around it. E
 """
 
 import logging
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -48,6 +49,19 @@ class DispatchContext(ABC):
         if found is not None or outer is None:
             return found
         return outer.query(target, workload_key, has_complex_op, dag)
+
+    def expected_seconds(self, target: Target, workload_key: str) -> float:
+        """How long a call of the workload's program takes, as the records of this context or of one around it say; inf
+        when none says so.
+        """
+        outer = self._outer()
+        own = self.recorded_seconds(target, workload_key)
+        return own if own < math.inf or outer is None else outer.expected_seconds(target, workload_key)
+
+    def recorded_seconds(self, target: Target, workload_key: str) -> float:
+        """What this context's own records say of that; inf when it has none."""
+        del target, workload_key
+        return math.inf
 
     @abstractmethod
     def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
@@ -154,6 +168,11 @@ class ApplyHistoryBest(DispatchContext):
 
     def update(self, target: Target, workload_key: str, state: State) -> None:
         self._told[str(target), workload_key] = state
+
+    def recorded_seconds(self, target: Target, workload_key: str) -> float:
+        """The seconds of the record that would serve; those of a program of another size mean nothing here."""
+        same = (one for one in self._candidates(target, workload_key) if one.task.workload_key == workload_key)
+        return next((trial.seconds for trial in same), math.inf)
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""

@@ -13,6 +13,7 @@ from compiler.frontend.network import load_network
 from compiler.graph.ir import Graph
 from compiler.graph.partition import Partition, partition
 from compiler.graph.pipeline import optimize
+from compiler.graph.winograd import winograd_for
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
 
@@ -20,6 +21,9 @@ from compiler.target import Target
 class ExtractedNetwork:
     """A network that is ready to be tuned and compiled: `source` as it was asked for, `graph` optimised, `partition`
     its kernels.
+
+    `tasks` are the tuning tasks with their `weights`; those with the same number in `layers` compute the same, and only
+    the fastest of them will run.
     """
 
     def __init__(self, source: str, target: Target, threads: int, graph: Graph, cut: Partition) -> None:
@@ -28,9 +32,10 @@ class ExtractedNetwork:
         self.threads = threads
         self.graph = graph
         self.partition = cut
-        self.tasks: tuple[SearchTask, ...]
-        self.weights: tuple[int, ...]
-        self.tasks, self.weights = cut.worth_tuning()
+        ways = [(task, layer.weight, number) for number, layer in enumerate(cut.layers()) for task in layer.tasks]
+        self.tasks: tuple[SearchTask, ...] = tuple(task for task, _, _ in ways)
+        self.weights: tuple[int, ...] = tuple(weight for _, weight, _ in ways)
+        self.layers: tuple[int, ...] = tuple(number for _, _, number in ways)
 
     @property
     def name(self) -> str:
@@ -48,16 +53,19 @@ class ExtractedNetwork:
         return tuple(task.workload_key for task in self.tasks)
 
 
-def extract_network(network: str, target: str, threads: int, shapes: tuple[str, ...] = ()) -> ExtractedNetwork:
+def extract_network(
+    network: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
+) -> ExtractedNetwork:
     """Read, optimise and cut `network`, which is a name of the zoo or the path of an ONNX file.
 
-    `shapes` fixes dynamic inputs, each by a text such as `image=1,3,224,224`. Within a process the last answer is
+    `shapes` fixes dynamic inputs, each by a text such as `image=1,3,224,224`. `winograd` says whether convolutions may
+    be computed in transformed spaces, where that is measured to be faster. Within a process the last answer is
     kept, for as long as the file does not change.
     Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
     """
     path = Path(network)
     stamp = path.stat().st_mtime_ns if path.is_file() else 0
-    return _extract(network, target, threads, shapes, stamp)
+    return _extract(network, target, threads, shapes, winograd, stamp)
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -73,8 +81,15 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=1)
-def _extract(network: str, target: str, threads: int, shapes: tuple[str, ...], stamp: int) -> ExtractedNetwork:  # noqa: ARG001 - the stamp is part of the cache's key
+def _extract(
+    network: str,
+    target: str,
+    threads: int,
+    shapes: tuple[str, ...],
+    winograd: bool,
+    stamp: int,  # noqa: ARG001 - part of the cache's key
+) -> ExtractedNetwork:
     machine = Target(target)
     graph = optimize(load_network(network, shapes=dict(map(parse_shape, shapes))))
-    cut = partition(graph, machine, hardware_of(machine, threads))
+    cut = partition(graph, machine, hardware_of(machine, threads), winograd_for(machine) if winograd else ())
     return ExtractedNetwork(network, machine, threads, graph, cut)

@@ -56,8 +56,9 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     """One kernel of the network and what serves it: a record, a first guess of the search where the budget reached no
-    further (`transferred` from a similar kernel or not), or the default schedule. Times are seconds per call;
-    `record_id` is empty unless a record serves; `moved_bytes` is what a call has to read and write at least.
+    further (`transferred` from a similar kernel or not), or the default schedule. One that is not `used` computes what
+    another one computes faster. Times are seconds per call; `record_id` is empty unless a record serves; `moved_bytes`
+    is what a call has to read and write at least.
     """
 
     name: str
@@ -72,10 +73,13 @@ class TaskOutcome:
     note: str
     task_key: str = ""
     moved_bytes: int = 0
+    used: bool = True
 
     @property
     def served_by(self) -> str:
         """What the kernel was made from, in words."""
+        if not self.used:
+            return "not used"
         guess = "program of a similar kernel" if self.transferred else "first guess"
         return self.record_id or (guess if self.guessed else "default schedule")
 
@@ -109,7 +113,8 @@ class Report:
         folder: Path,
         limits: MachineLimits | None = None,
     ) -> Self:
-        """Put together what a run's stages returned; `spent` and `winners` hold the same tasks in the same order."""
+        """Put together what a run's stages returned; a task of `spent` that has no winner is not used."""
+        by_key = {winner.task_key: winner for winner in winners}
         return cls(
             run_id=run_id,
             request=dict(request),
@@ -117,7 +122,7 @@ class Report:
             elapsed=spent.elapsed,
             comparison=comparison,
             coverage=coverage,
-            tasks=tuple(_outcome(row, winner) for row, winner in zip(spent.rows, winners, strict=True)),
+            tasks=tuple(_outcome(row, by_key.get(row.task_key)) for row in spent.rows),
             artifact=str(artifact),
             records=f"{request['home']}/records",
             folder=str(folder),
@@ -190,7 +195,25 @@ class Report:
         return folder
 
 
-def _outcome(row: TaskRow, winner: Winner) -> TaskOutcome:
+def _outcome(row: TaskRow, winner: Winner | None) -> TaskOutcome:
+    reasons = [row.stop_reason] if row.stop_reason else []
+    if winner is None:
+        note = "; ".join(reasons) or "another way to compute it is faster"
+        return TaskOutcome(
+            name=row.name,
+            weight=row.weight,
+            flops=row.flops,
+            trials=row.trials,
+            default_seconds=row.default_seconds,
+            best_seconds=row.best_seconds,
+            record_id="",
+            guessed=False,
+            transferred=False,
+            note=note,
+            task_key=row.task_key,
+            moved_bytes=row.moved_bytes,
+            used=False,
+        )
     return TaskOutcome(
         name=row.name,
         weight=row.weight,
@@ -201,7 +224,8 @@ def _outcome(row: TaskRow, winner: Winner) -> TaskOutcome:
         record_id=winner.program.record_id if winner.program else "",
         guessed=isinstance(winner.program, Guess),
         transferred=isinstance(winner.program, Guess) and winner.program.transferred,
-        note="; ".join([row.stop_reason] * bool(row.stop_reason) + [f"rejected {text}" for text in winner.rejected]),
+        note="; ".join(reasons + [f"rejected {text}" for text in winner.rejected]),
+        used=winner.serves,
         task_key=row.task_key,
         moved_bytes=row.moved_bytes,
     )

@@ -6,7 +6,7 @@ next round of the most promising task takes off the network's latency, over what
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.measure.record import MeasureRecord
 from compiler.schedule.structure import structure_of
@@ -23,7 +23,7 @@ USUAL_TRIAL_SECONDS = 0.1
 class Prospect:
     """What is expected of tuning a network: `gain` is the share of its latency that a minute takes off, infinite while
     a task has no valid record of the present engine. `latency` is in seconds, the weighted sum of the tasks' best
-    times.
+    times. Tasks that compute the same count as one.
     """
 
     network: str
@@ -44,24 +44,28 @@ def prospect(
     weights: Sequence[int],
     records: Mapping[str, Sequence[MeasureRecord]],
     engine: str,
+    layers: Sequence[int] = (),
 ) -> Prospect:
-    """Judge a network by the records of its tasks on one machine, by workload key.
+    """Judge a network by the records of its tasks on one machine, by workload key. Tasks with the same number in
+    `layers` compute the same result, and one of them is enough; without numbers each task is a layer.
 
     Records of another version than `engine` do not count: what the generator makes of their steps has changed.
     """
     present = {key: [record for record in found if record.engine_version == engine] for key, found in records.items()}
+    numbers = list(layers) or list(range(len(tasks)))
     states = [
-        task_state(present.get(task.workload_key, ()), task, weight)
-        for task, weight in zip(tasks, weights, strict=True)
+        replace(task_state(present.get(task.workload_key, ()), task, weight), layer=f"layer {number}")
+        for task, weight, number in zip(tasks, weights, numbers, strict=True)
     ]
-    untuned = sum(math.isinf(state.best_seconds) for state in states)
-    latency = network_latency(states)
+    tuned = {state.layer for state in states if math.isfinite(state.best_seconds)}
+    total, latency = len(set(numbers)), network_latency(states)
+    untuned = total - len(tuned)
     if untuned or not states:
-        return Prospect(network, math.inf if untuned else 0.0, latency, len(states), untuned)
+        return Prospect(network, math.inf if untuned else 0.0, latency, total, untuned)
     costs = [record.build_seconds + record.run_seconds for found in present.values() for record in found]
     round_seconds = ROUND * (math.fsum(costs) / len(costs) if costs else USUAL_TRIAL_SECONDS)
     steepest = -min(gradients(states, SchedulerOptions()))
-    return Prospect(network, steepest * 60.0 / max(round_seconds, 1e-9) / latency, latency, len(states), 0)
+    return Prospect(network, steepest * 60.0 / max(round_seconds, 1e-9) / latency, latency, total, 0)
 
 
 def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) -> TaskState:

@@ -31,7 +31,9 @@ from compiler.search.policy import Candidate, Policy, SketchPolicy, Told
 from compiler.search.task_scheduler import (
     SchedulerOptions,
     TaskState,
+    best_rival,
     choose_task,
+    has_lost,
     is_stalled,
     leaves_group,
     network_latency,
@@ -82,7 +84,8 @@ class TaskProgress:
 @dataclass(frozen=True, slots=True)
 class TaskRow:
     """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program;
-    `moved_bytes` is what a call has to read and write at least.
+    `moved_bytes` is what a call has to read and write at least. It is `behind` where another task computes the same
+    faster, so that it takes no part of the network's time.
     """
 
     name: str
@@ -95,6 +98,7 @@ class TaskRow:
     best_seconds: float
     stop_reason: str
     moved_bytes: int = 0
+    behind: bool = False
 
     @property
     def gflops(self) -> float:
@@ -124,13 +128,18 @@ class Tuning:
         weights: Sequence[int],
         make_policy: Callable[[SearchTask], Policy],
         model: XGBModel | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
-        """A run before its first round; `model` is the one that the policies share, if there is one."""
+        """A run before its first round; `model` is the one that the policies share, if there is one. Tasks with the
+        same number in `layers` compute the same result; without numbers each task has its own.
+        """
         self.origin = origin
         self.model = model
+        numbers = list(layers) or list(range(len(tasks)))
+        shared = {number for number in numbers if numbers.count(number) > 1}
         self.tasks = tuple(
-            TaskProgress(task, weight, make_policy(task), _untuned(task, weight), known=set())
-            for task, weight in zip(tasks, weights, strict=True)
+            TaskProgress(task, weight, make_policy(task), _untuned(task, weight, number, number in shared), known=set())
+            for task, weight, number in zip(tasks, weights, numbers, strict=True)
         )
         for progress, small in zip(self.tasks, are_small(tasks, weights), strict=True):
             if small:  # its time is no part of the estimated latency: nothing measures it before the end
@@ -178,6 +187,7 @@ class Tuning:
             best_seconds=task.state.best_seconds,
             stop_reason=task.stop_reason,
             moved_bytes=moved_bytes(task.task.dag),
+            behind=best_rival([each.state for each in self.tasks], index) < task.state.best_seconds,
         )
 
     def summary(self) -> TuningSummary:
@@ -213,6 +223,7 @@ class Tuning:
                 self._learn(task, records)
                 best = min(record.seconds for record in records)
                 task.state = replace(task.state, best_seconds=min(task.state.best_seconds, best))
+        self._end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
         mine = sorted((record for record in own if record.task_key in by_key), key=lambda record: record.round)
         for _, group in groupby(mine, key=lambda record: (record.round, record.task_key)):
@@ -301,6 +312,7 @@ class Tuning:
         task.state = task.state.after_round(best, exhausted=bool(task.stop_reason))
         if leaves_group([other.state for other in self.tasks], index, SchedulerOptions()):
             task.state = replace(task.state, group="")
+        self._end_losers()
         task.trials += len(records)
         self.trials += len(records)
         self.rounds = max([self.rounds, *(record.round + 1 for record in records)])
@@ -322,6 +334,14 @@ class Tuning:
         task.stop_reason = reason
         task.state = replace(task.state, exhausted=True)
 
+    def _end_losers(self) -> None:
+        """Give no further rounds to tasks whose layer is computed faster in another way."""
+        for index, task in enumerate(self.tasks):
+            if not task.state.exhausted and has_lost([each.state for each in self.tasks], index, SchedulerOptions()):
+                rivals = (each for each in self.tasks if each is not task and each.state.layer == task.state.layer)
+                best = min(rivals, key=lambda each: each.state.best_seconds)
+                self.exhaust(index, f"{best.task.name} computes the same faster")
+
     def _learn(self, task: TaskProgress, records: Sequence[MeasureRecord]) -> None:
         task.policy.tell([Told(record.steps, record.seconds) for record in records])
         task.remember(records)
@@ -330,17 +350,28 @@ class Tuning:
         task.default_seconds = min([task.default_seconds, *defaults])
 
 
-def _untuned(task: SearchTask, weight: int) -> TaskState:
-    return TaskState(flops=task.flop_count, weight=float(weight), group=structure_of(task.dag))
+def _untuned(task: SearchTask, weight: int, layer: int, has_rivals: bool) -> TaskState:
+    return TaskState(
+        flops=task.flop_count,
+        weight=float(weight),
+        group=structure_of(task.dag),
+        layer=f"layer {layer}" if has_rivals else "",
+    )
 
 
 def begin(
-    tasks: Sequence[SearchTask], weights: Sequence[int], origin: Origin, options: SearchOptions | None = None
+    tasks: Sequence[SearchTask],
+    weights: Sequence[int],
+    origin: Origin,
+    options: SearchOptions | None = None,
+    layers: Sequence[int] = (),
 ) -> Tuning:
-    """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model."""
+    """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model. `layers`
+    says which tasks compute the same, see `Tuning`.
+    """
     model = XGBModel(seed=origin.seed, threads=1)  # one thread: no idle ones that spin beside the programs being timed
     chosen = options or SearchOptions()
-    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model)
+    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model, layers)
 
 
 def common_failure(records: Sequence[MeasureRecord]) -> str:

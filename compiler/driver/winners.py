@@ -1,11 +1,12 @@
-"""In: a task's fastest records, or guesses where there are none. Out: the program that serves it.
+"""In: a task's fastest records, or guesses where there are none. Out: the program that serves it, and of several tasks
+that compute the same result the one that does.
 
 Always: it was built again, was the fastest when all took turns, the untuned program among them, and gave the right
 answer in a fresh process after that.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.cost_model.random import RandomModel
@@ -27,6 +28,8 @@ _TRANSFERRED = 0.5
 """Which share of these may be fitted programs of similar tasks."""
 REACH = 2.0
 """Programs slower than so many times the fastest do not take part in the comparison."""
+CLOSE = 1.2
+"""A way to compute a layer whose record is so many times slower than that of the fastest way is not timed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Guess:
     steps: str
     record_id: str = ""
     transferred: bool = False
+    seconds: float = math.inf
 
 
 Program = MeasureRecord | Guess
@@ -59,7 +63,8 @@ class Winner:
     """What serves a task: `program`, or the default schedule when that is None. Times are seconds per call, infinite
     where the program failed.
 
-    `rejected` says of every program that failed why it does not serve.
+    `rejected` says of every program that failed why it does not serve. Where another task computes the same result
+    faster, this one `serves` not.
     """
 
     task_key: str
@@ -68,6 +73,36 @@ class Winner:
     default_seconds: float
     seconds: float
     rejected: tuple[str, ...]
+    serves: bool = True
+
+    @property
+    def serving(self) -> Program | None:
+        """The program with the time that it took last; None where the default schedule serves, or another task."""
+        if self.program is None or not self.serves:
+            return None
+        if isinstance(self.program, Guess):
+            return replace(self.program, seconds=self.seconds)
+        return replace(self.program, costs=(self.seconds,))
+
+
+def finalists(
+    tasks: Sequence[SearchTask], best: Mapping[str, Sequence[MeasureRecord]], known: Iterable[MeasureRecord] = ()
+) -> tuple[tuple[SearchTask, tuple[Program, ...]], ...]:
+    """Which of `tasks`, the ways to compute one layer, are to be timed again, and with which programs: those whose
+    record in `best`, by task key, is close to the fastest; the first one with guesses, programs of tasks like
+    it that are `known` among them, when there is no record.
+    """
+    seconds = [min((one.seconds for one in best.get(task.workload_key, ())), default=math.inf) for task in tasks]
+    if math.isinf(min(seconds)):
+        return ((tasks[0], first_guesses(tasks[0], known)),)
+    close = [task for task, each in zip(tasks, seconds, strict=True) if each <= CLOSE * min(seconds)]
+    return tuple((task, tuple(best[task.workload_key])) for task in close)
+
+
+def decided(winners: Sequence[Winner]) -> tuple[Winner, ...]:
+    """The winners of the tasks of one layer, of which only the fastest serves."""
+    fastest = min(winners, key=lambda one: one.seconds)
+    return tuple(replace(one, serves=one is fastest) for one in winners)
 
 
 def choose_winner(

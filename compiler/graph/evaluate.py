@@ -13,6 +13,7 @@ from compiler.errors import DefinitionError
 from compiler.graph.evaluate_places import PLACE_EVALUATORS
 from compiler.graph.ir import Array, Graph, Node, Value
 from compiler.graph.ops import infer_value
+from compiler.te.ops.winograd import transform_matrices
 
 Evaluator = Callable[[Node, Sequence[Array]], Array]
 
@@ -263,6 +264,22 @@ def _conv_transpose2d(node: Node, operands: Sequence[Array]) -> Array:
     return _from_channels_last(node, whole[:, pads[0] : ends[0], pads[1] : ends[1]])
 
 
+def _winograd(node: Node, operands: Sequence[Array]) -> Array:
+    """Tile by tile, in the precision of the operands."""
+    x, weight = operands
+    tile, (top, left, bottom, right) = node.integer("tile"), node.ints("pads")
+    a, b = (np.array(matrix, weight.dtype) for matrix in transform_matrices(tile, 3)[:2])
+    height, width = x.shape[1] + top + bottom - 2, x.shape[2] + left + right - 2
+    below, beside = -height % tile, -width % tile
+    padded = np.pad(x, ((0, 0), (top, bottom + below), (left, right + beside), (0, 0)))
+    windows = sliding_window_view(padded, (tile + 2, tile + 2), axis=(1, 2))[:, ::tile, ::tile]
+    turned = np.einsum("ie,bhwcij,jf->efbhwc", b, windows, b, optimize=True)
+    products = np.einsum("efbhwc,efco->efbhwo", turned, weight, optimize=True)
+    tiles = np.einsum("em,efbhwo,fn->bhmwno", a, products, a, optimize=True)
+    whole = tiles.reshape(x.shape[0], height + below, width + beside, weight.shape[3])
+    return np.ascontiguousarray(whole[:, :height, :width])
+
+
 def _max_pool2d(node: Node, operands: Sequence[Array]) -> Array:
     x = _channels_last(node, operands[0])
     lowest = -math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
@@ -351,6 +368,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "quantize": _quantize,
     "dequantize": _dequantize,
     "conv_transpose2d": _conv_transpose2d,
+    "winograd_conv2d": _winograd,
     "dense": _binary(np.matmul),
     "batch_matmul": _binary(np.matmul),
     "contract": _contract,

@@ -257,6 +257,18 @@ def convolution(node: Node, operands: Sequence[Value]) -> Result:
     return (x.shape[0], *extents, w.shape[-1]), x.dtype
 
 
+def winograd_convolution(node: Node, operands: Sequence[Value]) -> Result:
+    """A 3x3 convolution of stride 1 whose weight is (tile + 2, tile + 2, I, O)."""
+    x, w = operands
+    tile, pads = node.integer("tile"), node.ints("pads")
+    if len(x.shape) != 4 or len(pads) != 4 or w.shape[:-1] != (tile + 2, tile + 2, x.shape[3]):
+        raise misfit(node, operands, f"the weight must be ({tile + 2}, {tile + 2}, I, O), the pads four numbers")
+    extents = [window_extent(x.shape[1 + i], 3, 1, 1, pads[i], pads[2 + i]) for i in range(2)]
+    if min(extents) < 1:
+        raise misfit(node, operands, "the window (3, 3) does not fit")
+    return (x.shape[0], *extents, w.shape[3]), x.dtype
+
+
 def pool2d(node: Node, operands: Sequence[Value]) -> Result:
     """Max and average pooling in either layout."""
     (x,) = operands

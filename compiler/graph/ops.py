@@ -114,6 +114,14 @@ _SPECS = (
         "y[stride * i + k - pad] += x[i] * weight[k], of weights (I, O, KH, KW), or (KH, KW, I, O) in NHWC",
         {"strides": tuple, "pads": tuple, "layout": str},
     ),
+    OpSpec(
+        "winograd_conv2d",
+        2,
+        _KIND.COMPLEX,
+        infer.winograd_convolution,
+        "conv2d NHWC, stride 1, of weights transformed for tiles of `tile` results a side, (A, A, I, O)",
+        {"pads": tuple, "tile": int},
+    ),
     OpSpec("dense", 2, _KIND.COMPLEX, infer.dense, "(M, K) x (K, N)"),
     OpSpec("batch_matmul", 2, _KIND.COMPLEX, infer.batch_matmul, "(B, M, K) x (B, K, N)"),
     OpSpec(

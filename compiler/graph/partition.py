@@ -2,13 +2,17 @@
 
 Always: equal computations become one task; names inside a task are canonical (`p0`, `p1`, operator names), so its
 workload key depends on what is computed and not on where in which network it stands.
+
+A task may have alternatives: other tasks whose kernels compute the same result. The calls are those of the direct
+kernels until `with_alternatives` puts others in their place.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from compiler import te
+from compiler.graph.alternatives import Rewrite
 from compiler.graph.fuse import FusedOp, fuse
 from compiler.graph.ir import Graph, Node
 from compiler.graph.ops import OPS, FusionKind
@@ -22,6 +26,8 @@ from compiler.te.ops.call import Operand
 from compiler.te.tensor import ComputeOp, Tensor
 
 _STRIDED = ("conv2d", "qconv2d", "conv3d", "conv_transpose2d", "max_pool2d", "avg_pool2d")
+_LONGEST = 96
+"""Letters of a kernel's name, at the most."""
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
 
 
@@ -37,13 +43,22 @@ class FusedCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another way to compute what the task with key `of` does: `task`, and the `rewrite` that makes it of a group."""
+
+    task: SearchTask
+    of: str
+    rewrite: Rewrite
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
     """A network as calls of kernels.
 
     `kernels` are the calls in running order. `tasks` are the distinct kernels in order of first use, `weights` how
     often each is called, `tunable` which of them have loops worth searching: convolutions and products, whose data is
     reused, and reductions, whose order matters; the others run with the default schedule. `aliases` maps a value to
-    the one whose memory it shares.
+    the one whose memory it shares. `alternatives` are other tasks, each for one of `tasks`.
     """
 
     kernels: tuple[FusedCall, ...]
@@ -51,22 +66,45 @@ class Partition:
     weights: tuple[int, ...]
     tunable: tuple[bool, ...]
     aliases: Mapping[str, str]
+    alternatives: tuple[Alternative, ...] = ()
 
     def worth_tuning(self) -> tuple[tuple[SearchTask, ...], tuple[int, ...]]:
-        """The tunable tasks and their weights."""
+        """The tunable tasks and their weights, without alternatives."""
         chosen = [index for index, tunable in enumerate(self.tunable) if tunable]
         return tuple(self.tasks[index] for index in chosen), tuple(self.weights[index] for index in chosen)
 
+    def layers(self) -> tuple["Layer", ...]:
+        """The tunable tasks, each with all ways to compute it."""
+        tasks, weights = self.worth_tuning()
+        return tuple(
+            Layer((task, *(other.task for other in self.alternatives_of(task))), weight)
+            for task, weight in zip(tasks, weights, strict=True)
+        )
+
+    def alternatives_of(self, task: SearchTask) -> tuple[Alternative, ...]:
+        """The other ways to compute what one of `tasks` computes."""
+        return tuple(other for other in self.alternatives if other.of == task.workload_key)
+
     def __str__(self) -> str:
-        lines = [
-            f"{weight:3d} x {task.name}{'' if tunable else ' (default schedule)'}"
-            for task, weight, tunable in zip(self.tasks, self.weights, self.tunable, strict=True)
-        ]
+        lines = []
+        for task, weight, tunable in zip(self.tasks, self.weights, self.tunable, strict=True):
+            lines.append(f"{weight:3d} x {task.name}{'' if tunable else ' (default schedule)'}")
+            lines += [f"   or {other.task.name}" for other in self.alternatives_of(task)]
         return "\n".join(lines)
 
 
-def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partition:
-    """Cut `graph` into kernels for `target`.
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What `weight` calls of a network compute, and the tasks any of which computes it, the direct one first."""
+
+    tasks: tuple[SearchTask, ...]
+    weight: int
+
+
+def partition(
+    graph: Graph, target: Target, hardware: HardwareParams, rewrites: Sequence[Rewrite] = ()
+) -> Partition:
+    """Cut `graph` into kernels for `target`; `rewrites` are the kinds of alternatives that its tasks may have.
 
     Raises: DefinitionError when an operator has no tensor expression.
     """
@@ -77,6 +115,7 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partiti
     tunable: dict[str, bool] = {}
     names: set[str] = set()
     kernels = []
+    alternatives: list[Alternative] = []
     for group in fusion.groups:
         inputs, dag = express(graph, group)
         key = dag.workload_key
@@ -84,6 +123,8 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partiti
             name = _unique(_describe(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             tunable[key] = group.kind is FusionKind.COMPLEX or _reduces(dag)
+            alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
+        alternatives = [one for one in alternatives if one.of != key or one.rewrite.is_accurate(graph, group)]
         weights[key] = weights.get(key, 0) + 1
         labels = tuple(node.name or node.output for node in group.nodes)
         kernels.append(FusedCall(tasks[key].name, tasks[key], inputs, (group.output,), labels))
@@ -93,7 +134,39 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams) -> Partiti
         weights=tuple(weights.values()),
         tunable=tuple(tunable.values()),
         aliases=fusion.aliases,
+        alternatives=tuple(alternatives),
     )
+
+
+def _alternatives(
+    graph: Graph, group: FusedOp, task: SearchTask, rewrites: Sequence[Rewrite], names: set[str]
+) -> list[Alternative]:
+    """The other ways to compute a group, whose own task is `task`."""
+    found = []
+    for rewrite in rewrites:
+        variant = rewrite.variant(graph, group)
+        if variant is not None:
+            _, dag = express(variant.described(graph), variant.group)
+            name = _unique(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
+            found.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite))
+    return found
+
+
+def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative]) -> tuple[Graph, Partition]:
+    """The graph and its kernels with `chosen` alternatives, one a task at most, in place of the direct ones."""
+    taken = {one.of: one for one in chosen}
+    kernels = []
+    for group, call in zip(fuse(graph).groups, cut.kernels, strict=True):
+        other = taken.get(call.task.workload_key)
+        variant = None if other is None else other.rewrite.variant(graph, group)
+        if other is None or variant is None:
+            kernels.append(call)
+            continue
+        graph = variant.computed(graph)
+        inputs, _ = express(graph, variant.group)
+        kernels.append(replace(call, name=other.task.name, task=other.task, inputs=inputs))
+    tasks = tuple(taken[task.workload_key].task if task.workload_key in taken else task for task in cut.tasks)
+    return graph, replace(cut, kernels=tuple(kernels), tasks=tasks, alternatives=())
 
 
 def _reduces(dag: ComputeDAG) -> bool:
@@ -183,4 +256,4 @@ def _describe(graph: Graph, group: FusedOp) -> str:
     if first.op in _STRIDED and max(first.ints("strides")) > 1:
         words.append(f"s{max(first.ints('strides'))}")
     words.append("x".join(map(str, graph.values[first.output].shape)) or "scalar")
-    return "_".join([*words, *(node.op for node in others)])[:96]
+    return "_".join([*words, *(node.op for node in others)])[:_LONGEST]

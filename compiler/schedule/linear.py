@@ -107,16 +107,50 @@ def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, N
         return _product_hull(lhs, rhs, extents)
     if rhs.terms or not isinstance(rhs.const, int) or rhs.const <= 0:
         return _UNKNOWN
-    divisor = rhs.const
-    low, high = lhs.limits(extents)
-    inside = bool(np.all(low >= 0)) and bool(np.all(high < divisor))
-    if op is BinaryOp.FLOORDIV:
-        if inside:
-            return Linear(0)
-        if np.any(high - low >= _UNKNOWN.spread):
-            return _UNKNOWN
-        return Linear(low // divisor, {}, high // divisor - low // divisor, False)
-    return lhs if inside else Linear(0, {}, divisor - 1, False)
+    hull = _quotient_hull if op is BinaryOp.FLOORDIV else _remainder_hull
+    return _by_digits(op, lhs, rhs.const, hull(lhs, rhs.const, extents), extents)
+
+
+def _quotient_hull(form: Linear, divisor: int, extents: Mapping[LoopKey, Number]) -> Linear:
+    low, high = form.limits(extents)
+    if np.any(high - low >= _UNKNOWN.spread):
+        return _UNKNOWN
+    return Linear(low // divisor, {}, high // divisor - low // divisor, False)
+
+
+def _remainder_hull(form: Linear, divisor: int, extents: Mapping[LoopKey, Number]) -> Linear:
+    low, high = form.limits(extents)
+    if np.all(low >= 0) and np.all(high < divisor):
+        return form
+    return Linear(0, {}, divisor - 1, False)
+
+
+def _by_digits(
+    op: BinaryOp, form: Linear, divisor: int, hull: Linear, extents: Mapping[LoopKey, Number]
+) -> Linear:
+    """Quotient or remainder of a form that is a multiple of the divisor and a rest that never reaches it; `hull` for
+    those programs whose form is not.
+    """
+    whole = {key: _where(value % divisor == 0, value, 0) for key, value in form.terms.items()}
+    rest = Linear(form.const % divisor, {key: value - whole[key] for key, value in form.terms.items()})
+    low, high = rest.limits(extents)
+    holds = (low >= 0) & (high < divisor) & (form.spread == 0)
+    if not np.any(holds):
+        return hull
+    multiple = Linear(form.const // divisor, {key: value // divisor for key, value in whole.items()})
+    found = multiple if op is BinaryOp.FLOORDIV else rest
+    if np.all(holds):
+        return found
+    keys = dict.fromkeys((*found.terms, *hull.terms))
+    terms = {key: _where(holds, found.terms.get(key, 0), hull.terms.get(key, 0)) for key in keys}
+    return Linear(_where(holds, found.const, hull.const), terms, _where(holds, 0, hull.spread), False)
+
+
+def _where(mask: object, then: Number, otherwise: Number) -> Number:
+    """One of two numbers, for each program where the mask is an array."""
+    if isinstance(mask, np.ndarray):
+        return np.where(mask, then, otherwise)
+    return then if mask else otherwise
 
 
 def _product_hull(lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:

@@ -5,6 +5,11 @@ The gradient strategy estimates how fast an objective, by default the weighted l
 given to a task: 20% recent progress, 80% optimism. Optimism expects that time falls like 1/rounds, but not below what
 similar tasks say is possible: half the speed of the fastest of its group, `TaskState.group`.
 
+Tasks of one layer, `TaskState.layer`, compute the same result in different ways, and only the fastest will run. So the
+layer takes the least of their times, a round is worth what it is expected to take off that, and a task that is expected
+to stay behind the fastest has lost: it gets no further rounds. What is expected of one that is behind is one round less
+optimistic, or else all of them would seem able to win after their first.
+
 Where this differs from the original, on purpose:
 * the derivative of a weighted sum is the weight exactly; another objective is differentiated over a thousandth of the
   task's own time, where the original takes 0.1 ms whatever the task's time is;
@@ -32,6 +37,8 @@ UNKNOWN_SECONDS = 1e10
 """What an objective is shown of a task that has no valid program yet."""
 
 _DERIVATIVE_STEP = 1e-3
+_HOPELESS = 1.5
+"""A task so many times slower than the fastest of its layer, in earlier runs, gets no round."""
 _HEAD_START = 5
 """So many rounds more than any other a task needs before it may leave its group."""
 
@@ -68,7 +75,8 @@ class SchedulerOptions:
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """Progress of one task: `history` holds the best seconds after each round, `best_seconds` is inf before the first
-    valid program. Tasks with the same `group` compute alike; an empty one stands for no group.
+    valid program. Tasks with the same `group` compute alike; an empty one stands for no group. Tasks with the same
+    `layer` are ways to compute one result; an empty one stands for a task without rivals.
     """
 
     rounds: int = 0
@@ -78,6 +86,7 @@ class TaskState:
     weight: float = 1.0
     exhausted: bool = False
     group: str = ""
+    layer: str = ""
 
     @property
     def speed(self) -> float:
@@ -128,18 +137,48 @@ def gradients(
     """Expected change of the objective per further round of each task, in seconds when it is a latency; never positive,
     0 for exhausted tasks.
     """
-    fastest: dict[str, float] = {}
-    for state in states:
-        fastest[state.group] = max(fastest.get(state.group, 0.0), state.speed)
-    fastest[""] = 0.0
-    rates = [state.best_seconds / max(state.flops, 1.0) for state in states if isfinite(state.best_seconds)]
-    slowest = max(rates, default=1.0)
+    fastest, slowest = _fastest_of_groups(states), _slowest_rate(states)
     return tuple(
         0.0
         if state.exhausted or state.rounds == 0
-        else _importance(states, index, objective) * _expected_change(state, options, slowest, fastest[state.group])
+        else _importance(states, index, objective)
+        * _expected_gain(state, options, slowest, fastest[state.group], best_rival(states, index))
         for index, state in enumerate(states)
     )
+
+
+def has_lost(states: Sequence[TaskState], index: int, options: SchedulerOptions) -> bool:
+    """Whether task `index` is not expected to become the fastest of its layer. What is known of it from earlier runs
+    alone must be far behind.
+    """
+    state, rival = states[index], best_rival(states, index)
+    if rival >= state.best_seconds or not isfinite(rival):
+        return False
+    if state.rounds == 0:
+        return isfinite(state.best_seconds) and state.best_seconds > _HOPELESS * rival
+    fastest = _fastest_of_groups(states)[state.group]
+    return _expected_gain(state, options, _slowest_rate(states), fastest, rival) >= 0.0
+
+
+def _fastest_of_groups(states: Sequence[TaskState]) -> dict[str, float]:
+    """The most operations per second in each group; 0 in none."""
+    fastest: dict[str, float] = {}
+    for state in states:
+        fastest[state.group] = max(fastest.get(state.group, 0.0), state.speed)
+    return {**fastest, "": 0.0}
+
+
+def _slowest_rate(states: Sequence[TaskState]) -> float:
+    """The most seconds per operation of the measured tasks."""
+    rates = [state.best_seconds / max(state.flops, 1.0) for state in states if isfinite(state.best_seconds)]
+    return max(rates, default=1.0)
+
+
+def best_rival(states: Sequence[TaskState], index: int) -> float:
+    """Seconds of the fastest other task of the same layer; inf where there is none."""
+    layer = states[index].layer
+    others = (other for place, other in enumerate(states) if place != index and layer and other.layer == layer)
+    return min((other.best_seconds for other in others), default=inf)
 
 
 def _importance(states: Sequence[TaskState], index: int, objective: Objective | None) -> float:
@@ -152,18 +191,26 @@ def _importance(states: Sequence[TaskState], index: int, objective: Objective | 
     return max(0.0, (objective(costs) - objective(lower)) / step)
 
 
-def _expected_change(state: TaskState, options: SchedulerOptions, slowest: float, fastest: float) -> float:
-    """Change of one task's seconds in its next round. `slowest` is the most seconds per operation seen among the
-    measured tasks, `fastest` the most operations per second in its group.
+def _expected_gain(state: TaskState, options: SchedulerOptions, slowest: float, fastest: float, rival: float) -> float:
+    """Change of the seconds of a task's layer in its next round, never positive. `slowest` is the most seconds per
+    operation seen among the measured tasks, `fastest` the most operations per second in its group, `rival` the seconds
+    of the fastest other task of the layer.
     """
     best = state.best_seconds if isfinite(state.best_seconds) else slowest * max(state.flops, 1.0)
+    if best <= rival:
+        return _expected_change(state, best, options, fastest, state.rounds)
+    return min(0.0, best + _expected_change(state, best, options, fastest, state.rounds + 1) - rival)
+
+
+def _expected_change(state: TaskState, best: float, options: SchedulerOptions, fastest: float, rounds: int) -> float:
+    """Change of one task's seconds, `best` so far, in the round after `rounds` rounds."""
     backward = 0.0
     last, first = state.rounds - 1, state.rounds - 1 - options.backward_window
     if last < len(state.history) and first >= 0:
         newer, older = state.history[last], state.history[first]
         if isfinite(newer) and isfinite(older):
             backward = (newer - older) / options.backward_window
-    reachable = best - best / state.rounds
+    reachable = best - best / rounds
     if fastest > 0.0:
         reachable = min(reachable, options.beta * state.flops / fastest)
     forward = min(0.0, reachable - best)
@@ -184,8 +231,16 @@ def leaves_group(states: Sequence[TaskState], index: int, options: SchedulerOpti
 
 
 def network_latency(states: Sequence[TaskState]) -> float:
-    """The weighted sum of the best times in seconds; inf while a task with a positive weight has none."""
-    return sum(state.weight * state.best_seconds for state in states if state.weight > 0.0)
+    """The weighted sum of the best times in seconds, for a layer the least of its tasks; inf while one with a positive
+    weight has none.
+    """
+    counted = [state for state in states if state.weight > 0.0]
+    layers: dict[str, float] = {}
+    for state in counted:
+        if state.layer:
+            seconds = state.weight * state.best_seconds
+            layers[state.layer] = min(layers.get(state.layer, inf), seconds)
+    return sum(state.weight * state.best_seconds for state in counted if not state.layer) + sum(layers.values())
 
 
 def is_stalled(progress: Sequence[tuple[int, float]], patience: int) -> bool:

@@ -49,6 +49,9 @@ def tune(
         str | None,
         typer.Option(help="Weights while a kernel is timed: cached, memory, or auto (default): as in the network."),
     ] = None,
+    winograd: Annotated[
+        bool, typer.Option(help="Try Winograd's transforms for 3x3 convolutions of stride 1; the faster way serves.")
+    ] = True,
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -59,8 +62,10 @@ def tune(
     the environment, see `retune config`.
     """
     mode = Mode.of(as_json, quiet)
-    job = TuneJob.checked(network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights)
-    extract_network(job.network, job.target, job.threads, job.shapes)
+    job = TuneJob.checked(
+        network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights, winograd
+    )
+    extract_network(job.network, job.target, job.threads, job.shapes, job.winograd)
     _prepare_state_folder(Path(job.home))
     settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
     environment = config.child_environment(settings)

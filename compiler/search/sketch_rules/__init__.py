@@ -14,8 +14,10 @@ from compiler.search.sketch_rules.skip import SkipStage
 from compiler.search.sketch_rules.special_location import SpecialComputeLocation
 from compiler.search.sketch_rules.tile import MultiLevelTiling
 from compiler.search.sketch_rules.tile_and_fuse import MultiLevelTilingWithFusion
+from compiler.search.sketch_rules.transformed import TransformedConvolution
 
 CPU_RULES: tuple[SketchRule, ...] = (
+    TransformedConvolution(),
     AlwaysInline(),
     SimplifyComputeWithConstTensor(),
     AddRfactor(),

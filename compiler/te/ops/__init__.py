@@ -8,7 +8,7 @@ Always: the operator library is written in tensor expressions alone.
 from collections.abc import Callable, Mapping
 
 from compiler.errors import DefinitionError
-from compiler.te.ops import conv, conv_transpose, elementwise, matmul, norm, places, pool, reduce, shape
+from compiler.te.ops import conv, conv_transpose, elementwise, matmul, norm, places, pool, reduce, shape, winograd
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Tensor
 
@@ -20,6 +20,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "conv2d": conv.convolution,
     "conv3d": conv.convolution,
     "conv_transpose2d": conv_transpose.conv_transpose2d,
+    "winograd_conv2d": winograd.winograd,
     "dense": matmul.dense,
     "batch_matmul": matmul.batch_matmul,
     "qconv2d": conv.convolution,

@@ -3,18 +3,33 @@ tensor expressions.
 
 Always: channels last; the same result as the direct convolution up to rounding, with fewer products. A tile of m x m
 outputs is computed of alpha x alpha inputs, alpha = m + r - 1: both are brought into a space in which a convolution is
-a product of elements, so that the work becomes alpha^2 matrix products. The matrices of the transforms are stages of
-their own that only hold literals, and the stages that multiply by them say which loops index them
-(`auto_scheduler_simplify_const_tensor_indices`), so that a schedule unrolls those.
+a product of elements, so that the work becomes alpha^2 matrix products. The weights are brought there beforehand.
+
+    data_pad -> data_rows -> data_pack -> bgemm -> inverse_rows -> the result
+Each transform goes over the rows first and then over the columns, which takes a third of the operations of both at
+once. A transform is a choice among sums of few terms, by the digit of an index that a schedule unrolls: nothing is
+multiplied by 0 or 1, and what two rows of a matrix share is computed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from compiler import te
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Expr
+from compiler.te.ops.call import OpCall
+from compiler.te.ops.conv import zero_padded
 from compiler.te.tensor import Tensor
+
+KERNEL = 3
+"""The extent of the kernels that graphs may transform."""
+
+TRANSFORMED = "winograd_tile"
+"""The attribute of the result's operation that holds m; the sketch rule of these convolutions looks for it."""
 
 _POINTS = tuple(Fraction(point) for point in ("0", "1", "-1", "2", "-2", "1/2", "-1/2"))
 """Where the polynomials are evaluated, besides infinity; small numbers keep the rounding errors small."""
@@ -60,14 +75,80 @@ def _floats(rows: Sequence[Sequence[Fraction]]) -> Matrix:
     return tuple(tuple(float(value) for value in row) for row in rows)
 
 
-def const_matrix(matrix: Matrix, name: str, dtype: str = "float32") -> Tensor:
-    """A tensor of literals: every element a choice among them that folds once its indices are known."""
+def transformed_weight(weight: NDArray[np.generic], tile: int) -> NDArray[np.generic]:
+    """Weights (r, r, CI, CO) in the transformed space, (alpha, alpha, CI, CO), of the same dtype.
 
-    def element(i: Expr, j: Expr) -> Expr:
-        rows = [_choice(j, [te.const(value, dtype) for value in row]) for row in matrix]
-        return _choice(i, rows)
+    Computed in float64, so that the only rounding is the last one.
+    """
+    g = np.array(transform_matrices(tile, weight.shape[0])[2])
+    wide = np.einsum("ea,abio,nb->enio", g, weight.astype(np.float64), g, optimize=True)
+    return np.ascontiguousarray(wide.astype(weight.dtype))
 
-    return te.compute((len(matrix), len(matrix[0])), element, name, {"const_matrix": True})
+
+def winograd(call: OpCall) -> Tensor:
+    """winograd_conv2d(x, transformed weight): `tile` outputs a side at a time, `pads` as those of a convolution."""
+    top, left, bottom, right = call.ints("pads")
+    pads = ((top, bottom), (left, right))
+    return winograd_conv2d(call.tensor(0), call.tensor(1), pads, name=call.name, attrs=call.layout_free(1))
+
+
+def winograd_conv2d(
+    data: Tensor,
+    packed: Tensor,
+    pads: tuple[tuple[int, int], tuple[int, int]],
+    kernel: int = KERNEL,
+    name: str = "winograd_conv2d",
+    attrs: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """A stride-1 convolution of (N, H, W, CI) with weights of `transformed_weight`, (alpha, alpha, CI, CO).
+
+    `pads` are rows of zeros (above, below) and columns (left, right) around the input. Returns (N, H', W', CO). `attrs`
+    are those of the stage that reads the weights.
+    """
+    alpha, _, channels_in, channels_out = packed.shape
+    tile = alpha - kernel + 1
+    a, b, _ = transform_matrices(tile, kernel)
+    batch, height, width, _ = data.shape
+    out_h, out_w = height + sum(pads[0]) - kernel + 1, width + sum(pads[1]) - kernel + 1
+    tiles_h, tiles_w = -(-out_h // tile), -(-out_w // tile)
+    padded = _padded(data, pads, (tiles_h * tile + kernel - 1, tiles_w * tile + kernel - 1))
+    rows_of = _products(list(zip(*b, strict=True)))
+    rows = te.compute(
+        (alpha, batch, tiles_h, tiles_w * tile + kernel - 1, channels_in),
+        lambda eps, n, th, x, ci: rows_of(eps, [padded[n, th * tile + i, x, ci] for i in range(alpha)]),
+        "data_rows",
+    )
+    transformed = te.compute(
+        (alpha, alpha, batch, tiles_h, tiles_w, channels_in),
+        lambda eps, nu, n, th, tw, ci: rows_of(nu, [rows[eps, n, th, tw * tile + j, ci] for j in range(alpha)]),
+        "data_pack",
+    )
+    rc = te.reduce_axis(channels_in, "ci")
+    product = te.compute(
+        (alpha, alpha, batch, tiles_h, tiles_w, channels_out),
+        lambda eps, nu, n, th, tw, co: te.sum(transformed[eps, nu, n, th, tw, rc] * packed[eps, nu, rc, co], rc),
+        "bgemm",
+        dict(attrs or {}),
+    )
+    columns_of = _products(list(zip(*a, strict=True)))
+    inverse = te.compute(
+        (tile, alpha, batch, tiles_h, tiles_w, channels_out),
+        lambda vh, nu, n, th, tw, co: columns_of(vh, [product[i, nu, n, th, tw, co] for i in range(alpha)]),
+        "inverse_rows",
+    )
+    return te.compute(
+        (batch, out_h, out_w, channels_out),
+        lambda n, h, w, co: columns_of(
+            w % tile, [inverse[h % tile, j, n, h // tile, w // tile, co] for j in range(alpha)]
+        ),
+        name,
+        {TRANSFORMED: tile},
+    )
+
+
+def _products(rows: Sequence[Sequence[float]]) -> Callable[[Expr, Sequence[Expr]], Expr]:
+    """A function of a row's number and the elements of a vector: that row of the matrix times the vector."""
+    return lambda row, values: _choice(row, [_dot(rows, number, values) for number in range(len(rows))])
 
 
 def _choice(index: Expr, values: Sequence[Expr]) -> Expr:
@@ -78,78 +159,68 @@ def _choice(index: Expr, values: Sequence[Expr]) -> Expr:
     return chosen
 
 
-def winograd_weight(weight: Tensor, tile: int = 4) -> Tensor:
-    """Weights (r, r, CI, CO) in the transformed space, (alpha, alpha, CI, CO); constant for constant weights."""
-    kernel, _, channels_in, channels_out = weight.shape
-    _, _, g = transform_matrices(tile, kernel)
-    matrix = const_matrix(g, "G")
-    a, b = te.reduce_axis(kernel, "r_kh"), te.reduce_axis(kernel, "r_kw")
-    return te.compute(
-        (len(g), len(g), channels_in, channels_out),
-        lambda eps, nu, ci, co: te.sum(weight[a, b, ci, co] * matrix[eps, a] * matrix[nu, b], [a, b]),
-        "kernel_pack",
-        {"auto_scheduler_simplify_const_tensor_indices": ["eps", "nu", "r_kh", "r_kw"]},
-    )
-
-
-def winograd_conv2d(data: Tensor, packed: Tensor, padding: int, kernel: int = 3) -> Tensor:
-    """A stride-1 convolution of (N, H, W, CI) with weights of `winograd_weight`, (alpha, alpha, CI, CO).
-
-    `padding` rows and columns of zeros surround the input. Returns (N, H', W', CO).
+def _dot(rows: Sequence[Sequence[float]], number: int, values: Sequence[Expr]) -> Expr:
+    """Row `number` times the vector, written so that rows have sums in common: of two elements that all rows take alike
+    up to the sign, their sum or difference; of two rows that differ in the signs of some terms, the sum of these.
     """
-    alpha, _, _, channels_out = packed.shape
-    tile = alpha - kernel + 1
-    a_values, b_values, _ = transform_matrices(tile, kernel)
-    batch, height, width, channels_in = data.shape
-    out_h, out_w = height + 2 * padding - kernel + 1, width + 2 * padding - kernel + 1
-    tiles_h, tiles_w = -(-out_h // tile), -(-out_w // tile)
-    padded = _padded(data, padding, tiles_h * tile + kernel - 1, tiles_w * tile + kernel - 1)
-    tiles = batch * tiles_h * tiles_w
-    gathered = te.compute(
-        (alpha, alpha, tiles, channels_in),
-        lambda eps, nu, p, ci: padded[
-            p // (tiles_h * tiles_w), p // tiles_w % tiles_h * tile + eps, p % tiles_w * tile + nu, ci
-        ],
-        "input_tile",
-    )
-    b = const_matrix(b_values, "B")
-    ra, rb = te.reduce_axis(alpha, "r_a"), te.reduce_axis(alpha, "r_b")
-    transformed = te.compute(
-        (alpha, alpha, tiles, channels_in),
-        lambda eps, nu, p, ci: te.sum(gathered[ra, rb, p, ci] * b[ra, eps] * b[rb, nu], [ra, rb]),
-        "data_pack",
-        {"auto_scheduler_simplify_const_tensor_indices": ["eps", "nu", "r_a", "r_b"]},
-    )
-    rc = te.reduce_axis(channels_in, "ci")
-    product = te.compute(
-        (alpha, alpha, tiles, channels_out),
-        lambda eps, nu, p, co: te.sum(transformed[eps, nu, p, rc] * packed[eps, nu, rc, co], rc),
-        "bgemm",
-        {"layout_free_placeholders": (packed,)} if isinstance(packed.op, te.PlaceholderOp) else {},
-    )
-    a = const_matrix(a_values, "A")
-    rc_h, rc_w = te.reduce_axis(alpha, "r_a"), te.reduce_axis(alpha, "r_b")
-    inverse = te.compute(
-        (tile, tile, tiles, channels_out),
-        lambda vh, vw, p, co: te.sum(product[rc_h, rc_w, p, co] * a[rc_h, vh] * a[rc_w, vw], [rc_h, rc_w]),
-        "inverse",
-        {"auto_scheduler_simplify_const_tensor_indices": ["vh", "vw", "r_a", "r_b"]},
-    )
-    return te.compute(
-        (batch, out_h, out_w, channels_out),
-        lambda n, h, w, co: inverse[
-            h % tile, w % tile, n * (tiles_h * tiles_w) + h // tile * tiles_w + w // tile, co
-        ],
-        "conv2d_winograd",
-    )
+    row = list(rows[number])
+    terms: list[tuple[float, Expr]] = []
+    for first, second in _mirrored_columns(rows):
+        joined = values[first] + values[second] if row[first] == row[second] else values[first] - values[second]
+        terms.append((row[first], joined))
+        row[first] = row[second] = 0.0
+    terms += [(factor, values[place]) for place, factor in enumerate(row)]
+    partner = _mirrored_row(rows, number)
+    if partner is None:
+        return _sum(terms)
+    first = min(number, partner)
+    own, other = rows[first], rows[max(number, partner)]
+    same = [(factor, values[place]) for place, factor in enumerate(own) if factor == other[place]]
+    turned = [(factor, values[place]) for place, factor in enumerate(own) if factor != other[place]]
+    return _sum(same) + _sum(turned) if number == first else _sum(same) - _sum(turned)
 
 
-def _padded(data: Tensor, padding: int, rows: int, columns: int) -> Tensor:
+def _mirrored_columns(rows: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """Pairs of columns that are equal up to the signs, in which both signs occur."""
+    columns = list(zip(*rows, strict=True))
+    return [
+        (first, first + 1)
+        for first in range(len(columns) - 1)
+        if list(map(abs, columns[first])) == list(map(abs, columns[first + 1]))
+        and any(one == other != 0 for one, other in zip(columns[first], columns[first + 1], strict=True))
+        and any(one != other for one, other in zip(columns[first], columns[first + 1], strict=True))
+    ]
+
+
+def _mirrored_row(rows: Sequence[Sequence[float]], number: int) -> int | None:
+    """The row that is equal up to the signs, of which some agree and some do not; None when there is no such row."""
+    for other, factors in enumerate(rows):
+        pairs = [pair for pair in zip(rows[number], factors, strict=True) if any(pair)]
+        alike = [one == two for one, two in pairs]
+        if all(abs(one) == abs(two) for one, two in pairs) and any(alike) and not all(alike):
+            return other
+    return None
+
+
+def _sum(terms: Sequence[tuple[float, Expr]]) -> Expr:
+    """The sum of factors times values; those taken as they are come first, then multiply-adds follow."""
+    total: Expr | None = None
+    for factor, value in sorted((term for term in terms if term[0]), key=lambda term: term[0] != 1.0):
+        if total is None:
+            total = value if factor == 1.0 else value * te.const(factor, value.dtype)
+        elif abs(factor) == 1.0:
+            total = total + value if factor == 1.0 else total - value
+        else:
+            total = total + value * te.const(factor, value.dtype)
+    assert total is not None, "a row of zeros transforms nothing"
+    return total
+
+
+def _padded(data: Tensor, pads: tuple[tuple[int, int], tuple[int, int]], sizes: tuple[int, int]) -> Tensor:
     """The input with zeros around it, as far as the tiles reach; the last ones may reach further than the padding."""
-    batch, height, width, channels = data.shape
-
-    def value(n: Expr, h: Expr, w: Expr, c: Expr) -> Expr:
-        inside = te.logical_and(h >= padding, h < height + padding, w >= padding, w < width + padding)
-        return te.if_then_else(inside, data[n, h - padding, w - padding, c], te.const(0.0, data.dtype))
-
-    return te.compute((batch, rows, columns, channels), value, "data_pad")
+    inside = data.shape[1:3]
+    before = tuple(low for low, _ in pads)
+    after = tuple(max(0, size - low - have) for size, low, have in zip(sizes, before, inside, strict=True))
+    if not any(before) and not any(after):
+        return data
+    return zero_padded(data, 1, before, after, "data_pad", sizes)

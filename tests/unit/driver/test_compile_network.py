@@ -42,6 +42,7 @@ class Known:
 
     steps: str
     record_id: str = "record-1"
+    seconds: float = 1.0
 
 
 def _random(graph: Graph) -> dict[str, NDArray[Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import threading
 from pathlib import Path
 
@@ -109,3 +110,15 @@ def test_each_thread_has_contexts_of_its_own() -> None:
 def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LogFormatError, match="nothing"):
         ApplyHistoryBest(tmp_path / "nothing.json")
+
+
+def test_how_long_a_workload_takes_is_what_its_own_record_says() -> None:
+    def seconds(size: int) -> float:
+        return DispatchContext.current().expected_seconds(HERE, key(size))
+
+    with ApplyHistoryBest([trial(16, 2, 2.0), trial(16, 4, 1.0)], include_compatible=True):
+        assert seconds(16) == 1.0
+        assert seconds(32) == math.inf
+        with ApplyHistoryBest([trial(32, 4, 3.0)]):
+            assert (seconds(16), seconds(32)) == (1.0, 3.0)
+    assert seconds(16) == math.inf

@@ -71,3 +71,15 @@ def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_pa
     winner = replace(WINNER, program=Guess("steps", transferred=True), seconds=0.01)
     again = Report.of("RUN", report.request, spent, (winner,), COMPARISON, report.coverage, tmp_path, tmp_path)
     assert again.tasks[0].served_by == "program of a similar kernel"
+
+
+def test_a_way_that_was_not_taken_says_so(report: Report, tmp_path: Path) -> None:
+    lost = replace(ROW, name="winograd2_conv", task_key="other", stop_reason="conv computes the same faster")
+    timed = replace(ROW, name="winograd4_conv", task_key="third")
+    spent = TuningSummary(64, 12.0, 3, (ROW, lost, timed))
+    request = {"network": "net", "threads": 2, "home": str(tmp_path)}
+    behind = replace(WINNER, task_key="third", serves=False, rejected=())
+    report = Report.of("RUN", request, spent, (WINNER, behind), COMPARISON, report.coverage, tmp_path, tmp_path)
+    assert [task.used for task in report.tasks] == [True, False, False]
+    assert "not used (conv computes the same faster)" in report.markdown()
+    assert report.tasks[2].served_by == "not used"

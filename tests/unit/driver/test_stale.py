@@ -77,3 +77,11 @@ def test_the_most_promising_network_that_is_worth_it() -> None:
     assert most_promising([a, new, b], 0.05) == new
     assert most_promising([a, b], 0.5) is None
     assert most_promising([Prospect("d", 0.0, 1.0, 0, 0)], 0.0) is None
+
+
+def test_one_way_to_compute_a_layer_is_enough() -> None:
+    known = {SMALL.workload_key: records(2.0), LARGE.workload_key: []}
+    found = prospect("net", [SMALL, LARGE], [2, 2], known, "2", layers=[0, 0])
+    assert (found.untuned, found.tasks, found.latency) == (0, 1, 4.0)
+    faster = prospect("net", [SMALL, LARGE], [2, 2], {**known, LARGE.workload_key: records(1.0)}, "2", layers=[0, 0])
+    assert faster.latency == 2.0

@@ -281,3 +281,29 @@ def test_tasks_hear_of_the_best_programs_of_those_like_them() -> None:
     assert heard["matmul8"] == [texts[4], "[]", texts[1], texts[3]]
     run.ask(1, 4)
     assert heard["matmul16"] == ["[]"]
+
+
+def test_of_two_ways_the_loser_gets_no_further_rounds_also_after_a_replay() -> None:
+    def race() -> Tuning:
+        return Tuning(ORIGIN, [matmul(8), matmul(16)], [3, 3], CountingPolicy, layers=[0, 0])
+
+    def measured(run: Tuning, index: int, seconds: float) -> tuple[MeasureRecord, ...]:
+        return tuple(replace(record, costs=(seconds,)) for record in one_round(run, index))
+
+    run = race()
+    assert run.live == 2
+    told: list[MeasureRecord] = []
+    for index, seconds in ((1, 1e-3), (0, 4e-3), (0, 4e-3)):
+        records = measured(run, index, seconds)
+        told += records
+        run.tell(index, records)
+    assert run.latency == pytest.approx(3e-3)
+    assert [row.stop_reason for row in run.summary().rows] == ["matmul16 computes the same faster", ""]
+    assert run.choose(SchedulerOptions()) == 1
+    again = race()
+    again.replay({}, told)
+    assert snapshot(again) == snapshot(run)
+    later = race()
+    later.replay({record.task_key: [record] for record in told}, [])
+    assert [row.stop_reason for row in later.summary().rows] == ["matmul16 computes the same faster", ""]
+    assert (later.live, later.trials) == (1, 0)

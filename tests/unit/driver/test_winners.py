@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from compiler import te
-from compiler.driver.winners import GUESSES, Winner, choose_winner, first_guesses
+from compiler.driver.winners import GUESSES, Guess, Winner, choose_winner, decided, finalists, first_guesses
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
@@ -206,3 +206,39 @@ def test_a_task_without_records_gets_a_guess_that_was_checked() -> None:
     assert winner.program in guesses
     assert winner.seconds < winner.default_seconds
     assert winner.rejected == ()
+
+
+def product(size: int) -> SearchTask:
+    a, b = te.placeholder((size, size)), te.placeholder((size, size))
+    k = te.reduce_axis(size, "k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "c")
+    return SearchTask(f"product{size}", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
+
+
+def test_ways_that_are_close_to_the_fastest_are_timed_again() -> None:
+    direct, second, third = tasks = [product(size) for size in (4, 8, 16)]
+    best = {direct.workload_key: [record("a", 1.3e-3)], second.workload_key: [record("b", 1e-3), record("c", 2e-3)]}
+    found = finalists(tasks, best)
+    assert [(task, [one.record_id for one in programs]) for task, programs in found] == [(second, ["b", "c"])]
+    best[third.workload_key] = [record("d", 1.1e-3)]
+    assert [task for task, _ in finalists(tasks, best)] == [second, third]
+
+
+def test_without_records_only_the_first_way_is_guessed() -> None:
+    ((task, programs),) = finalists([product(8), product(16)], {})
+    assert task.name == "product8"
+    assert programs
+    assert all(isinstance(one, Guess) for one in programs)
+
+
+def test_the_fastest_of_all_ways_serves() -> None:
+    slow = Winner("one", "direct", RECORDS[0], 9e-3, 2e-3, ())
+    fast = Winner("two", "other", RECORDS[1], 9e-3, 1e-3, ())
+    for winners in ((slow, fast), (fast, slow)):
+        serving = {winner.task_key: winner.serving for winner in decided(winners)}
+        assert serving["one"] is None
+        assert serving["two"] is not None
+        assert (serving["two"].record_id, serving["two"].seconds) == ("b", 1e-3)
+    (alone,) = decided([replace(slow, program=None)])
+    assert alone.serves
+    assert alone.serving is None

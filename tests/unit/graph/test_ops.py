@@ -70,6 +70,7 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("conv3d", [(1, 4, 3, 5, 6), (2, 4, 1, 3, 3)], CONV_3D),
     ("conv_transpose2d", [(2, 4, 3, 5), (4, 6, 4, 3)], TRANSPOSED),
     ("conv_transpose2d", [(2, 3, 5, 4), (4, 3, 4, 6)], {**TRANSPOSED, "layout": "NHWC", "pads": (2, 0, -1, 0)}),
+    ("winograd_conv2d", [(2, 6, 7, 3), (6, 6, 3, 5)], {"tile": 4, "pads": (1, 1, 1, 1)}),
 ]
 
 

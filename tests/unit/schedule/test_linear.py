@@ -50,3 +50,20 @@ def test_numbers_may_be_arrays_of_programs() -> None:
     low, high = linearize(A * 4 - B, LEAVES, extents).limits(extents)
     assert list(np.broadcast_to(low, 2)) == [-2, 0]
     assert list(np.broadcast_to(high, 2)) == [16, 32]
+
+
+def test_digits_of_a_split_loop_are_exact() -> None:
+    """a runs over 5 values and b over 3, as the parts of a loop that was split by 3."""
+    whole = A * 3 + B
+    quotient, remainder = linearize(whole // 3, LEAVES, EXTENTS), linearize((whole + 6) % 3, LEAVES, EXTENTS)
+    assert (quotient.exact, dict(quotient.terms), quotient.const) == (True, {(0, "a"): 1, (0, "b"): 0}, 0)
+    assert (remainder.exact, dict(remainder.terms), remainder.const) == (True, {(0, "a"): 0, (0, "b"): 1}, 0)
+    assert linearize((whole + 7) // 3, LEAVES, EXTENTS).exact is False, "the rest may reach 3"
+    assert linearize(whole // 4, LEAVES, EXTENTS).exact is False
+    extents = {(0, "a"): np.array([5, 9]), (0, "b"): np.array([3, 1])}
+    leaves = {**LEAVES, A: Linear(0, {(0, "a"): np.array([2, 3])})}
+    assert linearize((A * 3 + B) // 3, leaves, extents).exact
+    mixed = linearize((A * 3 + B) // 2, leaves, {(0, "a"): 5, (0, "b"): 2})
+    assert not mixed.exact
+    assert list(mixed.terms[0, "a"]) == [3, 0], "of the first program alone the factor is even"
+    assert list(np.broadcast_to(mixed.spread, 2)) == [0, 18]

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from compiler import te
 from compiler.cost_model import RandomModel
 from compiler.driver.build import build, build_kernel
+from compiler.graph.evaluate import evaluate_node
+from compiler.graph.ir import Node
 from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
@@ -26,6 +28,7 @@ from tests.unit.search.workloads import (
     min_nm,
     softmax,
     task_of,
+    transformed_convolution,
     winograd_nhwc,
     zero_rank_reduce,
 )
@@ -86,6 +89,12 @@ def expect_winograd(data: Array, weight: Array) -> Array:
     return result[:, :size, :size]
 
 
+def expect_transformed(data: Array, weight: Array, bias: Array, residual: Array) -> Array:
+    tile = weight.shape[0] - 2
+    node = Node("winograd_conv2d", ("data", "weight"), ("y",), {"tile": tile, "pads": (1, 1, 1, 1)})
+    return np.asarray(np.maximum(evaluate_node(node, [data, weight]) + bias + residual, 0.0))
+
+
 CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
     "matmul": (matmul(15, 36, 20), expect_matmul, 20),
     "residual": (conv_residual_nhwc(7, 24), expect_residual, 24),
@@ -96,6 +105,8 @@ CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
     "min": (min_nm(10, 96), lambda a: np.asarray(a.min(axis=1)), 12),
     "scalar sum": (zero_rank_reduce(128), lambda a: np.asarray(a.sum()), 12),
     "winograd": (winograd_nhwc(1, 9, 8, 16, 1), expect_winograd, 12),
+    "transformed": (transformed_convolution(10, (16, 32), 4, ((1, 1), (1, 1))), expect_transformed, 16),
+    "batch": (transformed_convolution(7, (24, 20), 2, ((1, 1), (1, 1)), batch=2), expect_transformed, 12),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from compiler import te
 from compiler.errors import OptionError
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.primitives import split
@@ -15,6 +16,7 @@ from compiler.search.options import SearchOptions
 from compiler.search.sketch import CPU_RULES, derive_sketches
 from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
 from compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
+from compiler.te.ops.winograd import winograd_conv2d
 from tests.unit.search.workloads import (
     CORES,
     conv_bn_relu,
@@ -24,6 +26,7 @@ from tests.unit.search.workloads import (
     max_pool_nchw,
     min_nm,
     softmax,
+    transformed_convolution,
     whole_axes_matmul,
     winograd_nhwc,
     zero_rank_compute,
@@ -169,6 +172,36 @@ def test_d9_winograd_unrolls_its_constant_matrices() -> None:
         assert has_cache_write(state, 6)
         assert isinstance(state.stages[6].location, Attached)
     assert cached[0].steps != cached[1].steps
+
+
+def test_a_transformed_convolution_is_computed_by_blocks_of_its_result() -> None:
+    found = sketches(transformed_convolution(28, (64, 128), 4, ((1, 1), (1, 1))))
+    assert len(found) == 3
+    for state in found:
+        stage = {described.op.name: number for number, described in enumerate(state.stages)}
+        products, back, last = state.stages[stage["bgemm"]], state.stages[stage["inverse_rows"]], stage["relu"]
+        for name in ("winograd_conv2d", "bias_add", "add"):
+            assert isinstance(state.stages[stage[name]].location, Inlined)
+        names = [iterator.name for iterator in state.stages[last].iters]
+        assert names[4:] == ["y.0.1", "y.0.2", "x.0.1", "x.0.2", "c.1", "y.1", "x.1", "c.2"]
+        assert products.location == Attached(last, 3)
+        assert back.location == Attached(last, names.index("c.1"))
+        assert state.stages[stage["data_rows"]].location == Attached(stage["data_pack"], 3)
+        assert [iterator.name for iterator in products.iters][6:] == [
+            "co.1", "th.1", "tw.1", "ci", "th.2", "tw.2", "co.2"
+        ]  # fmt: skip
+    outer = [[iterator.name for iterator in state.stages[-1].iters[:4]] for state in found]
+    assert outer == [["n", "c.0", "y.0.0", "x.0.0"], *[["n", "y.0.0", "x.0.0", "c.0"]] * 2]
+    places = [state.stages[3].location for state in found]
+    assert places == [Root(), Root(), Attached(len(found[0].stages) - 1, 2)]
+
+
+def test_a_transformed_convolution_whose_result_is_reduced_takes_the_usual_rules() -> None:
+    data, weight = te.placeholder((1, 8, 8, 16)), te.placeholder((4, 4, 16, 16))
+    image = winograd_conv2d(data, weight, ((1, 1), (1, 1)))
+    c = te.reduce_axis(16, "c")
+    total = te.compute((1, 8, 8), lambda n, y, x: te.sum(image[n, y, x, c], c), "total")
+    assert len(sketches(ComputeDAG([data, weight, total]))) > 3
 
 
 def test_d11_a_rule_of_ones_own_comes_first_and_may_end_the_derivation() -> None:

@@ -25,6 +25,7 @@ from tests.unit.search.workloads import (
     relu_only,
     softmax,
     task_of,
+    transformed_convolution,
     unrolled_matmul,
     winograd_nhwc,
     zero_rank_reduce,
@@ -41,6 +42,7 @@ DAGS = {
     "min": min_nm(10, 96),
     "scalar sum": zero_rank_reduce(128),
     "winograd": winograd_nhwc(1, 9, 8, 16, 1),
+    "transformed": transformed_convolution(10, (16, 32), 4, ((1, 1), (1, 1))),
     "unrolled": unrolled_matmul(12, 16, 8, ["i", "k"]),
 }
 

@@ -1,5 +1,6 @@
 """Which task gets the next round: the published formula, its warm-up, its ties and its end."""
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -11,6 +12,7 @@ from compiler.search.task_scheduler import (
     TaskState,
     choose_task,
     gradients,
+    has_lost,
     is_stalled,
     leaves_group,
     network_latency,
@@ -162,3 +164,59 @@ def test_rounds_without_gain() -> None:
         state = state.after_round(seconds)
         gains.append(state.rounds_without_gain)
     assert gains == [0, 1, 0, 1, 2]
+
+
+def _way(*history: float, layer: str = "conv", weight: float = 1.0) -> TaskState:
+    return TaskState(len(history), min(history), history, 1e6, weight, layer=layer)
+
+
+def test_a_layer_takes_the_time_of_its_fastest_way() -> None:
+    states = [_way(2.0, weight=3.0), _way(1.0, weight=3.0), TaskState(1, 0.5, (0.5,), weight=2.0)]
+    assert network_latency(states) == 3.0 * 1.0 + 2.0 * 0.5
+    unknown = TaskState(flops=1.0, layer="conv", weight=3.0)
+    assert network_latency([states[0], unknown]) == 6.0
+    assert network_latency([unknown]) == inf
+
+
+def test_the_gradient_of_a_slower_way_is_what_it_takes_off_the_faster_one() -> None:
+    leader, behind = _way(1.0, 1.0), _way(1.2, 1.2)
+    fall = 0.8 * 1.2 / 3
+    assert gradients([leader, behind], GRADIENT) == pytest.approx((0.8 * -1.0 / 2, 1.2 - fall - 1.0))
+    assert not has_lost([leader, behind], 1, GRADIENT)
+
+
+def test_a_way_that_cannot_catch_up_has_lost_and_stays_so() -> None:
+    states = [_way(1.0, 0.9), _way(3.0, 3.0)]
+    assert has_lost(states, 1, GRADIENT)
+    assert not has_lost(states, 0, GRADIENT)
+    assert gradients(states, GRADIENT)[1] == 0.0
+    assert has_lost([states[0].after_round(0.5), states[1]], 1, GRADIENT)
+    assert not has_lost([states[0], replace(states[1], layer="another")], 1, GRADIENT)
+
+
+def test_earlier_runs_may_decide_before_the_first_round() -> None:
+    known = TaskState(best_seconds=1.0, layer="conv", flops=1.0)
+    slow, close = replace(known, best_seconds=2.0), replace(known, best_seconds=1.2)
+    fresh = replace(known, best_seconds=inf)
+    assert has_lost([known, slow], 1, GRADIENT)
+    assert not has_lost([known, close], 1, GRADIENT)
+    assert not has_lost([known, fresh], 1, GRADIENT)
+
+
+@pytest.mark.parametrize(("speeds", "winner"), [((1.0, 0.4), 1), ((0.4, 1.0), 0), ((0.5, 0.45), 1)])
+def test_most_rounds_go_to_the_way_that_wins(speeds: tuple[float, float], winner: int) -> None:
+    """Both ways come down towards a limit of their own, half of the rest a round; two more tasks have no rivals."""
+    limits = [*speeds, 0.3, 0.2]
+    states = [TaskState(flops=1.0, layer="conv"), TaskState(flops=1.0, layer="conv"), TaskState(), TaskState()]
+    for _ in range(24):
+        index = choose_task(states, GRADIENT)
+        assert index is not None
+        reached = limits[index] * (1.0 + 0.5 ** states[index].rounds)
+        states[index] = states[index].after_round(reached)
+        lost = [has_lost(states, place, GRADIENT) for place in range(4)]
+        states = [replace(one, exhausted=one.exhausted or gone) for one, gone in zip(states, lost, strict=True)]
+    loser = 1 - winner
+    assert states[loser].exhausted
+    assert not states[winner].exhausted
+    assert states[winner].rounds > states[loser].rounds
+    assert network_latency(states) == pytest.approx(min(speeds) + 0.5, rel=0.02)

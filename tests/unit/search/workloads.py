@@ -5,7 +5,8 @@ from compiler.ir.expr import Expr
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
-from compiler.te.ops.winograd import winograd_conv2d
+from compiler.te.ops import winograd
+from tests.unit.search.winograd_of_matrices import winograd_conv2d
 
 CORES = HardwareParams(num_cores=4)
 GPU = HardwareParams(
@@ -193,6 +194,22 @@ def winograd_nhwc(n: int, size: int, channels_in: int, channels_out: int, paddin
     alpha = tile + 2
     weight = te.placeholder((alpha, alpha, channels_in, channels_out), name="weight")
     return ComputeDAG([data, weight, winograd_conv2d(data, weight, padding)])
+
+
+def transformed_convolution(
+    size: int, channels: tuple[int, int], tile: int, pads: tuple[tuple[int, int], tuple[int, int]], batch: int = 1
+) -> ComputeDAG:
+    """A 3x3 convolution, channels last, in the transformed space, with bias, residual and relu behind it."""
+    data = te.placeholder((batch, size, size, channels[0]), name="data")
+    weight = te.placeholder((tile + 2, tile + 2, *channels), name="weight")
+    free: dict[str, object] = {"layout_free_placeholders": (weight,)}
+    result = winograd.winograd_conv2d(data, weight, pads, attrs=free)
+    bias, other = te.placeholder((channels[1],), name="bias"), te.placeholder(result.shape, name="residual")
+    added = te.compute(result.shape, lambda n, y, x, c: result[n, y, x, c] + bias[c], "bias_add")
+    joined = te.compute(result.shape, lambda n, y, x, c: added[n, y, x, c] + other[n, y, x, c], "add")
+    zero = te.const(0.0, "float32")
+    rectified = te.compute(result.shape, lambda n, y, x, c: te.maximum(joined[n, y, x, c], zero), "relu")
+    return ComputeDAG([data, weight, bias, other, rectified])
 
 
 def max_pool(size: int, channels: int) -> ComputeDAG:

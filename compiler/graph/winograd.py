@@ -1,0 +1,94 @@
+"""In: a group that begins with a 3x3 convolution of stride 1. Out: the same by Winograd's minimal filtering. Always:
+float32, constant weights, channels last.
+
+F(4x4, 3x3) needs a quarter of the products and four times the weights, F(2x2, 3x3) 4/9 of the products and 16/9 of the
+weights. Few tiles do not repay that the weights grow, so then the smaller transform is offered, or none.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from compiler.graph.alternatives import MadeConstant, Variant
+from compiler.graph.evaluate import evaluate_node
+from compiler.graph.fuse import FusedOp
+from compiler.graph.ir import Array, Graph, Node, Value
+from compiler.target import Target
+from compiler.te.ops.winograd import KERNEL, transformed_weight
+
+LEAST_CHANNELS = 16
+"""With fewer channels, in or out, the transforms cost more than the products they save."""
+LEAST_TILES = 12
+"""Products that every transformed weight takes part in, at the least: below that memory is the limit."""
+MANY_TILES = 64
+"""From so many tiles of the larger transform on, the smaller one has no prospect."""
+TOLERANCE = 1e-5
+"""The largest error of a transformed convolution, relative to its largest result, on random inputs with the layer's own
+weights; a direct one has about 1e-6.
+"""
+_PROBE, _PROBED_CHANNELS = 8, 32
+"""Height and width of the image on which the error is measured, and for how many channels of the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Winograd:
+    """Compute tiles of `tile` x `tile` results in the space in which a convolution is a product of elements."""
+
+    tile: int
+
+    @property
+    def name(self) -> str:
+        """Such as `winograd4`."""
+        return f"winograd{self.tile}"
+
+    def variant(self, graph: Graph, group: FusedOp) -> Variant | None:
+        """The group with the first node replaced."""
+        node, *followers = group.nodes
+        if not self._applies(graph, node):
+            return None
+        weight = graph.values[node.inputs[1]]
+        alpha = self.tile + KERNEL - 1
+        packed = Value(f"{weight.name}.{self.name}", (alpha, alpha, *weight.shape[2:]), weight.dtype)
+        made = MadeConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
+        return Variant((self._node(node, packed.name), *followers), (), (made,))
+
+    def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
+        """Whether the error is within `TOLERANCE` on a small random image."""
+        node = group.nodes[0]
+        weight = graph.constants[node.inputs[1]]
+        weight = weight[..., :: max(1, weight.shape[3] // _PROBED_CHANNELS)]
+        image = np.random.default_rng(0).standard_normal((1, _PROBE, _PROBE, weight.shape[2]))
+        exact = evaluate_node(node, [image, weight.astype(np.float64)])
+        operands = [image.astype(weight.dtype), transformed_weight(weight, self.tile)]
+        found: Array = evaluate_node(self._node(node, ""), operands)
+        return float(np.max(np.abs(found - exact))) <= TOLERANCE * float(np.max(np.abs(exact)))
+
+    def _node(self, node: Node, weight: str) -> Node:
+        attrs = {"pads": node.attrs["pads"], "tile": self.tile}
+        return replace(node, op="winograd_conv2d", inputs=(node.inputs[0], weight), attrs=attrs)
+
+    def _applies(self, graph: Graph, node: Node) -> bool:
+        if node.op != "conv2d" or node.text("layout") != "NHWC" or node.inputs[1] not in graph.constants:
+            return False
+        weight, result = graph.values[node.inputs[1]], graph.values[node.output]
+        plain = (1, 1) == node.ints("strides") == node.ints("dilations") and node.integer("groups") == 1
+        if not plain or weight.shape[:2] != (KERNEL, KERNEL) or weight.dtype != "float32":
+            return False
+        if min(weight.shape[2:]) < LEAST_CHANNELS or _tiles(result, self.tile) < LEAST_TILES:
+            return False
+        return not any(_tiles(result, larger.tile) >= MANY_TILES for larger in WINOGRAD if larger.tile > self.tile)
+
+
+def _tiles(result: Value, tile: int) -> int:
+    batch, height, width, _ = result.shape
+    return batch * -(-height // tile) * -(-width // tile)
+
+
+WINOGRAD = (Winograd(4), Winograd(2))
+"""The transforms that are offered."""
+
+
+def winograd_for(target: Target) -> tuple[Winograd, ...]:
+    """The transforms that kernels for `target` may use: the search has sketches of them for processors alone."""
+    return () if target.is_gpu else WINOGRAD

@@ -1,0 +1,163 @@
+"""In: a convolution that is computed in a transformed space (Winograd). Out: sketches that go through it by blocks.
+Always: ends the derivation, since the sketches say where every stage but the padding stands.
+
+A block is some tiles of the result and some of its channels. Its products stand inside the loops over blocks, in a
+local buffer, tiled in registers like any matrix product; from there they are transformed back tile by tile into the
+result, together with whatever is done to it element by element. The transformed input is made beforehand, or for the
+tiles of a block as long as all of its channels take their turn.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.schedule.state import Annotation, State
+from compiler.schedule.steps import (
+    Annotate,
+    ComputeAt,
+    ComputeInline,
+    FollowSplit,
+    Reorder,
+    Split,
+    Step,
+)
+from compiler.search.sketch_rules.base import SketchContext, Verdict
+from compiler.te.ops.winograd import TRANSFORMED
+from compiler.te.tensor import ComputeOp
+
+_LEVELS = 3
+_TILES = ("h", "w")
+
+
+@dataclass(frozen=True, slots=True)
+class TransformedConvolution:
+    """Compute a transformed convolution by blocks of tiles and channels.
+
+    before: for p: v = B'd;  for p, co: m += v * u;  for p, co: y = A'm
+    after:  for p.0: v = B'd;  for co.0: for p.0: (for co.1 p.1 ci p.2 co.2: m += v * u); for p.1 co.1: y = A'm
+    """
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """APPLY_AND_STOP for the last stage of a graph that ends in such a convolution, or in elementwise stages
+        behind it.
+        """
+        last = len(state.stages) - 1
+        if context.gpu or stage != last or state.steps:
+            return Verdict.SKIP
+        result = _result(state)
+        if result is None:
+            return Verdict.SKIP
+        follows = [one for one in state.stages[result:] if one.is_compute]
+        plain = all(not one.has_reduce_iter and one.shape == follows[0].shape for one in follows)
+        return Verdict.APPLY_AND_STOP if plain and set(state.dag.output_ids) == {last} else Verdict.SKIP
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> Iterator[tuple[State, int]]:
+        """The transformed input made beforehand with the channels of the result outermost, or with its tiles; or made
+        for the tiles of a block.
+        """
+        lanes = max(1, context.hardware.vector_unit_bytes // 4)
+        for order in ("co.0 h.0.0 w.0.0", "h.0.0 w.0.0 co.0"):
+            blocked = _Sketch(_inlined(state), stage).blocks(order, lanes)
+            yield blocked.input_transform(lanes).state, -1
+            if order.endswith("co.0"):
+                inside = blocked.input_transform(lanes)
+                inside.put(ComputeAt(inside.number("data_pack"), stage, inside.loop(stage, "w.0.0")))
+                yield inside.state, -1
+
+
+def _result(state: State) -> int | None:
+    """The stage that the transformed convolution ends in."""
+    found = [
+        number
+        for number, stage in enumerate(state.stages)
+        if isinstance(stage.op, ComputeOp) and stage.op.attrs.get(TRANSFORMED)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _inlined(state: State) -> State:
+    """The stages from the convolution's result on, all but the last, inlined into the last."""
+    first = _result(state)
+    for stage in range(len(state.stages) - 2, -1 if first is None else first - 1, -1):
+        if state.stages[stage].is_compute:
+            state = state.apply(ComputeInline(stage))
+    return state
+
+
+@dataclass(slots=True)
+class _Sketch:
+    """A state that grows; loops of the last stage `last` go by the names n, h, w and co, with their parts."""
+
+    state: State
+    last: int
+
+    def copy(self) -> "_Sketch":
+        return _Sketch(self.state, self.last)
+
+    def put(self, step: Step) -> None:
+        self.state = self.state.apply(step)
+
+    def number(self, name: str) -> int:
+        """The stage of an operation."""
+        return next(number for number, stage in enumerate(self.state.stages) if stage.op.name == name)
+
+    def loop(self, stage: int, name: str) -> int:
+        """The number of a loop, by its name."""
+        return self.names(stage).index(name)
+
+    def names(self, stage: int) -> list[str]:
+        """The loops of a stage; those of the last one under the names that they have here."""
+        described = self.state.stages[stage]
+        names = [iterator.name for iterator in described.iters]
+        if stage != self.last or not isinstance(described.op, ComputeOp):
+            return names
+        known = dict(zip((axis.name for axis in described.op.axes), ("n", "h", "w", "co"), strict=True))
+        return [".".join([known[name.split(".")[0]], *name.split(".")[1:]]) for name in names]
+
+    def split(self, stage: int, name: str, lengths: tuple[int | None, ...]) -> int:
+        """Split a loop; the number of the step."""
+        at = self.loop(stage, name)
+        extent = self.state.stages[stage].iters[at].extent
+        self.put(Split(stage, at, extent if isinstance(extent, int) else 0, lengths))
+        return len(self.state.steps) - 1
+
+    def reorder(self, stage: int, order: str) -> None:
+        names = self.names(stage)
+        self.put(Reorder(stage, tuple(names.index(name) for name in order.split())))
+
+    def unroll(self, stage: int, *names: str) -> None:
+        for name in names:
+            self.put(Annotate(stage, self.loop(stage, name), int(Annotation.UNROLL)))
+
+    def blocks(self, order: str, lanes: int) -> "_Sketch":
+        """The loops over blocks of the result in this order, and the products and the way back inside them."""
+        last, products, back = self.last, self.number("bgemm"), self.number("inverse_rows")
+        tile = self.state.stages[back].op.shape[0]
+        sources = {}
+        for name in _TILES:
+            self.split(last, name, (tile,))
+            sources[f"t{name}"] = self.split(last, f"{name}.0", (None,) * (_LEVELS - 1))
+        sources["co"] = self.split(last, "co", (None,) * (_LEVELS - 1))
+        self.reorder(last, f"n {order} h.0.1 h.0.2 w.0.1 w.0.2 co.1 h.1 w.1 co.2")
+        self.unroll(last, "h.1", "w.1")
+        for name, source in sources.items():
+            self.put(FollowSplit(products, self.loop(products, name), source, _LEVELS - 1))
+        self.reorder(products, "eps nu n co.0 th.0 tw.0 co.1 th.1 tw.1 ci th.2 tw.2 co.2")
+        self.put(ComputeAt(products, last, self.loop(last, order.split()[-1])))
+        self.split(back, "co", (lanes,))
+        self.reorder(back, "n th tw nu co.0 vh co.1")
+        self.unroll(back, "vh")
+        self.put(ComputeAt(back, last, self.loop(last, "co.1")))
+        return self
+
+    def input_transform(self, lanes: int) -> "_Sketch":
+        """A copy in which the input is transformed tile by tile, some channels at a time."""
+        other = self.copy()
+        packed, rows = other.number("data_pack"), other.number("data_rows")
+        other.split(packed, "ci", (None,))
+        other.reorder(packed, "n th tw ci.0 eps nu ci.1")
+        other.unroll(packed, "eps", "nu")
+        other.split(rows, "ci", (lanes,))
+        other.reorder(rows, "n th x ci.0 eps ci.1")
+        other.unroll(rows, "eps")
+        other.put(ComputeAt(rows, packed, other.loop(packed, "ci.0")))
+        return other

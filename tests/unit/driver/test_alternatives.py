@@ -1,0 +1,148 @@
+"""A network compiled with the fastest way to compute each layer, by what was measured."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from compiler.cost_model import RandomModel
+from compiler.driver.compile_network import compile_graph, fastest_alternatives
+from compiler.driver.dispatch import ApplyHistoryBest
+from compiler.executor import CompiledNetwork, GraphExecutor
+from compiler.frontend.onnx.importer import load_model
+from compiler.frontend.zoo import build
+from compiler.graph.evaluate import evaluate
+from compiler.graph.ir import Array
+from compiler.graph.partition import Partition, partition
+from compiler.graph.pipeline import optimize
+from compiler.graph.winograd import WINOGRAD
+from compiler.measure.log import LoggedTask, LoggedTrial
+from compiler.measure.record import MeasureStatus
+from compiler.schedule.steps import load_steps
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from compiler.target import HardwareParams, Target
+from tests.unit.graph.test_winograd import network
+
+TARGET = Target.host()
+GOLDEN = Path(__file__).parents[2] / "golden" / "plans" / "winograd.txt"
+OPTIONS = SearchOptions(population=16, generations=0, max_location_variants=1)
+GRAPH = network(14)
+PARTS = partition(GRAPH, TARGET, HardwareParams(num_cores=2), WINOGRAD)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A program and how long it is said to take."""
+
+    steps: str
+    seconds: float
+    record_id: str = "record"
+
+
+@lru_cache
+def guess(task: SearchTask) -> str:
+    return SketchPolicy(task, RandomModel(0), OPTIONS).ask(1, 0)[0].steps_text
+
+
+def known(parts: Partition, seconds: Mapping[str, float]) -> dict[str, Known]:
+    """A guessed program for every way that `seconds` names by the beginning of its name."""
+    found = {}
+    for layer in parts.layers():
+        for task in layer.tasks:
+            kind = task.name.partition("_")[0]
+            if kind in seconds:
+                found[task.workload_key] = Known(guess(task), seconds[kind])
+    return found
+
+
+def outputs(compiled: CompiledNetwork, inputs: Mapping[str, Array]) -> list[Array]:
+    executor = GraphExecutor(compiled, 2)
+    for name, array in inputs.items():
+        executor.set_input(name, array)
+    executor.run()
+    return [executor.get_output(index) for index in range(executor.get_num_outputs())]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kinds"),
+    [
+        ({}, {"conv2d"}),
+        ({"conv2d": 1e-3}, {"conv2d"}),
+        ({"conv2d": 1e-3, "winograd4": 2e-3, "winograd2": 3e-3}, {"conv2d"}),
+        ({"conv2d": 2e-3, "winograd4": 1e-3, "winograd2": 3e-3}, {"winograd4"}),
+        ({"conv2d": 2e-3, "winograd2": 1e-3}, {"winograd2"}),
+        ({"winograd4": 1e-3}, {"winograd4"}),
+        ({"winograd4": math.inf}, {"conv2d"}),
+    ],
+)
+def test_the_fastest_way_serves_and_the_direct_one_when_nothing_is_known(
+    seconds: dict[str, float], kinds: set[str]
+) -> None:
+    chosen = fastest_alternatives(PARTS, known(PARTS, seconds))
+    assert {one.task.name.partition("_")[0] for one in chosen} == kinds - {"conv2d"}
+    assert len(chosen) == (0 if kinds == {"conv2d"} else 2)
+
+
+def test_a_network_with_alternatives_is_consistent_and_right() -> None:
+    graph = GRAPH
+    best = known(PARTS, {"conv2d": 2e-3, "winograd4": 1e-3, "winograd2": 3e-3})
+    compiled = compile_graph(graph, TARGET, best, threads=2, cut=PARTS)
+    assert {call.kernel.partition("_")[0] for call in compiled.plan.calls} == {"winograd4"}
+    assert {entry.task for entry in compiled.coverage} == {kernel.name for kernel in compiled.kernels}
+    assert {entry.workload_key for entry in compiled.coverage} <= set(best)
+    assert all(entry.record_id == "record" for entry in compiled.coverage)
+    inputs = {"x": np.random.default_rng(0).standard_normal(graph.inputs[0].shape).astype(np.float32)}
+    (found,), (wanted,) = outputs(compiled, inputs), evaluate(graph, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+def test_a_program_that_does_not_fit_makes_no_way_the_fastest() -> None:
+    best = known(PARTS, {"conv2d": 2e-3, "winograd2": 1e-3})
+    assert len(fastest_alternatives(PARTS, best)) == 2
+    broken = {key: replace(one, steps="?") if one.seconds < 2e-3 else one for key, one in best.items()}
+    assert fastest_alternatives(PARTS, broken) == ()
+
+
+def test_records_of_a_dispatch_context_decide_too() -> None:
+    trials = [
+        LoggedTrial(LoggedTask(key, str(TARGET)), load_steps(one.steps), (one.seconds,), MeasureStatus.OK, 1.0, 1)
+        for key, one in known(PARTS, {"conv2d": 2e-3, "winograd4": 1e-3}).items()
+    ]
+    with ApplyHistoryBest(trials):
+        compiled = compile_graph(GRAPH, TARGET, threads=2)
+        assert fastest_alternatives(partition(GRAPH, TARGET, HardwareParams(num_cores=2)), {}) == ()
+    assert {call.kernel.partition("_")[0] for call in compiled.plan.calls} == {"winograd4"}
+    assert fastest_alternatives(PARTS, {}) == ()
+
+
+def test_the_plan_has_a_golden_text(update_golden: bool) -> None:
+    keys = {task.workload_key: Known(guess(task), 1.0) for task in PARTS.layers()[1].tasks[1:2]}
+    compiled = compile_graph(GRAPH, TARGET, keys, threads=2, cut=PARTS)
+    text = f"{PARTS}\n\n{compiled.plan}\n"
+    if update_golden:
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert GOLDEN.read_text(encoding="utf-8") == text
+
+
+def test_resnet18_in_transformed_space_equals_onnx_runtime() -> None:
+    """Images of 24 x 24 in tiles of 4 x 4 results, those of 12 x 12 in tiles of 2 x 2, as they are offered."""
+    model = build("resnet18", image=96, width=16, classes=10)
+    graph = optimize(load_model(model))
+    parts = partition(graph, TARGET, HardwareParams(num_cores=2), WINOGRAD)
+    best = known(parts, {"winograd4": 1e-3, "winograd2": 2e-3})
+    compiled = compile_graph(graph, TARGET, best, threads=2, cut=parts)
+    kinds = [call.kernel.partition("_")[0] for call in compiled.plan.calls]
+    assert (kinds.count("winograd4"), kinds.count("winograd2")) == (4, 3)
+    image = np.random.default_rng(5).standard_normal(graph.inputs[0].shape).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, {graph.inputs[0].name: image})
+    (found,) = outputs(compiled, {graph.inputs[0].name: image})
+    assert float(np.abs(found - wanted).max()) <= 1e-4 * float(np.abs(wanted).max())

@@ -1,0 +1,108 @@
+"""Winograd as an alternative: where it is offered, what it makes of a graph, and how accurate it is."""
+
+import numpy as np
+import pytest
+
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.evaluate import evaluate
+from compiler.graph.ir import Attribute, Graph, Value
+from compiler.graph.partition import Partition, partition, with_alternatives
+from compiler.graph.winograd import WINOGRAD, Winograd
+from compiler.target import HardwareParams, Target
+from compiler.te.evaluate import evaluate as evaluate_tensors
+
+CONV: dict[str, Attribute] = {
+    "strides": (1, 1),
+    "pads": (1, 1, 1, 1),
+    "dilations": (1, 1),
+    "groups": 1,
+    "layout": "NHWC",
+}
+
+
+def cut(graph: Graph, rewrites: tuple[Winograd, ...] = WINOGRAD) -> Partition:
+    return partition(graph, Target.host(), HardwareParams(num_cores=2), rewrites)
+
+
+def network(
+    size: int = 14, channels: int = 16, weight: np.ndarray | None = None, batch: int = 1, **attrs: Attribute
+) -> Graph:
+    """A residual block: two convolutions, of which the second adds the input."""
+    rng = np.random.default_rng(2)
+    builder = GraphBuilder("block", [Value("x", (batch, size, size, channels))])
+    result = "x"
+    for number in range(2):
+        values = rng.standard_normal((3, 3, channels, channels), dtype=np.float32) / channels
+        kernel = builder.constant(values if weight is None else weight, f"w{number}")
+        bias = builder.constant(rng.standard_normal(channels, dtype=np.float32), f"b{number}")
+        made = builder.emit("add", (builder.emit("conv2d", (result, kernel), {**CONV, **attrs}), bias))
+        result = builder.emit("relu", (builder.emit("add", (made, "x")) if number else made,))
+    return builder.finish({"y": result})
+
+
+def offered(graph: Graph) -> list[str]:
+    return [one.task.name for one in cut(graph).alternatives]
+
+
+def test_each_layer_has_its_alternatives_beside_it() -> None:
+    parts = cut(network())
+    assert [[task.name for task in layer.tasks] for layer in parts.layers()] == [
+        ["conv2d_3x3_c16_1x14x14x16_add_relu", "winograd4_conv2d_3x3_c16_1x14x14x16_add_relu",
+         "winograd2_conv2d_3x3_c16_1x14x14x16_add_relu"],
+        ["conv2d_3x3_c16_1x14x14x16_add_add_relu", "winograd4_conv2d_3x3_c16_1x14x14x16_add_add_relu",
+         "winograd2_conv2d_3x3_c16_1x14x14x16_add_add_relu"],
+    ]  # fmt: skip
+    assert len({task.workload_key for layer in parts.layers() for task in layer.tasks}) == 6
+
+
+@pytest.mark.parametrize(
+    ("graph", "tiles"),
+    [
+        (network(56), ["winograd4"]),
+        (network(28), ["winograd4", "winograd2"]),
+        (network(7), ["winograd2"]),
+        (network(7, batch=4), ["winograd4", "winograd2"]),
+        (network(5), []),
+        (network(28, channels=8), []),
+        (network(28, dilations=(2, 2), pads=(2, 2, 2, 2)), []),
+    ],
+)
+def test_it_is_offered_where_it_may_pay(graph: Graph, tiles: list[str]) -> None:
+    assert [name.partition("_")[0] for name in offered(graph)] == tiles * 2
+
+
+def test_other_convolutions_have_none() -> None:
+    builder = GraphBuilder("net", [Value("x", (1, 28, 28, 32)), Value("w", (3, 3, 32, 32))])
+    fed = builder.emit("conv2d", ("x", "w"), CONV)
+    strided = builder.constant(np.ones((3, 3, 32, 32), np.float32), "s")
+    halved = builder.emit("conv2d", (fed, strided), {**CONV, "strides": (2, 2)})
+    wide = builder.constant(np.ones((5, 5, 32, 32), np.float32), "v")
+    assert offered(builder.finish({"y": builder.emit("conv2d", (halved, wide), CONV)})) == []
+
+
+def test_weights_whose_transform_overflows_are_left_to_the_direct_convolution() -> None:
+    weight = np.full((3, 3, 16, 16), 1e37, np.float32)
+    assert offered(network(28, weight=weight / np.float32(1e6)))
+    assert offered(network(28, weight=weight)) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "pads"), [(14, 1, (1, 1, 1, 1)), (13, 2, (1, 1, 1, 1)), (15, 1, (0, 2, 2, 0))]
+)
+@pytest.mark.parametrize("rewrite", WINOGRAD, ids=lambda one: one.name)
+def test_the_chosen_kernels_compute_the_graph(
+    rewrite: Winograd, size: int, batch: int, pads: tuple[int, ...]
+) -> None:
+    graph = network(size, batch=batch, pads=pads)
+    direct = cut(graph, (rewrite,))
+    rewritten, parts = with_alternatives(graph, direct, direct.alternatives[1:])
+    assert [call.name for call in parts.kernels] == [parts.tasks[0].name, direct.alternatives[1].task.name]
+    assert parts.weights == direct.weights
+    assert set(graph.constants) < set(rewritten.constants)
+    inputs = {"x": np.random.default_rng(1).standard_normal(graph.inputs[0].shape).astype(np.float32)}
+    values = {**rewritten.constants, **inputs}
+    for call in parts.kernels:
+        feeds = {tensor: values[name] for tensor, name in zip(call.task.dag.inputs, call.inputs, strict=True)}
+        (values[call.outputs[0]],) = evaluate_tensors(call.task.dag.outputs, feeds)
+    (wanted,) = evaluate(graph, inputs)
+    np.testing.assert_allclose(values["y"], wanted, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
