@@ -3,7 +3,8 @@
     python -m benchmarks.store [--only REGEX] [--seconds S] [--out FILE] [--rows N]
 
 The store is filled with `--rows` rows, or for `--seconds` when that ends sooner, in a temporary folder that is removed;
-then it is compacted and asked again. `--compacted ROWS` asks a second store, of so many rows in compacted files.
+then it is compacted and asked again. `--compacted ROWS` asks a second store, of so many rows of `--tasks` tasks in
+compacted files, to which rounds are appended as well: 10,000,000 rows take five minutes to make and 1 GB of disk.
 Always: synthetic records. The bars are 50 ms for an append, 1 s for the best of every task among 10 million rows.
 """
 
@@ -11,12 +12,14 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.harness import Figure, Run, parse, percentile
 from compiler.measure.record import MeasureRecord, MeasureStatus
@@ -45,7 +48,7 @@ def synthetic_round(number: int, rng: np.random.Generator) -> list[MeasureRecord
             record_id=new_id(),
             run_id="benchmark",
             network="synthetic",
-            task_key=f'["{task:032x}", [1, 56, 56, 64], [3, 3, 64, 64]]',
+            task_key=task_key_of(task),
             task_name=f"conv2d_{task}",
             target=TARGET,
             device="benchmark",
@@ -94,7 +97,7 @@ def measure(root: Path, run: Run) -> Iterator[Figure]:
     def figure(case: str, metric: str, value: float) -> Figure:
         return Figure(case, "retune", 1, metric, value, "ms", details=details)
 
-    task_key = synthetic_round(0, rng)[0].task_key
+    task_key = task_key_of(0)
     yield figure("append_round_of_64", "median", float(np.median(appends)))
     yield figure("append_round_of_64", "p99", percentile(appends, 0.99))
     cold = ParquetRecordStore(root)
@@ -124,26 +127,47 @@ def queries(root: Path, details: dict[str, object]) -> Iterator[Figure]:
         yield figure("sql_failures_by_cause", "warm", timed(counted.fetchall))
 
 
-def measure_compacted(root: Path, rows: int) -> Iterator[Figure]:
-    """The best and the history of tasks among `rows` rows in compacted files, one a task."""
-    each = -(-rows // TASKS)
+def measure_compacted(root: Path, rows: int, tasks: int, seconds: float) -> Iterator[Figure]:
+    """What a store of years answers: `rows` rows of `tasks` tasks in compacted files, and rounds appended to it for
+    some `seconds`.
+    """
+    each = -(-rows // tasks)
     rng = np.random.default_rng(0)
-    for task in range(TASKS):
+    filled = timed(lambda: fill(root, each, tasks, rng))
+    details: dict[str, object] = {"rows": each * tasks, "tasks": tasks}
+
+    def figure(case: str, metric: str, value: float) -> Figure:
+        return Figure(f"{case}_compacted", "retune", 1, metric, value, "ms", details=details)
+
+    yield figure("fill", "total", filled)
+    appends: list[float] = []
+    store = ParquetRecordStore(root)
+    began = time.perf_counter()
+    while not appends or (time.perf_counter() - began < seconds and len(appends) < 200):
+        records = synthetic_round(len(appends), rng)
+        appends.append(timed(partial(store.append, records)))
+    yield figure("append_round_of_64", "median", float(np.median(appends)))
+    yield figure("append_round_of_64", "p99", percentile(appends, 0.99))
+    cold = ParquetRecordStore(root)
+    key = task_key_of(0)
+    yield figure("best_per_task", "cold", timed(lambda: cold.best_per_task(target=TARGET)))
+    yield figure("best_per_task", "warm", timed(lambda: cold.best_per_task(target=TARGET)))
+    yield figure("best_of_one_task", "cold", timed(lambda: ParquetRecordStore(root).best(key, target=TARGET)))
+    yield figure("history_of_one_task", "cold", timed(lambda: ParquetRecordStore(root).history(key, target=TARGET)))
+    for one in queries(root, details):
+        yield replace(one, case=f"{one.case}_compacted")
+
+
+def fill(root: Path, each: int, tasks: int, rng: np.random.Generator) -> None:
+    """Write `each` rows of every task, in files as compaction makes them."""
+    for task in range(tasks):
         table = synthetic_table(task, each, rng)
-        folder = part_folder(TARGET, table.column("task_key")[0].as_py())
+        folder = part_folder(TARGET, task_key_of(task))
         parts = {}
         for start in range(0, each, FULL_ROWS):
             data = encode_compacted(table.slice(start, FULL_ROWS))
             parts[f"{folder}/{part_name(data)}"] = data
         LocalMedium(root).publish(parts)
-    details: dict[str, object] = {"rows": each * TASKS}
-    store = ParquetRecordStore(root)
-    for case, metric, value in (
-        ("best_per_task_compacted", "cold", timed(lambda: store.best_per_task(target=TARGET))),
-        ("best_per_task_compacted", "warm", timed(lambda: store.best_per_task(target=TARGET))),
-    ):
-        yield Figure(case, "retune", 1, metric, value, "ms", details=details)
-    yield from queries(root, details)
 
 
 def synthetic_table(task: int, rows: int, rng: np.random.Generator) -> Any:
@@ -152,14 +176,26 @@ def synthetic_table(task: int, rows: int, rng: np.random.Generator) -> Any:
     seconds = np.sort(rng.lognormal(-7.0, 0.5, rows))
     good = np.arange(rows) < rows - rows // 16
     columns: dict[str, Any] = {name: pa.repeat(sample.column(name)[0], rows) for name in sample.column_names}
-    ids = rng.permutation(rows)
-    columns["record_id"] = pa.array([f"{task:06d}{number:020d}" for number in ids])
-    columns["steps"] = pa.array([STEPS.replace("512", str(number)) for number in ids])
+    order = rng.permutation(rows)
+    numbers = pa.array(order).cast(pa.string())
+    head, _, tail = STEPS.partition("512")
+    columns["task_key"] = pa.repeat(task_key_of(task), rows)
+    columns["record_id"] = pc.binary_join_element_wise(f"{task:06d}", pc.utf8_lpad(numbers, 20, "0"), "")
+    columns["steps"] = pc.binary_join_element_wise(head, numbers, tail, "")
+    columns["round"] = pa.array((order // ROUND).astype(np.int32))
+    columns["timestamp"] = pa.array(((1.7e9 + order) * 1e6).astype(np.int64)).cast(pa.timestamp("us", tz="UTC"))
     columns["seconds"] = pa.array(seconds, mask=~good)
-    columns["costs"] = pa.array([[cost] if fine else [] for cost, fine in zip(seconds.tolist(), good, strict=True)])
+    lengths = np.concatenate([[0], np.cumsum(good)]).astype(np.int32)
+    columns["costs"] = pa.ListArray.from_arrays(pa.array(lengths), pa.array(seconds[good]))
     columns["status"] = pa.array(np.where(good, 0, int(MeasureStatus.RUN_TIMEOUT)).astype(np.int8))
     columns["status_name"] = pa.array(np.where(good, "OK", MeasureStatus.RUN_TIMEOUT.name))
+    columns["error"] = pa.array(np.where(good, "", "no answer within 10 s"))
     return pa.Table.from_pydict(columns, schema=SCHEMA)
+
+
+def task_key_of(task: int) -> str:
+    """The key of a synthetic task."""
+    return f'["{task:032x}", [1, 56, 56, 64], [3, 3, 64, 64]]'
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -169,7 +205,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv,
         seconds=60,
         seconds_help="most seconds to fill the store for",
-        options={"rows": (100_000, "rows in the store"), "compacted": (0, "rows of a second store, compacted")},
+        options={
+            "rows": (100_000, "rows in the store"),
+            "compacted": (0, "rows of a second store, compacted"),
+            "tasks": (300, "tasks in the second store"),
+        },
     )
     with tempfile.TemporaryDirectory(prefix="retune-store-") as folder:
         for figure in measure(Path(folder), run):
@@ -177,7 +217,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 run.write(figure)
     if run.options["compacted"]:
         with tempfile.TemporaryDirectory(prefix="retune-store-") as folder:
-            for figure in measure_compacted(Path(folder), run.options["compacted"]):
+            second = measure_compacted(Path(folder), run.options["compacted"], run.options["tasks"], run.seconds)
+            for figure in second:
                 if run.wants(figure.case):
                     run.write(figure)
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from compiler.errors import CorruptRecordError
 from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from storage.base import RecordStore, Selection, TaskSummary, TrainingRow
+from storage.base import HistoryPoint, RecordStore, Selection, TaskSummary, TrainingRow
 from storage.codec import canonical, from_table
 from storage.files import TEMPORARY_SUFFIX
 from storage.layout import RECORDS, part_folder, part_names
@@ -158,6 +158,25 @@ class ParquetRecordStore(RecordStore):
             for row in sums.to_pylist()
         ]
         return sorted(found, key=lambda task: (task.target, task.device, task.threads, task.task_key))
+
+    def history(
+        self,
+        task_key: str,
+        target: str | None = None,
+        device: str | None = None,
+        run_id: str | None = None,
+        threads: int | None = None,
+    ) -> list[HistoryPoint]:
+        """See `RecordStore.history`."""
+        selection = Selection(task_key, target, device, threads, run_id)
+        rows = self.table(selection, ("round", "elapsed", "timestamp", "seconds"))
+        rounds, elapsed, seconds = (rows.column(name).to_pylist() for name in ("round", "elapsed", "seconds"))
+        moments = (rows.column("timestamp").cast(pa.int64()).to_numpy() / 1e6).tolist()
+        best = np.minimum.accumulate(rows.column("seconds").fill_null(math.inf).to_numpy()).tolist()
+        return [
+            HistoryPoint(number, *point, None if math.isinf(so_far) else so_far)
+            for number, (*point, so_far) in enumerate(zip(rounds, elapsed, moments, seconds, best, strict=True), 1)
+        ]
 
     def training_rows(
         self, target: str | None = None, device: str | None = None, threads: int | None = None

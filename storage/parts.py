@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from compiler.errors import CorruptRecordError
@@ -156,12 +157,13 @@ def _group_outline(group: Any) -> tuple[Key | None, float]:
 
 
 def read_fastest(medium: Medium, name: str, outline: Outline) -> Any:
-    """The groups of rows that hold the fastest, as an Arrow table of the current schema. Raises as `read_part`."""
+    """The fastest rows, read without most others, as an Arrow table of the current schema. Raises as `read_part`."""
     try:
         with medium.open(name) as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
-            return file.read_row_groups(list(outline.fastest), use_threads=False)
+            rows = file.read_row_groups(list(outline.fastest), use_threads=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        return read_part(medium, name)  # it tells whether the file is damaged, gone, or the medium failed
+        rows = read_part(medium, name)  # it tells whether the file is damaged, gone, or the medium failed
+    return rows.filter(pc.equal(rows.column("seconds"), outline.seconds))
 
 
 def _check(where: str, footer: bytes, body: bytes | None = None) -> None:
@@ -200,8 +202,8 @@ def _blame(where: str) -> Iterator[None]:
 class PartCache:
     """What the files of a medium say, kept in memory; valid for ever, because a file never changes.
 
-    Outlines stay; rows are kept up to `max_rows` records, the longest unused leave first. Safe to
-    use from many threads.
+    Outlines and the fastest rows of large files stay; rows are kept up to `max_rows` records, the longest unused leave
+    first. Safe to use from many threads.
     """
 
     def __init__(self, medium: Medium, max_rows: int = 200_000) -> None:
@@ -210,6 +212,7 @@ class PartCache:
         self._rows: OrderedDict[str, tuple[MeasureRecord, ...]] = OrderedDict()
         self._held = 0
         self._outlines: dict[str, Outline | None] = {}
+        self._fastest: dict[str, tuple[MeasureRecord, ...]] = {}
         self._lock = threading.Lock()
 
     def records(self, name: str) -> tuple[MeasureRecord, ...]:
@@ -227,7 +230,10 @@ class PartCache:
         outline = self.outline(name)
         if outline is None or len(outline.fastest) == outline.groups or name in self._rows:
             return self.records(name)
-        return tuple(from_table(read_fastest(self._medium, name, outline), self._medium.where(name)))
+        if name not in self._fastest:
+            rows = read_fastest(self._medium, name, outline)
+            self._fastest[name] = tuple(from_table(rows, self._medium.where(name)))
+        return self._fastest[name]
 
     def outline(self, name: str) -> Outline | None:
         """What a file's footer says. Raises as `read_part`."""
