@@ -174,8 +174,10 @@ class ParquetRecordStore(RecordStore):
         moments = (rows.column("timestamp").cast(pa.int64()).to_numpy() / 1e6).tolist()
         best = np.minimum.accumulate(rows.column("seconds").fill_null(math.inf).to_numpy()).tolist()
         return [
-            HistoryPoint(number, *point, None if math.isinf(so_far) else so_far)
-            for number, (*point, so_far) in enumerate(zip(rounds, elapsed, moments, seconds, best, strict=True), 1)
+            HistoryPoint(number, round_, clock, moment, taken, None if math.isinf(so_far) else so_far)
+            for number, (round_, clock, moment, taken, so_far) in enumerate(
+                zip(rounds, elapsed, moments, seconds, best, strict=True), 1
+            )
         ]
 
     def training_rows(
