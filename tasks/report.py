@@ -19,7 +19,7 @@ from pages.page import page
 from storage.runs import RunLedger
 
 
-@task(name="report", task_run_name="report-{run_id}", cache_policy=NO_CACHE)
+@task(name="report", task_run_name="report", cache_policy=NO_CACHE)
 def publish(
     run_id: str,
     request: Mapping[str, str | int | float | None],
@@ -37,7 +37,7 @@ def publish(
     return report
 
 
-@task(name="write-page", task_run_name="write-page-{run_id}", cache_policy=NO_CACHE)
+@task(name="write-page", task_run_name="write-page", cache_policy=NO_CACHE)
 def write_page(run_id: str, home: Path, folder: Path) -> RunFacts:
     """Write the page about a finished run into its folder."""
     facts = facts_of(home, RunLedger(home).get(run_id))

@@ -35,7 +35,7 @@ class ProgressBar:
         update_progress_artifact(self._artifact, round(min(1.0, max(0.0, spent)) * 100, 1))
 
 
-@task(name="show-report", task_run_name="show-report-{run_id}", cache_policy=NO_CACHE)
+@task(name="show-report", task_run_name="show-report", cache_policy=NO_CACHE)
 def show_report(run_id: str, report: Report, course: tuple[tuple[float, float], ...]) -> None:
     """Show a finished run; `course` is the estimated latency of the network by seconds spent."""
     name = run_id.lower()

@@ -45,7 +45,7 @@ def open_run(home: Path, fingerprint: str, describe: dict[str, Any]) -> Run:
     return RunLedger(home).open_or_resume(fingerprint, describe)
 
 
-@task(name="recall", task_run_name="recall-{run_id}", cache_policy=NO_CACHE)
+@task(name="recall", task_run_name="recall", cache_policy=NO_CACHE)
 def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: str, threads: int) -> Known:
     """The records that a run starts from: its own, those that other runs had stored for the same tasks when it began,
     and the best ones of other tasks.
@@ -112,7 +112,7 @@ def best_of_every_task(home: Path, target: str, device: str, threads: int) -> tu
     return tuple(ParquetRecordStore(home).best_per_task(target, device, threads).values())
 
 
-@task(name="complete-run", task_run_name="complete-{run_id}", cache_policy=NO_CACHE)
+@task(name="complete-run", task_run_name="complete-run", cache_policy=NO_CACHE)
 def complete_run(run_id: str, home: Path, summary: dict[str, Any]) -> RunInfo:
     """Mark a run as finished: the next command like it begins a new one."""
     return RunLedger(home).complete(run_id, summary)

@@ -29,7 +29,7 @@ def train(name: str, tuning: Tuning, index: int, records: Sequence[MeasureRecord
     tuning.tell(index, records)
 
 
-@task(name="replay", task_run_name="replay-{run_id}", cache_policy=NO_CACHE)
+@task(name="replay", task_run_name="replay", cache_policy=NO_CACHE)
 def replay(
     run_id: str,
     tuning: Tuning,
@@ -44,7 +44,7 @@ def replay(
     tuning.replay(history, own, lessons, foreign)
 
 
-@task(name="keep-lessons", task_run_name="keep-lessons-{run_id}", cache_policy=NO_CACHE)
+@task(name="keep-lessons", task_run_name="keep-lessons", cache_policy=NO_CACHE)
 def keep_lessons(run_id: str, home: Path, tuning: Tuning) -> None:
     """Keep what the model knows now for later runs on this device."""
     if tuning.model is not None and tuning.trials:
@@ -53,7 +53,7 @@ def keep_lessons(run_id: str, home: Path, tuning: Tuning) -> None:
         LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
 
 
-@task(name="recall-lessons", task_run_name="recall-lessons-{run_id}", cache_policy=NO_CACHE)
+@task(name="recall-lessons", task_run_name="recall-lessons", cache_policy=NO_CACHE)
 def recall_lessons(run_id: str, home: Path, origin: Origin) -> list[TrainingBatch]:
     """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
     run = RunLedger(home).get(run_id)

@@ -24,8 +24,9 @@ def write_mlp(path: Path, widths: Sequence[int] = (16, 32, 8), batch: int | str 
 
 def write_unsupported(path: Path) -> Path:
     """One node of an operator that nobody converts."""
-    node = helper.make_node("DFT", ["x"], ["y"], name="spectrum")
-    return _write(path, [node], [], (1, 8, 1), "y", (1, 8, 2))
+    regions = numpy_helper.from_array(np.array([[0, 0, 0, 3, 3]], np.float32), "regions")
+    node = helper.make_node("MaxRoiPool", ["x", "regions"], ["y"], name="pooled", pooled_shape=(2, 2))
+    return _write(path, [node], [regions], (1, 1, 8, 8), "y", (1, 1, 2, 2))
 
 
 def _write(

@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (("tune", "missing.onnx"), ("missing.onnx", "resnet18")),
         (("tune", "text.onnx"), ("text.onnx", "not an ONNX model")),
-        (("tune", "unsupported.onnx"), ("DFT", "spectrum", "Relu")),
+        (("tune", "unsupported.onnx"), ("MaxRoiPool", "pooled", "Relu")),
         (("tune", "dynamic.onnx"), ("static", "many")),
         (("tune", "dynamic.onnx", "--shape", "x=2,many"), ("x=2,many", "NAME=1,3,224,224")),
         (("tune", "dynamic.onnx", "--shape", "y=2,16"), ("y",)),

@@ -48,7 +48,7 @@ def test_the_untuned_network_is_tuned_and_the_broken_one_is_named(
         return network
 
     monkeypatch.setattr(module, "tune_network", quick)
-    with pytest.raises(RetuneError, match=r"broken\.onnx could not be tuned: .*DFT"):
+    with pytest.raises(RetuneError, match=r"broken\.onnx could not be tuned: .*MaxRoiPool"):
         retune_stale(
             [tuned, broken, new], window_minutes=2.0, slice_minutes=2.0, least_gain=1e9, threads=1, home=str(home)
         )
