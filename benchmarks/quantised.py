@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from onnx import numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process, quantize_static
 
 from benchmarks.harness import Figure, Run, in_turn, parse
 from benchmarks.tuning import open_workers, tune
@@ -88,8 +88,10 @@ def quantise(source: Path, target: Path) -> tuple[tuple[int, ...], str]:
     model = read_model(source)
     (entry,) = model.graph.input
     shape = tuple(dimension.dim_value for dimension in entry.type.tensor_type.shape.dim)
+    folded = source.with_suffix(".folded.onnx")
+    quant_pre_process(source, folded, skip_symbolic_shape=True)
     quantize_static(
-        source,
+        folded,
         target,
         _Noise(entry.name, shape),
         quant_format=QuantFormat.QDQ,

@@ -12,6 +12,7 @@ A quantised number stands for scale * (number - zero). Four steps, each a rewrit
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from compiler.graph.ir import Array, Graph, Node
 
 BYTES = ("int8", "uint8")
 _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_matmul"}
+_BETWEEN = ("dequantize", "quantize", "relu", "clip", "mul", "cast", "add")
 _MOST_PRODUCTS = 2**31 // (255 * 128) - 1
 """Longer sums of products could leave int32."""
 
@@ -182,7 +184,21 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
 def _scaled(builder: GraphBuilder, node: Node, whole: str, scale: Array) -> str:
     """Whole numbers times a scale."""
     real = builder.emit("cast", [whole], {"dtype": "float32"})
-    return builder.emit("mul", [real, builder.constant(scale, "scale")], name=node.name, output=node.output)
+    factor = builder.constant(_spread(scale, builder.value(whole).shape), "scale")
+    return builder.emit("mul", [real, factor], name=node.name, output=node.output)
+
+
+def _spread(number: Array, shape: tuple[int, ...], axis: int = -1) -> Array:
+    """One number, or one for each place of `axis`, as it combines with a tensor of `shape`.
+
+    One number becomes one for each channel: a kernel reads it, so that layers of one shape share a kernel.
+    """
+    if number.size == 1:
+        axis = 1 if len(shape) > 3 else len(shape) - 1
+        number = np.full(shape[axis] if shape else 1, number.item(), number.dtype)
+    if number.ndim > 1 or not shape:
+        return number if shape else number.reshape(())
+    return number.reshape(-1, *(1 for _ in shape[axis:][1:]))
 
 
 def _biased(builder: GraphBuilder, node: Node) -> str | None:
@@ -212,6 +228,24 @@ class _Writer:
     def __init__(self, graph: Graph) -> None:
         self._producers = graph.producers()
         self._uses = _uses(graph)
+        self._stored = frozenset(self._beside(graph))
+
+    def _beside(self, graph: Graph) -> Iterator[str]:
+        """Dequantised products that are added to a heavier one: that one's kernel adds, and reads this one's bytes."""
+        for node in graph.nodes:
+            if node.op == "add":
+                weights = [(self._work(graph, name), name) for name in node.inputs]
+                if all(work for work, _ in weights):
+                    yield min(weights, key=lambda pair: pair[0])[1]
+
+    def _work(self, graph: Graph, name: str) -> int:
+        """Grows with the multiplications behind a dequantised value that nobody else reads; 0 where there are none."""
+        node = self._producers.get(name)
+        if node is None or node.op != "dequantize" or self._uses[node.inputs[0]] > 1:
+            return 0
+        while node is not None and node.op not in _PRODUCTS.values():
+            node = self._producers.get(node.inputs[0]) if node.op in _BETWEEN else None
+        return 0 if node is None else graph.values[node.output].size * graph.values[node.inputs[1]].size
 
     def write(self, builder: GraphBuilder, node: Node) -> str | None:
         if node.op == "quantize":
@@ -219,49 +253,70 @@ class _Writer:
         return self._dequantize(builder, node) if node.op == "dequantize" else None
 
     def _quantize(self, builder: GraphBuilder, node: Node) -> str:
-        x, zero = builder.value(node.inputs[0]), builder.value(node.inputs[2])
-        scale, offset = (_aligned(builder, node, name, x.shape) for name in node.inputs[1:])
-        limits = np.iinfo(zero.dtype)
-        known = builder.array(scale)
-        if known is None:
-            ratio = builder.emit("div", [x.name, scale])
+        x, kind = builder.value(node.inputs[0]), builder.value(node.inputs[2]).dtype
+        scale, zero = (builder.array(name) for name in node.inputs[1:])
+        limits = np.iinfo(kind)
+        if scale is None or zero is None:
+            ratio = builder.emit("div", [x.name, _column(builder, node, node.inputs[1], x.shape)])
+            start = builder.emit("cast", [_column(builder, node, node.inputs[2], x.shape)], {"dtype": x.dtype})
+            whole = builder.emit("add", [builder.emit("round", [ratio]), start])
         else:
-            factor = (1 / known.astype(np.float64)).astype(x.dtype)
-            ratio = builder.emit("mul", [x.name, builder.constant(factor, "factor")])
-        whole = builder.emit("round", [ratio])
-        zeros = builder.array(offset)
-        if zeros is None or zeros.any():
-            whole = builder.emit("add", [whole, builder.emit("cast", [offset], {"dtype": x.dtype})])
+            factor = (1 / scale.astype(np.float64)).astype(x.dtype)
+            whole = builder.emit("mul", [x.name, _constant(builder, node, factor, x.shape)])
+            whole = builder.emit("round", [whole])
+            if zero.any():
+                whole = builder.emit("add", [whole, _constant(builder, node, zero.astype(x.dtype), x.shape)])
         bounded = builder.emit("clip", [whole], {"low": float(limits.min), "high": float(limits.max)})
-        return builder.emit("cast", [bounded], {"dtype": zero.dtype}, name=node.name, output=node.output)
+        return builder.emit("cast", [bounded], {"dtype": kind}, name=node.name, output=node.output)
 
     def _dequantize(self, builder: GraphBuilder, node: Node) -> str:
         x = builder.value(node.inputs[0])
-        scale, offset = (_aligned(builder, node, name, x.shape) for name in node.inputs[1:])
-        dtype = builder.value(scale).dtype
-        origin = self._producers[node.output].inputs[0]
-        made, written = self._producers.get(origin), builder.producer(x.name)
-        alone = made is not None and made.op == "quantize" and self._uses[origin] == 1
-        if alone and written is not None and written.op == "cast":
-            real = written.inputs[0]  # a whole number already, and within bounds
+        scale, zero = (builder.array(name) for name in node.inputs[1:])
+        dtype = builder.value(node.inputs[1]).dtype
+        if scale is None or zero is None:
+            start = builder.emit("cast", [_column(builder, node, node.inputs[2], x.shape)], {"dtype": dtype})
+            real = builder.emit("sub", [builder.emit("cast", [x.name], {"dtype": dtype}), start])
+            factor = _column(builder, node, node.inputs[1], x.shape)
         else:
+            real = self._whole(builder, node, zero, dtype)
+            factor = _constant(builder, node, scale, x.shape)
+        return builder.emit("mul", [real, factor], name=node.name, output=node.output)
+
+    def _whole(self, builder: GraphBuilder, node: Node, zero: Array, dtype: str) -> str:
+        """The stored numbers less the zero point; numbers that nobody else reads are not stored but only bounded."""
+        x = builder.value(node.inputs[0])
+        origin = self._producers[node.output].inputs[0]
+        made, stored = self._producers.get(origin), builder.producer(x.name)
+        alone = made is not None and made.op == "quantize" and self._uses[origin] == 1
+        alone = alone and node.output not in self._stored
+        bounded = builder.producer(stored.inputs[0]) if alone and stored is not None and stored.op == "cast" else None
+        if stored is None or bounded is None or bounded.op != "clip":
             real = builder.emit("cast", [x.name], {"dtype": dtype})
-        zeros = builder.array(offset)
-        if zeros is None or zeros.any():
-            real = builder.emit("sub", [real, builder.emit("cast", [offset], {"dtype": dtype})])
-        return builder.emit("mul", [real, scale], name=node.name, output=node.output)
+            offset = _constant(builder, node, -zero.astype(dtype), x.shape)
+            return builder.emit("add", [real, offset]) if zero.any() else real
+        moved = builder.producer(bounded.inputs[0])
+        if not zero.any() or moved is None or moved.op != "add":
+            return stored.inputs[0]
+        real = moved.inputs[0]
+        for op, key in (("maximum", "low"), ("minimum", "high")):
+            bound = np.asarray(bounded.number(key) - zero.astype(dtype), dtype)
+            real = builder.emit(op, [real, _constant(builder, node, bound, x.shape)])
+        return real
+
+
+def _constant(builder: GraphBuilder, node: Node, number: Array, shape: tuple[int, ...]) -> str:
+    return builder.constant(_spread(number, shape, node.integer("axis")), "scale")
+
+
+def _column(builder: GraphBuilder, node: Node, name: str, shape: tuple[int, ...]) -> str:
+    """A computed scale or zero point as it combines with a tensor of `shape`."""
+    size = builder.value(name).size
+    wanted = (size, *(1 for _ in shape[node.integer("axis") :][1:])) if size > 1 else ()
+    return builder.emit("reshape", [name], {"shape": wanted})
 
 
 def _uses(graph: Graph) -> Counter[str]:
     return Counter([name for node in graph.nodes for name in node.inputs] + list(graph.outputs))
-
-
-def _aligned(builder: GraphBuilder, node: Node, name: str, shape: tuple[int, ...]) -> str:
-    """A scale or zero point as it combines with a tensor of `shape`."""
-    value = builder.value(name)
-    behind = shape[node.integer("axis") + 1 :] if value.size > 1 else ()
-    wanted = (value.size, *(1 for _ in behind)) if value.size > 1 else ()
-    return name if value.shape == wanted else builder.emit("reshape", [name], {"shape": wanted})
 
 
 class _Factors:
@@ -280,27 +335,37 @@ class _Factors:
         before, source = self._producers.get(origin), builder.producer(node.inputs[0])
         if before is None or source is None or before.op != source.op or self._uses[origin] > 1:
             return None
-        by = node.inputs[1]
+        return self._moved(builder, node, source, before)
+
+    def _moved(self, builder: GraphBuilder, node: Node, source: Node, before: Node) -> str | None:
+        by, output = node.inputs[1], node.output
         if source.op == "mul" and builder.array(source.inputs[1]) is not None:
             both = builder.emit("mul", [source.inputs[1], by])
-            return builder.emit("mul", [source.inputs[0], both], name=source.name, output=node.output)
+            return builder.emit("mul", [source.inputs[0], both], name=source.name, output=output)
+        takes = source.op in ("relu", "clip", "maximum", "minimum", "add")
+        if not takes or not self._absorbs(builder, before.inputs[0], source.inputs[0]):
+            return None
+        inner = builder.emit("mul", [source.inputs[0], by])
         if source.op == "relu":
-            inner = builder.emit("mul", [source.inputs[0], by])
-            return builder.emit("relu", [inner], name=source.name, output=node.output)
-        if source.op == "clip" and factor.size == 1:
-            inner = builder.emit("mul", [source.inputs[0], by])
-            bounds = {key: source.number(key) * float(factor.item()) for key in ("low", "high")}
-            return builder.emit("clip", [inner], bounds, name=source.name, output=node.output)
-        pairs = zip(before.inputs, source.inputs, strict=True)
-        if source.op == "add" and all(self._takes(builder, *pair) for pair in pairs):
-            terms = [builder.emit("mul", [term, by]) for term in source.inputs]
-            return builder.emit("add", terms, name=source.name, output=node.output)
+            return builder.emit("relu", [inner], name=source.name, output=output)
+        if source.op == "clip":
+            low, high = (builder.scalar(source.number(key), "float32") for key in ("low", "high"))
+            inner = builder.emit("maximum", [inner, builder.emit("mul", [low, by])])
+            return builder.emit("minimum", [inner, builder.emit("mul", [high, by])], name=source.name, output=output)
+        if source.op in ("maximum", "minimum", "add") and self._absorbs(builder, before.inputs[1], source.inputs[1]):
+            other = builder.emit("mul", [source.inputs[1], by])
+            return builder.emit(source.op, [inner, other], name=source.name, output=output)
         return None
 
-    def _takes(self, builder: GraphBuilder, origin: str, term: str) -> bool:
-        """Whether a factor of this term costs nothing, since it is a constant or a product with one."""
+    def _absorbs(self, builder: GraphBuilder, origin: str, term: str) -> bool:
+        """Whether a factor of this term costs nothing, since it is a constant or behind a product with one."""
         if builder.array(term) is not None:
             return True
         source = builder.producer(term)
-        product = source is not None and source.op == "mul" and builder.array(source.inputs[1]) is not None
-        return product and self._uses[origin] == 1
+        if source is None or self._uses[origin] > 1:
+            return False
+        if source.op in ("relu", "clip"):
+            inner = self._producers.get(origin)
+            same = inner is not None and inner.op == source.op
+            return inner is not None and same and self._absorbs(builder, inner.inputs[0], source.inputs[0])
+        return source.op == "mul" and builder.array(source.inputs[1]) is not None
