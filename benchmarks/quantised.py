@@ -27,7 +27,7 @@ from compiler.frontend.onnx.model_file import read_model
 from compiler.runtime.artifact import Array
 from compiler.target import Target
 
-NETWORKS = ("resnet18", "mobilenet_v2")
+NETWORKS = ("mlp", "mobilenet_v2", "resnet18")
 IMAGES = 4
 
 

@@ -20,6 +20,7 @@ from benchmarks import (
     networks,
     operators,
     orchestration,
+    quantised,
     search_speed,
     store,
     tune_ops,
@@ -150,6 +151,17 @@ def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tuned,) = (line for line in timed if line["backend"] == "retune")
     assert tuned["times_as_fast_as"].keys() == {line["backend"] for line in timed} - {"retune"}
     assert tuned["compile_seconds"] > 0
+
+
+def test_quantised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "mlp", "--threads", "1", "--seconds", "0.1"]
+    lines = _lines(quantised.main, argv, tmp_path / "out.jsonl", capsys)
+    assert {line["backend"] for line in lines} == {
+        f"{whose}-{form}" for whose in ("retune", "onnxruntime") for form in ("float", "bytes")
+    }
+    (ours,) = (line for line in lines if line["backend"] == "retune-bytes")
+    assert ours["most_quanta_apart"] < 1.5
+    assert set(ours["times_as_fast_as"]) == {"retune-float", "onnxruntime-float", "onnxruntime-bytes"}
 
 
 def test_compile_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
