@@ -80,7 +80,8 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
     """Kernels by operations for each byte and by speed, under the machine's limits. Dots are as large as the share of
     the network's time.
     """
-    points = [one for one in kernels if one.moved_bytes and one.flops and math.isfinite(one.best_seconds)]
+    sized = [one for one in kernels if one.is_used and one.moved_bytes and one.flops]
+    points = [one for one in sized if math.isfinite(one.best_seconds)]
     if limits is None or not points:
         return ""
     frame = Frame(52, 40, WIDE - 14, TALL - 36, "operations for each byte that has to be moved", "GFLOP/s")

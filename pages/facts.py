@@ -33,7 +33,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel of the network; times are seconds per call, `share` is its part of the time of all kernels."""
+    """One kernel of the network, or one that was tuned in place of another and lost; times are seconds per call,
+    `share` is its part of the time of all kernels.
+    """
 
     name: str
     task_key: str
@@ -46,11 +48,22 @@ class Kernel:
     share: float
     served_by: str
     note: str
+    is_used: bool = True
 
     @property
     def gflops(self) -> float:
         """Speed of the program that serves, in 10^9 operations a second; 0 where it is not known."""
         return self.flops / self.best_seconds / 1e9 if math.isfinite(self.best_seconds) and self.best_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Kernels that come from the same kind of source: how many, and which share of calls and operations they are."""
+
+    name: str
+    kernels: int
+    share_of_calls: float
+    share_of_flops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,7 @@ class RunFacts:
     errors: Mapping[str, float | None]
     kernels: tuple[Kernel, ...]
     limits: MachineLimits | None
+    origins: tuple[Origin, ...]
     course: tuple[tuple[float, float], ...]
     trials: Mapping[str, tuple[Trial, ...]]
     programs: Programs
@@ -132,6 +146,10 @@ def facts_of(home: Path, info: RunInfo) -> RunFacts:
         errors={one["name"]: one["error"] for one in contenders},
         kernels=_kernels(report, records),
         limits=MachineLimits(**report["limits"]) if report.get("limits") else None,
+        origins=tuple(
+            Origin(one["origin"], one["kernels"], one["share_of_calls"], one["share_of_flops"])
+            for one in report.get("coverage", {}).get("shares", ())
+        ),
         course=tuple(_pairs(rounds, "elapsed", "latency")),
         trials={key: tuple(_trial(one) for one in records if one.task_key == key) for key in keys},
         programs=_programs(records),
@@ -167,7 +185,8 @@ def _report(path: Path) -> dict[str, Any]:
 def _kernels(report: Mapping[str, Any], records: Sequence[MeasureRecord]) -> tuple[Kernel, ...]:
     """The kernels as reported; of a run that has not reported, the tasks as far as they were measured."""
     rows = report.get("tasks") or _unreported(records)
-    whole = sum(row["weight"] * row["best_seconds"] for row in rows if row["best_seconds"])
+    taken = [row["weight"] * (row["best_seconds"] or 0.0) if row.get("used", True) else 0.0 for row in rows]
+    whole = sum(taken) or 1.0
     keys = {record.record_id: record.task_key for record in records}
     names = {record.task_name: record.task_key for record in records}
     return tuple(
@@ -180,12 +199,21 @@ def _kernels(report: Mapping[str, Any], records: Sequence[MeasureRecord]) -> tup
             trials=row["trials"],
             default_seconds=_seconds(row["default_seconds"]),
             best_seconds=_seconds(row["best_seconds"]),
-            share=row["weight"] * row["best_seconds"] / whole if row["best_seconds"] else 0.0,
-            served_by=row["record_id"] or ("first guess" if row["guessed"] else "default schedule"),
+            share=mine / whole,
+            served_by=_server(row),
             note=row["note"],
+            is_used=row.get("used", True),
         )
-        for row in rows
+        for row, mine in zip(rows, taken, strict=True)
     )
+
+
+def _server(row: Mapping[str, Any]) -> str:
+    """What a kernel was made from, in words."""
+    if not row.get("used", True):
+        return "not used"
+    guess = "program of a similar kernel" if row.get("transferred") else "first guess"
+    return row["record_id"] or (guess if row["guessed"] else "default schedule")
 
 
 def _unreported(records: Sequence[MeasureRecord]) -> list[dict[str, Any]]:

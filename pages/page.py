@@ -183,9 +183,12 @@ def _coverage(facts: RunFacts) -> Iterator[str]:
     if not facts.kernels:
         yield _note("No kernels are known yet.")
         return
-    unmeasured = ("first guess", "default schedule")
-    by_record = sum(kernel.share for kernel in facts.kernels if kernel.served_by not in unmeasured)
-    yield _note(f"{by_record:.1%} of the kernels' time is spent in programs that were measured and recorded.")
+    if facts.origins:
+        shares = [
+            (one.name, one.kernels, f"{one.share_of_calls:.1%}", f"{one.share_of_flops:.1%}") for one in facts.origins
+        ]
+        yield _table(("programs from", "kernels", "of the calls", "of the operations"), shares, numeric=(1, 2, 3))
+    yield _note("Shares of time are those of the kernels, each as often as the network uses it.")
     rows = [
         (
             kernel.name,

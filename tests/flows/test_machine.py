@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 from compiler.cost_model import ModelMetrics
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.report import Comparison, Contender, Report
 from compiler.driver.tuning import TaskRow
 from flows.machine import JsonView, event_fields, report_line
 from flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
+COVERAGE = CoverageReport.of(())
 ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
 EVENTS: tuple[Event, ...] = (
     RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, (ROW,), 200, None),
@@ -26,7 +28,8 @@ EVENTS: tuple[Event, ...] = (
 
 def report() -> Report:
     comparison = Comparison("ONNX Runtime", (Contender("untuned", 2e-3, 0.0), Contender("tuned", 1e-3, math.inf)))
-    return Report("RUN", {"network": "mlp", "home": "/state"}, 1, 2.0, comparison, (), "a.retune", "records", "folder")
+    request = {"network": "mlp", "home": "/state"}
+    return Report("RUN", dict(request), 1, 2.0, comparison, COVERAGE, (), "a.retune", "records", "folder")
 
 
 def documented(heading: str) -> set[str]:

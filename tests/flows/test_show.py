@@ -10,20 +10,22 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
 
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
 from flows.parameters import TuneJob
 from tasks.show import ProgressBar, data_url, kernel_rows, show_report
 
 
 def outcome(name: str, weight: int, seconds: float) -> TaskOutcome:
-    return TaskOutcome(name, weight, 1e9, 16, 0.1, seconds, "", False, "")
+    return TaskOutcome(name, weight, 1e9, 16, 0.1, seconds, "", False, False, "")
 
 
 def report() -> Report:
     comparison = Comparison("untuned", (Contender("untuned", 0.1, None), Contender("tuned", 0.01, 0.0)))
     tasks = (outcome("small", 1, 1e-3), outcome("large", 9, 1e-3), outcome("unknown", 1, math.inf))
     request = {"network": "mlp", "threads": 2, "home": "/state"}
-    return Report("RUNID", request, 16, 3.0, comparison, tasks, "mlp.retune", "records", "folder")
+    coverage = CoverageReport.of(())
+    return Report("RUNID", request, 16, 3.0, comparison, coverage, tasks, "mlp.retune", "records", "folder")
 
 
 def artifacts(key: str) -> list[Artifact]:

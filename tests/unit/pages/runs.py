@@ -5,8 +5,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
+from compiler.executor.network import Coverage
+from compiler.executor.network import Origin as CoverageOrigin
 from compiler.measure.record import MeasureRecord
 from storage.parquet import ParquetRecordStore
 from storage.rounds import append_round
@@ -30,8 +33,14 @@ def finished_run(home: Path, tasks: int = 9, network: str = "resnet18") -> str:
             accuracy = min(0.9, 0.5 + number / 50)
             append_round(home, run.run_id, {**row, "latency": latency, "model_pair_accuracy": accuracy})
         outcomes = tuple(_outcome(f"w{number}", records) for number in range(tasks))
-        guess = TaskOutcome("pool", 1, 1e6, 0, 1e-5, 9e-6, "", True, "too small for trials", "wp", 1 << 20)
-        unknown = TaskOutcome("odd", 1, 0.0, 0, math.inf, math.inf, "", False, HOSTILE, "wo", 0)
+        guess = TaskOutcome("pool", 1, 1e6, 0, 1e-5, 9e-6, "", True, False, "too small for trials", "wp", 1 << 20)
+        unknown = TaskOutcome("odd", 1, 0.0, 0, math.inf, math.inf, "", False, False, HOSTILE, "wo", 0)
+        beaten = ("winograd", 2, 1e8, 16, 1.0, 1.0, "", False, False, "another is faster", "wl", 1 << 20, False)
+        lost = TaskOutcome(*beaten)
+        kernels = (
+            Coverage("conv", "w0", 2, True, "record", "", CoverageOrigin.RECORD, 3e8),
+            Coverage("pool", "wp", 1, True, None, "", CoverageOrigin.GUESS, 1e8),
+        )
         ours = (Contender("untuned", 0.1, 1e-7), Contender("tuned", 0.01, 2e-7))
         contenders = (*ours, Contender("ONNX Runtime", 0.012, None))
         folder = home / "runs" / run.run_id
@@ -41,7 +50,8 @@ def finished_run(home: Path, tasks: int = 9, network: str = "resnet18") -> str:
             len(records),
             3.0 * tasks,
             Comparison("ONNX Runtime", contenders),
-            (*outcomes, guess, unknown),
+            CoverageReport.of(kernels),
+            (*outcomes, guess, unknown, lost),
             str(folder / "resnet18.retune"),
             str(home / "records"),
             str(folder),
@@ -86,5 +96,5 @@ def _outcome(key: str, records: list[MeasureRecord]) -> TaskOutcome:
     flops, moved = 8e7 * (number + 1) * (1 - 0.1 * number), 1 << (18 + number % 6)
     default = mine[0].seconds
     return TaskOutcome(
-        best.task_name, 2, flops, len(mine), default, best.seconds, best.record_id, False, "", key, moved
+        best.task_name, 2, flops, len(mine), default, best.seconds, best.record_id, False, False, "", key, moved
     )

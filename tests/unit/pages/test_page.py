@@ -104,6 +104,12 @@ def test_what_people_named_is_shown_and_not_run(tmp_path: Path) -> None:
 def test_figures_add_up(finished: RunFacts) -> None:
     assert sum(kernel.share for kernel in finished.kernels) == pytest.approx(1.0)
     assert finished.trial_count == 9 * 16
+    (lost,) = (kernel for kernel in finished.kernels if not kernel.is_used)
+    assert (lost.served_by, lost.share) == ("not used", 0.0)
+    assert [(one.name, one.kernels, round(one.share_of_flops, 3)) for one in finished.origins] == [
+        ("record", 1, 0.857),
+        ("guess", 1, 0.143),
+    ]
     assert [failure.count for failure in finished.failures] == [18]
     assert len(finished.programs) == 9 * 15
     assert max(speed for _, speed in finished.programs) == 1.0
