@@ -32,7 +32,7 @@ NETWORKS = (
     "vgg19",
     "zfnet512",
 )
-QUICK = ("squeezenet",)
+QUICK = ("shufflenet", "squeezenet")
 """What runs with every change."""
 
 _LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from compiler.driver.compile_network import BuildRequest, build_in_process, compile_graph
 from compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
 from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.zoo import build
+from compiler.frontend.zoo import NAMES, build
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
 from compiler.graph.ir import Attribute, Graph, Value
@@ -24,6 +24,7 @@ from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step, dump_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+from tests.zoo_sizes import SMALL
 
 TARGET = Target.host()
 CONV: dict[str, Attribute] = {
@@ -68,23 +69,9 @@ def _assert_close(found: Sequence[NDArray[Any]], wanted: Sequence[Any]) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("bert_base", {"tokens": 7, "layers": 2, "width": 32, "heads": 4, "hidden": 72, "words": 50}),
-        ("dcgan", {"noise": 10, "width": 8}),
-        ("gpt2_block", {"tokens": 3, "past": 9, "width": 32, "heads": 4, "hidden": 72}),
-        ("mlp", {"widths": (20, 33, 7), "batch": 3}),
-        ("mobilenet_v2", {"image": 32, "width": 0.25, "classes": 10}),
-        ("r3d_18", {"frames": 4, "image": 32, "width": 8, "classes": 10}),
-        ("resnet18", {"image": 32, "width": 8, "classes": 10}),
-        ("resnet50", {"image": 32, "width": 8, "classes": 10}),
-        ("unet", {"image": 32, "width": 4}),
-        ("vit_small", {"image": 32, "patch": 8, "layers": 2, "width": 24, "heads": 3, "hidden": 56, "classes": 10}),
-    ],
-)
-def test_zoo_networks_agree_with_onnx_runtime(name: str, options: dict[str, Any]) -> None:
-    model = build(name, **options)
+@pytest.mark.parametrize("name", NAMES)
+def test_zoo_networks_agree_with_onnx_runtime(name: str) -> None:
+    model = build(name, **SMALL[name])
     graph = optimize(load_model(model))
     inputs = _random(graph)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -1,0 +1,36 @@
+"""The peers' PyTorch modules compute what the zoo's networks say, with PyTorch's own operators. Needs PyTorch."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.network_peers import seeded_inputs
+from compiler.driver.onnx_runtime import OnnxRuntime
+from compiler.frontend import zoo
+from tests.zoo_sizes import SMALL
+
+torch = pytest.importorskip("torch")
+torch_network = pytest.importorskip("benchmarks.torch_network").torch_network
+
+FUSED = {
+    "bert_base": {"gelu": 2, "scaled_dot_product_attention": 2, "layer_norm": 5, "linear": 13},
+    "gpt2_block": {"gelu": 1, "scaled_dot_product_attention": 1, "layer_norm": 2, "linear": 4},
+    "vit_small": {"gelu": 2, "scaled_dot_product_attention": 2, "layer_norm": 5, "linear": 9},
+}
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_computes_what_onnx_runtime_computes(name: str) -> None:
+    model = zoo.build(name, **SMALL[name])
+    inputs = seeded_inputs(model)
+    module = torch_network(model)
+    with torch.no_grad():
+        found = [output.numpy() for output in module(*map(torch.from_numpy, inputs.values()))]
+    wanted = OnnxRuntime(model.SerializeToString(), 1).run(inputs)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.shape == theirs.shape
+        assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+    calls = Counter(getattr(node.target, "__name__", "") for node in module.graph.nodes)
+    assert {key: calls[key] for key in FUSED.get(name, {})} == FUSED.get(name, {})
+    assert not {"erf", "softmax"} & calls.keys()
