@@ -120,7 +120,8 @@ def search(task: SearchTask, workers: Workers, seconds: float) -> tuple[list[Mea
     origin = Origin(
         "benchmark", task.name, str(task.target), config.device_name(), options.threads, 0, options.to_json()
     )
-    tuning, found = begin([task], [1], origin), []
+    tuning = begin([task], [1], origin)
+    found: list[MeasureRecord] = []
     while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds) and tuning.live:
         count = budget.round_size(BATCH, 1, tuning.trials)
         found += play_round(tuning, 0, count, workers, began, budget)[0]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from benchmarks.peak import peak_kernel
 
 from benchmarks.harness import Figure, Run, in_turn, parse
 from benchmarks.kernel_timing import bound_kernel
@@ -24,6 +23,7 @@ from compiler.graph.evaluate import evaluate
 from compiler.graph.ir import Attribute, Graph, Value
 from compiler.graph.partition import Partition, partition, with_alternatives
 from compiler.graph.winograd import WINOGRAD
+from compiler.measure.peak import peak_kernel
 from compiler.measure.worker_process import WorkerProcess
 from compiler.schedule.default import default_steps
 from compiler.schedule.steps import dump_steps, load_steps
