@@ -94,6 +94,11 @@ def thread_count(default: int, environment: Mapping[str, str] | None = None) -> 
     return load(environment).num_threads or default
 
 
+def host_name() -> str:
+    """What this machine is called in its network."""
+    return platform.node() or "this machine"
+
+
 def device_name() -> str:
     """The identity of this machine's processor, as records carry it: the same text means that times may be compared."""
     fields = _first_processor()

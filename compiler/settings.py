@@ -75,6 +75,17 @@ class Settings:
             least=1,
         ),
     )
+    fleet: str | None = field(
+        default=None,
+        metadata=_about("workers that build and time: folder, prefect, dask, ray; this machine when unset"),
+    )
+    fleet_storage: str | None = field(
+        default=None,
+        metadata=_about("folder or URL that a fleet's runs and workers share; fleet/ in the state folder when unset"),
+    )
+    device: str | None = field(
+        default=None, metadata=_about("key of the fleet's device that programs are timed on; cpu when unset")
+    )
     prefect_api: str | None = field(
         default=None,
         metadata=_about(

@@ -15,7 +15,7 @@ from compiler.search.task_scheduler import SchedulerOptions
 from flows.parameters import TuneJob
 from flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from storage.files import new_id
-from tasks.extract import extract_tasks
+from tasks.extract import extract_any
 from tasks.measure import measure
 from tasks.sample import sample
 from tasks.show import ProgressBar
@@ -28,7 +28,7 @@ from tasks.workers import Workers, open_workers
 def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     """Spend the budget of `job` on its tasks; what the run has spent before counts."""
     home, device = Path(job.home), job.device
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
+    extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
     tuning = begin_tuning(extracted, job.origin(run_id, measuring))
@@ -42,7 +42,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     announce(RunOpened.of(tuning, job.home, known.programs, budget))
     began = time.monotonic() - tuning.elapsed
     bar = ProgressBar(run_id, job.network)
-    with open_workers(measuring) as workers:
+    with open_workers(measuring, job.plan) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
             if tuning.is_stalled(job.early_stopping):
                 announce(PhaseStarted(f"stopped early: {job.early_stopping} trials brought nothing"))

@@ -11,7 +11,7 @@ import typer
 
 from compiler.errors import RetuneError
 from flows import exits
-from flows.commands import networks, report, settings, tune
+from flows.commands import fleet, networks, report, settings, tune
 from flows.commands.doctor import doctor
 from flows.commands.records import records_app
 
@@ -30,6 +30,8 @@ app.command()(report.runs)
 app.command()(report.report)
 app.command("config")(settings.show_config)
 app.command()(doctor)
+app.command()(fleet.worker)
+app.command()(fleet.pools)
 app.add_typer(records_app, name="records")
 
 

@@ -1,4 +1,5 @@
-"""In: a tuned run. Out: the network compiled with its best records, and the evidence that it is right and faster.
+"""In: a network and what is stored of its kernels. Out: the network compiled with its best records, and the evidence
+that it is right and faster.
 
 Always: a record serves only after it was built, checked and timed once more.
 
@@ -9,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
-from compiler.driver.report import Comparison
+from compiler.driver.report import Comparison, Report
 from compiler.driver.winners import Winner, decided, finalists
-from flows.parameters import TuneJob
+from flows.located import located, reaching_fleet
+from flows.parameters import TuneJob, label_of
 from flows.progress import PhaseAdvanced, PhaseStarted, announce
 from tasks.compile import compile_to
 from tasks.extract import extract_tasks
-from tasks.store import best_of_every_task, best_records
+from tasks.report import publish
+from tasks.store import best_of_every_task, best_records, complete_run, open_run
+from tasks.train import begin_tuning
 from tasks.verify import confirm, limits_of_machine, verify
 from tasks.workers import open_workers
 
@@ -39,8 +44,55 @@ class Compiled:
     limits: MachineLimits
 
 
-@flow(name="compile-network", flow_run_name="compile-{job.label}")
-def compile_network(job: TuneJob, run_id: str) -> Compiled:
+def run_name() -> str:
+    """What the UI calls a run: its network, whatever folder that is in."""
+    return f"compile-{label_of(str(flow_run.parameters['network']))}"
+
+
+@flow(name="compile-network", flow_run_name=run_name)
+def compile_network(
+    network: str,
+    threads: int | None = None,
+    target: str | None = None,
+    home: str | None = None,
+    shapes: list[str] | None = None,
+    weights: str | None = None,
+    winograd: bool = True,
+    fleet: str | None = None,
+    on_device: str | None = None,
+) -> Report:
+    """Compile `network` anew with the best records on this machine, measuring nothing else: after an upgrade, or when
+    other runs have found better programs for its kernels. The parameters are those of `tune_network`.
+
+    Raises: OptionError, ModelError, TargetError, StoreError.
+    """
+    job = located(
+        TuneJob.checked(
+            network, 1, None, threads, target, home=home, shapes=shapes, weights=weights, winograd=winograd,
+            fleet=fleet, on_device=on_device,
+        )
+    )  # fmt: skip
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
+    with open_run(Path(job.home), f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
+        compiled = reaching_fleet(compile_best, job)(job, run.run_id)
+        nothing = begin_tuning(extracted, job.origin(run.run_id, job.measuring(extracted.constant_bytes))).summary()
+        report = publish(
+            run.run_id,
+            job.describe(),
+            nothing,
+            compiled.winners,
+            compiled.comparison,
+            compiled.coverage,
+            compiled.artifact,
+            job.run_folder(run.run_id),
+            compiled.limits,
+        )
+        complete_run(run.run_id, Path(job.home), report.summary())
+    return report
+
+
+@flow(name="compile-best", flow_run_name="compile-{job.label}")
+def compile_best(job: TuneJob, run_id: str) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from."""
     folder = job.run_folder(run_id)
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
@@ -48,7 +100,7 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
     announce(PhaseStarted(f"confirming the best programs of {sum(map(len, layers))} tasks"))
-    with open_workers(job.measuring(extracted.constant_bytes)) as workers:
+    with open_workers(job.measuring(extracted.constant_bytes), job.plan) as workers:
         winners: list[Winner] = []
         for layer in layers:
             winners += decided([confirm(task.name, workers, task, programs) for task, programs in layer])
@@ -58,5 +110,7 @@ def compile_network(job: TuneJob, run_id: str) -> Compiled:
     untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")
     tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")
     announce(PhaseStarted("comparing outputs and times"))
-    comparison = verify(job.network, {"untuned": untuned.path, "tuned": tuned.path}, job.threads, job.seed)
-    return Compiled(tuned.path, tuple(winners), comparison, tuned.coverage, limits_of_machine(job.threads))
+    paths = {"untuned": untuned.path, "tuned": tuned.path}
+    comparison = verify(job.network, paths, job.threads, job.seed, job.plan)
+    limits = limits_of_machine(job.threads, job.plan)
+    return Compiled(tuned.path, tuple(winners), comparison, tuned.coverage, limits)

@@ -14,3 +14,6 @@ BUG = 70
 
 INTERRUPTED = 130
 """Ctrl-C."""
+
+TERMINATED = 143
+"""SIGTERM, as a supervisor sends it."""

@@ -8,18 +8,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from compiler import config
 from compiler.driver.budget import Budget
 from compiler.driver.measuring import WEIGHTS, network_options
+from compiler.driver.operators import is_operator, operator_label
 from compiler.driver.tuning import Origin
 from compiler.errors import OptionError
 from compiler.measure.options import MeasureOptions
 from compiler.target import Target
+from tasks.plan import FleetPlan
 
 DEFAULT_TRIALS = 1000
 MAX_BATCH = 1024
+MAX_CORES = 4096
+DEVICE = "cpu"
+"""The key of a fleet's device that nobody has named."""
+
+_WAY = ("fleet", "on_device", "storage", "machine", "cache_bytes")
+"""Fields that say how a job reaches its machine, not what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,9 @@ class TuneJob:
     `shapes` what dynamic inputs are fixed to, see `parse_shape`. After `early_stopping` trials without a shorter
     estimated latency the run ends (0: never). `weights` is where a kernel's weights are while it is timed, see
     `network_options`. `winograd` says whether convolutions may be computed in transformed spaces.
+
+    With a `fleet` programs are built by its workers and timed on its device of the key `on_device`; `storage` is the
+    place that it shares. `machine` and `cache_bytes` are then those of the device, see `flows.located`.
     """
 
     network: str
@@ -46,6 +57,11 @@ class TuneJob:
     early_stopping: int = 0
     weights: str = "auto"
     winograd: bool = True
+    fleet: str = ""
+    on_device: str = ""
+    storage: str = ""
+    machine: str = ""
+    cache_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Shapes that come from JSON are a list."""
@@ -66,6 +82,8 @@ class TuneJob:
         early_stopping: int | None = None,
         weights: str | None = None,
         winograd: bool = True,
+        fleet: str | None = None,
+        on_device: str | None = None,
     ) -> Self:
         """A job with everything that is None filled in from the settings, and every value checked. A limit in trials or
         minutes takes the place of both settings.
@@ -82,13 +100,20 @@ class TuneJob:
         batch = settings.batch if batch is None else batch
         early_stopping = settings.early_stopping if early_stopping is None else early_stopping
         weights = settings.weights if weights is None else weights
+        fleet = (settings.fleet if fleet is None else fleet) or ""
+        on_device = (on_device or settings.device or DEVICE) if fleet else on_device
+        _require(
+            bool(fleet) or not on_device,
+            f"the device {on_device} belongs to a fleet: say which one, for instance prefect",
+        )
         _require(bool(network), "no network given: name one of the zoo or the path of an ONNX file")
         _require(trials is None or trials > 0, f"the budget must be at least 1 trial, not {trials}")
         _require(
             minutes is None or (math.isfinite(minutes) and minutes > 0),
             f"the budget must be more than 0 minutes, not {minutes}",
         )
-        _require(threads is None or 1 <= threads <= cores, f"threads must lie between 1 and {cores}, not {threads}")
+        most = MAX_CORES if fleet else cores
+        _require(threads is None or 1 <= threads <= most, f"threads must lie between 1 and {most}, not {threads}")
         _require(seed >= 0, f"the seed must not be negative, not {seed}")
         _require(1 <= batch <= MAX_BATCH, f"the batch must lie between 1 and {MAX_BATCH}, not {batch}")
         _require(early_stopping >= 0, f"early stopping needs a number of trials, or 0 for never, not {early_stopping}")
@@ -97,8 +122,8 @@ class TuneJob:
             network=network,
             trials=DEFAULT_TRIALS if trials is None and minutes is None else trials,
             minutes=minutes,
-            threads=threads or cores,
-            target=str(Target.host() if target is None else Target(target)),
+            threads=threads or (0 if fleet else cores),
+            target="" if fleet and target is None else str(Target.host() if target is None else Target(target)),
             seed=seed,
             batch=batch,
             home=str(Path(home).absolute() if home else settings.home),
@@ -106,6 +131,9 @@ class TuneJob:
             early_stopping=early_stopping,
             weights=weights,
             winograd=winograd,
+            fleet=fleet,
+            on_device=on_device or "",
+            storage=settings.fleet_storage or f"{Path(home).absolute() if home else settings.home}/fleet",
         )
 
     @property
@@ -115,8 +143,20 @@ class TuneJob:
 
     @property
     def device(self) -> str:
-        """The identity of the machine that the job tunes for: this one."""
-        return config.device_name()
+        """The identity of the machine that the job tunes for: this one, or that of the fleet's device."""
+        return self.machine or config.device_name()
+
+    @property
+    def plan(self) -> FleetPlan | None:
+        """How the job reaches the workers of its fleet; None when this machine does all itself."""
+        return FleetPlan(self.fleet, self.storage, self.on_device) if self.fleet else None
+
+    def asked(self) -> dict[str, Any]:
+        """The parameters of `tune_network` that make this job."""
+        fields = asdict(self)
+        for field in ("storage", "machine", "cache_bytes"):
+            del fields[field]
+        return {**fields, "target": self.target or None, "threads": self.threads or None}
 
     @property
     def budget(self) -> Budget:
@@ -125,7 +165,7 @@ class TuneJob:
 
     def measuring(self, constant_bytes: int) -> MeasureOptions:
         """How the run builds and times programs of a network with so many bytes of weights."""
-        return network_options(self.threads, constant_bytes, self.weights)
+        return network_options(self.threads, constant_bytes, self.weights, self.cache_bytes or None)
 
     def origin(self, run_id: str, measuring: MeasureOptions) -> Origin:
         """What every record of the run has in common."""
@@ -135,13 +175,14 @@ class TuneJob:
     def fingerprint(self, task_keys: Sequence[str]) -> str:
         """What makes two requests the same run, so that the second resumes the first; when it ends is no part of it."""
         same = {**asdict(self), "device": self.device, "tasks": sorted(task_keys)}
-        for field in ("trials", "minutes", "early_stopping", "home"):
+        for field in ("trials", "minutes", "early_stopping", "home", *_WAY):
             del same[field]
         return json.dumps(same, sort_keys=True)
 
     def describe(self) -> dict[str, str | int | float | None]:
         """The request as plain values, for the ledger and the report."""
-        return {**asdict(self), "shapes": " ".join(self.shapes), "device": self.device}
+        fields = {**asdict(self), "shapes": " ".join(self.shapes), "device": self.device}
+        return {name: value for name, value in fields.items() if self.fleet or name not in _WAY}
 
     def run_folder(self, run_id: str) -> Path:
         """Where a run keeps its report and its compiled network."""
@@ -149,8 +190,8 @@ class TuneJob:
 
 
 def label_of(network: str) -> str:
-    """A name of the zoo as it is, of a path the name of the file."""
-    return Path(network).stem or network
+    """A name of the zoo as it is, of a path the name of the file, of an operator its name and sizes."""
+    return operator_label(network) if is_operator(network) else Path(network).stem or network
 
 
 def _require(holds: bool, sentence: str) -> None:

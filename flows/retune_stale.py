@@ -1,20 +1,26 @@
-"""In: networks and a span of time. Out: the span, spent on the networks that gain most. Always: ends in time.
+"""In: networks, operators and a span of time. Out: the span, spent on those that gain most. Always: ends in time.
 
-    until the window is over: judge every network by its records → tune the most promising one for a slice
-A network that cannot be tuned is named, left out, and makes the run fail at its end, after the others had their time.
+    until the window is over: judge each by its records → tune the most promising one for a slice
+One that cannot be tuned is named, left out, and makes the run fail at its end, after the others had their time.
 """
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prefect import flow, get_run_logger
 
+from compiler.driver.operator_report import OperatorReport
+from compiler.driver.operators import Operator, is_operator
 from compiler.driver.report import Report
 from compiler.driver.stale import most_promising
 from compiler.errors import OptionError, RetuneError
+from flows.located import located
 from flows.parameters import TuneJob
 from flows.tune_network import tune_network
+from flows.tune_operator import tune_operator
 from tasks.stale import judge
 
 SHORTEST_SLICE = 1.0
@@ -30,24 +36,29 @@ def retune_stale(
     threads: int | None = None,
     target: str | None = None,
     home: str | None = None,
-) -> list[Report]:
-    """Tune those of `networks` again, names or paths, that are expected to gain most, for `window_minutes` in all.
+    fleet: str | None = None,
+    on_device: str | None = None,
+) -> list[Report | OperatorReport]:
+    """Tune those of `networks` again that are expected to gain most, for `window_minutes` in all. They are names of the
+    zoo, paths, or operators such as `operator:["retune.matmul", 512, 512, 512]`, see `compiler.driver.operators`.
 
     Each turn lasts at most `slice_minutes`. The run ends early when no network is expected to lose the share
     `least_gain` of its latency in a minute of tuning. The other parameters are those of `tune_network`.
     Raises: OptionError for parameters that make no sense; RetuneError at the end when a network could not be tuned.
     """
-    jobs = {
-        name: TuneJob.checked(name, minutes=slice_minutes, threads=threads, target=target, home=home)
-        for name in networks
-    }
-    if not jobs:
+    if not networks:
         raise OptionError("no networks given: name some of the zoo or the paths of ONNX files")
     if not (math.isfinite(window_minutes) and window_minutes >= SHORTEST_SLICE):
         raise OptionError(f"the window must be at least {SHORTEST_SLICE:g} minute, not {window_minutes}")
+    job = TuneJob.checked(
+        networks[0], minutes=slice_minutes, threads=threads, target=target, home=home, fleet=fleet,
+        on_device=on_device,
+    )
+    job = located(job)
+    jobs = {name: replace(job, network=name) for name in networks}
     logger = get_run_logger()
     end = time.monotonic() + window_minutes * 60
-    reports: list[Report] = []
+    reports: list[Report | OperatorReport] = []
     failures: dict[str, str] = {}
     while (left := (end - time.monotonic()) / 60) >= SHORTEST_SLICE:
         prospects = []
@@ -63,17 +74,25 @@ def retune_stale(
             break
         job = jobs[chosen.network]
         try:
-            reports.append(
-                tune_network(
-                    job.network,
-                    minutes=min(slice_minutes, left),
-                    threads=job.threads,
-                    target=job.target,
-                    home=job.home,
-                )
-            )
+            reports.append(tune_again(job, min(slice_minutes, left)))
         except RetuneError as error:
             failures[chosen.network] = str(error)
     if failures:
         raise RetuneError("; ".join(f"{name} could not be tuned: {reason}" for name, reason in failures.items()))
     return reports
+
+
+def tune_again(job: TuneJob, minutes: float) -> Report | OperatorReport:
+    """Tune the job's network or operator for some minutes."""
+    options: dict[str, Any] = {
+        name: getattr(job, name) for name in ("threads", "target", "home", "fleet", "on_device")
+    }
+    if is_operator(job.network):
+        operator = Operator.parsed(job.network)
+        workload = operator.name if operator.module else operator.name.removeprefix("retune.")
+        tuned: OperatorReport = tune_operator(
+            workload, list(operator.args), operator.module, minutes=minutes, **options
+        )
+        return tuned
+    report: Report = tune_network(job.network, minutes=minutes, **options)
+    return report

@@ -7,7 +7,6 @@ Always: the second half of `retune tune`, see `flows.commands.tune`.
 import json
 import signal
 import sys
-from dataclasses import asdict
 
 import typer
 from prefect import get_client
@@ -31,7 +30,7 @@ def main(mode: Mode, text: str) -> int:
     try:
         require_server()
         with shown_on(sys.stdout, mode):
-            report = tune_network(**asdict(job))
+            report = tune_network(**job.asked())
     except RetuneError as error:
         typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
         return exits.USER_ERROR

@@ -5,7 +5,7 @@ Always: the same command after a crash goes on where the stored records end.
     tune-network
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
      ├─ allocate-trials    rounds of sample → measure → store → train, until the budget is spent
-     ├─ compile-network    best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
+     ├─ compile-best       best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
      └─ report             what it brought, task by task, as files and in Prefect's UI
 """
 
@@ -16,7 +16,8 @@ from prefect.runtime import flow_run
 
 from compiler.driver.report import Report
 from flows.allocate_trials import allocate_trials
-from flows.compile_network import compile_network
+from flows.compile_network import compile_best
+from flows.located import located, reaching_fleet
 from flows.parameters import TuneJob, label_of
 from flows.progress import PhaseStarted, announce
 from tasks.extract import extract_tasks
@@ -44,6 +45,8 @@ def tune_network(
     early_stopping: int | None = None,
     weights: str | None = None,
     winograd: bool = True,
+    fleet: str | None = None,
+    on_device: str | None = None,
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
@@ -53,16 +56,19 @@ def tune_network(
     `early_stopping` trials that did not shorten the estimated latency, tuning ends before its budget does (0: never).
     `weights` says where a kernel's weights are while it is timed: "cached", in "memory", or as in the network ("auto").
     `winograd` says whether convolutions may be computed in transformed spaces where that is measured to be faster.
-    Raises: OptionError, ModelError, TargetError, StoreError.
+    With a `fleet` (folder, prefect, dask[://HOST:PORT], ray[://HOST:PORT]) its workers build, its device `on_device`
+    times. Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
     """
     job = TuneJob.checked(
-        network, trials, minutes, threads, target, seed, batch, home, shapes, early_stopping, weights, winograd
-    )
+        network, trials, minutes, threads, target, seed, batch, home, shapes, early_stopping, weights, winograd,
+        fleet, on_device,
+    )  # fmt: skip
+    job = located(job)
     announce(PhaseStarted(f"reading {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
-        spent = allocate_trials(job, run.run_id)
-        compiled = compile_network(job, run.run_id)
+        spent = reaching_fleet(allocate_trials, job)(job, run.run_id)
+        compiled = reaching_fleet(compile_best, job)(job, run.run_id)
         report = publish(
             run.run_id,
             job.describe(),

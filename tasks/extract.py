@@ -1,4 +1,4 @@
-"""In: a network's name or file. Out: its graph, kernels and tuning tasks.
+"""In: a network's name or file, or an operator. Out: its tuning tasks; of a network also its graph and kernels.
 
 Always: asked again in the same process, the same answer at no cost.
 """
@@ -7,6 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.extract import ExtractedNetwork, extract_network
+from compiler.driver.operators import ExtractedOperator, extract_operator, is_operator
 
 
 @task(name="extract-tasks", task_run_name="extract-{network}", cache_policy=NO_CACHE)
@@ -15,3 +16,20 @@ def extract_tasks(
 ) -> ExtractedNetwork:
     """Read, optimise and cut a network into weighted tuning tasks."""
     return extract_network(network, target, threads, shapes, winograd)
+
+
+def extracted(
+    subject: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
+) -> ExtractedNetwork | ExtractedOperator:
+    """What is to be tuned: a network, or an operator as `compiler.driver.operators` writes one."""
+    if is_operator(subject):
+        return extract_operator(subject, target, threads)
+    return extract_network(subject, target, threads, shapes, winograd)
+
+
+@task(name="extract-tasks", task_run_name="extract-{subject}", cache_policy=NO_CACHE)
+def extract_any(
+    subject: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
+) -> ExtractedNetwork | ExtractedOperator:
+    """The tuning tasks of a network or an operator."""
+    return extracted(subject, target, threads, shapes, winograd)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prefect import task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
+from compiler.driver.operator_report import OperatorReport
 from compiler.driver.report import Comparison, Report
 from compiler.driver.tuning import TuningSummary
 from compiler.driver.winners import Winner
@@ -43,3 +45,16 @@ def write_page(run_id: str, home: Path, folder: Path) -> RunFacts:
     facts = facts_of(home, RunLedger(home).get(run_id))
     (folder / "report.html").write_text(page(facts), encoding="utf-8")
     return facts
+
+
+@task(name="report", task_run_name="report-{run_id}", cache_policy=NO_CACHE)
+def publish_operator(
+    run_id: str, request: dict[str, str | int | float | None], spent: TuningSummary, winner: Winner, folder: Path
+) -> OperatorReport:
+    """Write an operator's report into the run's folder and show it in Prefect."""
+    report = OperatorReport.of(run_id, request, spent, winner)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text(report.markdown(), encoding="utf-8")
+    (folder / "report.json").write_text(report.to_json(), encoding="utf-8")
+    create_markdown_artifact(report.markdown(), key=f"report-{run_id.lower()}", description="Tuning report")
+    return report

@@ -7,17 +7,15 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from compiler import config
-from compiler.driver.extract import extract_network
 from compiler.driver.stale import Prospect, prospect
 from storage.parquet import ParquetRecordStore
+from tasks.extract import extracted
 
 
 @task(name="judge", task_run_name="judge-{network}", cache_policy=NO_CACHE)
 def judge(network: str, home: Path, target: str, device: str, threads: int, shapes: Sequence[str] = ()) -> Prospect:
     """What the records of this machine promise of the network."""
-    extracted = extract_network(network, target, threads, tuple(shapes))
+    subject = extracted(network, target, threads, tuple(shapes))
     store = ParquetRecordStore(home)
-    records = {key: store.records(key, target, device, threads=threads) for key in set(extracted.task_keys)}
-    return prospect(
-        network, extracted.tasks, extracted.weights, records, config.engine_version(), layers=extracted.layers
-    )
+    records = {key: store.records(key, target, device, threads=threads) for key in set(subject.task_keys)}
+    return prospect(network, subject.tasks, subject.weights, records, config.engine_version(), layers=subject.layers)

@@ -1,5 +1,6 @@
 """In: a run and what was stored. Out: the run, wiser. Always: only records that are durable are learned."""
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,16 +10,20 @@ from prefect.cache_policies import NO_CACHE
 from compiler.cost_model import TrainingBatch
 from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
 from compiler.driver.extract import ExtractedNetwork
+from compiler.driver.operators import ExtractedOperator
+from compiler.driver.train import TrainedModel, train_model
 from compiler.driver.tuning import Origin, Tuning, begin
 from compiler.errors import StoreError
 from compiler.features import FEATURE_VERSION
 from compiler.measure.record import MeasureRecord
+from compiler.schedule.task import SearchTask
 from storage.lessons import LessonStore
+from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 
 
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
-def begin_tuning(extracted: ExtractedNetwork, origin: Origin) -> Tuning:
+def begin_tuning(extracted: ExtractedNetwork | ExtractedOperator, origin: Origin) -> Tuning:
     """A run before its first round: one policy per tuning task, one cost model for all of them."""
     return begin(extracted.tasks, extracted.weights, origin, layers=extracted.layers)
 
@@ -47,19 +52,45 @@ def replay(
 @task(name="keep-lessons", task_run_name="keep-lessons", cache_policy=NO_CACHE)
 def keep_lessons(run_id: str, home: Path, tuning: Tuning) -> None:
     """Keep what the model knows now for later runs on this device."""
-    if tuning.model is not None and tuning.trials:
-        origin = tuning.origin
-        data = lessons_to_bytes(tuning.model.lessons())
-        LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
+    if tuning.trials:
+        _save(home, tuning)
 
 
 @task(name="recall-lessons", task_run_name="recall-lessons", cache_policy=NO_CACHE)
 def recall_lessons(run_id: str, home: Path, origin: Origin) -> list[TrainingBatch]:
     """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
     run = RunLedger(home).get(run_id)
+    return _lessons(home, origin, run.horizon or run.started)
+
+
+@task(name="learn-records", task_run_name="learn-records", cache_policy=NO_CACHE)
+def learn_records(tasks: Sequence[SearchTask], home: Path, origin: Origin, holdout: float) -> TrainedModel:
+    """A cost model trained on all records of the tasks on the origin's device, after the lessons of earlier runs."""
+    store = ParquetRecordStore(home)
+    records = {
+        task.workload_key: store.records(task.workload_key, origin.target, origin.device, threads=origin.threads)
+        for task in tasks
+    }
+    return train_model(tasks, records, _lessons(home, origin, time.time()), origin, holdout)
+
+
+@task(name="save-lessons", task_run_name="save-lessons", cache_policy=NO_CACHE)
+def save_lessons(home: Path, tuning: Tuning) -> None:
+    """Keep what a trained model knows for later runs on its device."""
+    _save(home, tuning)
+
+
+def _save(home: Path, tuning: Tuning) -> None:
+    if tuning.model is not None:
+        origin = tuning.origin
+        data = lessons_to_bytes(tuning.model.lessons())
+        LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
+
+
+def _lessons(home: Path, origin: Origin, before: float) -> list[TrainingBatch]:
     try:
         lessons = LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION)
-        data = lessons.newest(before=run.horizon or run.started)
+        data = lessons.newest(before=before)
         return [] if data is None else lessons_from_bytes(data)
     except StoreError as error:
         get_run_logger().info("a cost model without lessons: %s", error)

@@ -9,12 +9,15 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from compiler.driver.bench import compare_on_device, limits_of_device
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison
 from compiler.driver.winners import Program, Winner, choose_winner
 from compiler.frontend.network import network_bytes
 from compiler.measure.worker_process import WorkerProcess
 from compiler.schedule.task import SearchTask
+from tasks.fleet import open_courier
+from tasks.plan import FleetPlan
 from tasks.workers import Workers
 
 
@@ -25,8 +28,15 @@ def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequ
 
 
 @task(name="verify", task_run_name="verify-{network}", cache_policy=NO_CACHE)
-def verify(network: str, compiled: Mapping[str, Path], threads: int, seed: int) -> Comparison:
-    """Compare compiled networks, by name, with each other and with ONNX Runtime: outputs and time."""
+def verify(
+    network: str, compiled: Mapping[str, Path], threads: int, seed: int, plan: FleetPlan | None = None
+) -> Comparison:
+    """Compare compiled networks, by name, with each other and with ONNX Runtime: outputs and time. With a plan that is
+    done on the device of a fleet.
+    """
+    if plan is not None:
+        with open_courier(plan) as courier:
+            return compare_on_device(courier, plan.device, compiled, network_bytes(network), threads, seed)
     with WorkerProcess() as worker:
         compare = "compiler.driver.compare:compare_networks"
         comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
@@ -34,8 +44,11 @@ def verify(network: str, compiled: Mapping[str, Path], threads: int, seed: int) 
 
 
 @task(name="measure-limits", task_run_name="measure-limits", cache_policy=NO_CACHE)
-def limits_of_machine(threads: int) -> MachineLimits:
-    """What the machine can do at best on so many threads, for the report to compare with."""
+def limits_of_machine(threads: int, plan: FleetPlan | None = None) -> MachineLimits:
+    """What the machine, or the device of a fleet, can do at best on so many threads, for the report to compare with."""
+    if plan is not None:
+        with open_courier(plan) as courier:
+            return limits_of_device(courier, plan.device, threads)
     with WorkerProcess() as worker:
         limits: MachineLimits = worker.call("compiler.driver.limits:measure_limits", threads)
     return limits

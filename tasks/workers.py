@@ -1,26 +1,37 @@
-"""In: how to measure. Out: the processes that build and time programs.
+"""In: how to measure, and where. Out: what builds and times programs: processes of this machine, or a fleet.
 
-Always: started once a run, gone when the block ends.
+Always: opened once a run; processes that were started for it are gone when the block ends.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compiler.measure.measurer import LocalMeasurer
+from compiler.measure.fleet import FleetBuilder, FleetMeasurer, FleetRunner
+from compiler.measure.measurer import Builder, LocalMeasurer, Measurer, Runner
 from compiler.measure.options import MeasureOptions
+from tasks.fleet import open_courier
+from tasks.plan import FleetPlan
 
 
 class Workers:
-    """The build processes and the timing process of a run. A plain class, so that Prefect hands it on as it is."""
+    """What builds and times the programs of a run. A plain class, so that Prefect hands it on as it is."""
 
-    def __init__(self, measurer: LocalMeasurer) -> None:
+    def __init__(self, measurer: Measurer, builder: Builder, runner: Runner) -> None:
         self.measurer = measurer
-        self.builder = measurer.builder
-        self.runner = measurer.runner
+        self.builder = builder
+        self.runner = runner
 
 
 @contextmanager
-def open_workers(options: MeasureOptions) -> Iterator[Workers]:
-    """Build processes on all cores, and one process that times programs on `options.threads` threads."""
-    with LocalMeasurer.with_options(options) as measurer:
-        yield Workers(measurer)
+def open_workers(options: MeasureOptions, plan: FleetPlan | None = None) -> Iterator[Workers]:
+    """Without a plan, build processes on all cores of this machine and one process that times programs on
+    `options.threads` threads; else the workers of a fleet.
+    """
+    if plan is None:
+        with LocalMeasurer.with_options(options) as measurer:
+            yield Workers(measurer, measurer.builder, measurer.runner)
+        return
+    with open_courier(plan) as courier:
+        builder = FleetBuilder(courier, options.build_timeout_s)
+        runner = FleetRunner(courier, plan.device, options)
+        yield Workers(FleetMeasurer(builder, runner), builder, runner)

@@ -23,6 +23,7 @@ from compiler.auto_scheduler.loop_state import State
 from compiler.config import usable_processors
 from compiler.errors import MeasureError, NotYetError, OptionError
 from compiler.measure.builder import LocalBuilder
+from compiler.measure.fleet import FleetRunner
 from compiler.measure.log import LoggedTask, LoggedTrial, code_target, is_timed
 from compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
 from compiler.measure.options import MeasureOptions
@@ -182,9 +183,10 @@ class TuningOptions:
     `num_measure_trials` programs are measured, `num_measures_per_round` at a time; with 0 nothing is, and the search
     gives the program that it would try first (TVM does not measure with 1 either). The search ends early when more than
     `early_stopping` measurements brought nothing. With `verbose` 0 it says nothing, else it tells the log of this
-    module how it goes. `builder` is "local" or a `LocalBuilder`; `runner` is "local", a `LocalRunner`, or anything with
-    the method `measure` of `compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures as runs
-    of Retune do: races, with as many threads as the task has cores. `measure_callbacks` are told of every round.
+    module how it goes. `builder` is "local" or a `LocalBuilder`; `runner` is "local", a `LocalRunner`, an `RPCRunner`,
+    or anything with the method `measure` of `compiler.measure.measurer.Measurer`, which then needs no builder. "local"
+    measures as runs of Retune do: races, with as many threads as the task has cores. `measure_callbacks` are told of
+    every round.
     Raises: OptionError for anything else.
     """
 
@@ -193,7 +195,7 @@ class TuningOptions:
     num_measures_per_round: int = 64
     verbose: int = 1
     builder: LocalBuilder | str = "local"
-    runner: LocalRunner | Measurer | str = "local"
+    runner: LocalRunner | FleetRunner | Measurer | str = "local"
     measure_callbacks: Sequence[MeasureCallback] | None = None
 
     def __post_init__(self) -> None:
@@ -206,8 +208,9 @@ class TuningOptions:
                 raise OptionError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
         if self.builder != "local" and not isinstance(self.builder, LocalBuilder):
             raise OptionError(f"builder must be 'local' or a LocalBuilder, not {self.builder!r}")
-        if self.runner != "local" and not isinstance(self.runner, LocalRunner) and not hasattr(self.runner, "measure"):
-            raise OptionError(f"runner must be 'local', a LocalRunner or a Measurer, not {self.runner!r}")
+        known = isinstance(self.runner, (LocalRunner, FleetRunner)) or hasattr(self.runner, "measure")
+        if self.runner != "local" and not known:
+            raise OptionError(f"runner must be 'local', a LocalRunner, an RPCRunner or a Measurer, not {self.runner!r}")
         if not isinstance(self.measure_callbacks, Iterable | None):
             raise OptionError(f"measure_callbacks must be a list, not {self.measure_callbacks!r}")
         for callback in self.measure_callbacks or ():
@@ -226,7 +229,7 @@ class ProgramMeasurer:
     def __init__(
         self,
         builder: LocalBuilder | str = "local",
-        runner: LocalRunner | Measurer | str = "local",
+        runner: LocalRunner | FleetRunner | Measurer | str = "local",
         callbacks: Sequence[MeasureCallback] = (),
         verbose: int = 1,
         max_continuous_error: int = -1,
@@ -239,7 +242,7 @@ class ProgramMeasurer:
         self.trials = 0
         self._failures: dict[str, int] = {}
         self._best: dict[str, tuple[float, MeasureInput]] = {}
-        self._own: list[LocalBuilder | LocalRunner] = []
+        self._own: list[LocalBuilder | LocalRunner | FleetRunner] = []
         self._measurer = self._made_of(builder, runner, threads)
 
     @classmethod
@@ -255,10 +258,12 @@ class ProgramMeasurer:
         callbacks = options.measure_callbacks or ()
         return cls(options.builder, options.runner, callbacks, options.verbose, threads=threads)
 
-    def _made_of(self, builder: LocalBuilder | str, runner: LocalRunner | Measurer | str, threads: int) -> Measurer:
-        if not isinstance(runner, (LocalRunner, str)):
+    def _made_of(
+        self, builder: LocalBuilder | str, runner: LocalRunner | FleetRunner | Measurer | str, threads: int
+    ) -> Measurer:
+        if not isinstance(runner, (LocalRunner, FleetRunner, str)):
             return runner
-        times = runner if isinstance(runner, LocalRunner) else LocalRunner(options=MeasureOptions(threads=threads))
+        times = LocalRunner(options=MeasureOptions(threads=threads)) if isinstance(runner, str) else runner
         lane = times.processors if times.options.overlap else ()
         builds = builder if isinstance(builder, LocalBuilder) else LocalBuilder(lane=lane)
         self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.cost_model.random import RandomModel
-from compiler.measure.builder import LocalBuilder
+from compiler.measure.measurer import Builder, Runner
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.runner import LocalRunner
 from compiler.schedule.default import default_steps
 from compiler.schedule.steps import load_steps
 from compiler.schedule.task import SearchTask
@@ -105,9 +104,7 @@ def decided(winners: Sequence[Winner]) -> tuple[Winner, ...]:
     return tuple(replace(one, serves=one is fastest) for one in winners)
 
 
-def choose_winner(
-    task: SearchTask, programs: Sequence[Program], builder: LocalBuilder, runner: LocalRunner
-) -> Winner:
+def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builder, runner: Runner) -> Winner:
     """Build the untuned program and `programs` once more, and take the fastest right one.
 
     Each is run and checked alone; those within `REACH` of the fastest are then timed in turn, so that a disturbance of
@@ -133,7 +130,7 @@ def choose_winner(
 
 
 def _in_turn(
-    task: SearchTask, builds: Sequence[BuildResult], results: Sequence[MeasureResult], runner: LocalRunner
+    task: SearchTask, builds: Sequence[BuildResult], results: Sequence[MeasureResult], runner: Runner
 ) -> list[float]:
     """Seconds of every program, infinite for those that failed; those in reach of the fastest compared in turn."""
     seconds = [min(result.costs, default=math.inf) for result in results]

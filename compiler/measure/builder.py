@@ -82,6 +82,10 @@ class LocalBuilder:
         """
         return self._pool.start(lambda worker, steps: self._build_one(worker, task, steps), candidates)
 
+    def stop(self) -> None:
+        """From any thread or a signal handler: make the build in progress and all later ones fail, until `close`."""
+        self._pool.stop()
+
     def close(self) -> None:
         """End the worker processes; a later `build` starts new ones."""
         self._pool.close()

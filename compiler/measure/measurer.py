@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 from compiler.measure.builder import LocalBuilder
+from compiler.measure.fleet import FleetRunner
 from compiler.measure.options import MeasureOptions
-from compiler.measure.results import Measurement, join
+from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
 from compiler.measure.runner import LocalRunner
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
@@ -32,15 +33,41 @@ class Measurer(Protocol):
         ...
 
 
+class Builder(Protocol):
+    """Whatever makes kernels of programs."""
+
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
+        """One result per candidate, in order. Raises: MeasureError when nothing can be built."""
+        ...
+
+
+class Runner(Protocol):
+    """Whatever times kernels, on one device; see `LocalRunner`."""
+
+    def run(
+        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
+    ) -> list[MeasureResult]:
+        """One result per build, in order. Raises: MeasureError when nothing can be timed."""
+        ...
+
+    def compare(self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7) -> list[MeasureResult] | None:
+        """The builds timed in turn, or None when the process that did it was lost. Raises: MeasureError."""
+        ...
+
+    def restart(self) -> None:
+        """Time what comes next in a fresh process."""
+        ...
+
+
 class LocalMeasurer:
-    """Builds and runs candidates on this machine.
+    """Builds candidates on this machine, and runs them here or on a device of a fleet.
 
     Builds overlap timing where that leaves the timing alone: programs are timed in small groups as soon as they are
     built, on processors of their own, while the others go on building (see `LocalBuilder`). With as many threads as
     there are processors there are no others, and everything is built before anything is timed.
     """
 
-    def __init__(self, builder: LocalBuilder, runner: LocalRunner) -> None:
+    def __init__(self, builder: LocalBuilder, runner: LocalRunner | FleetRunner) -> None:
         self.builder = builder
         self.runner = runner
 

@@ -124,6 +124,10 @@ class LocalRunner:
         """Time what comes next in a fresh process."""
         self._worker.kill()
 
+    def stop(self) -> None:
+        """From any thread or a signal handler: make the run in progress and all later ones fail, until `close`."""
+        self._worker.stop()
+
     def close(self) -> None:
         """End the worker process; a later `run` starts a new one."""
         self._worker.close()

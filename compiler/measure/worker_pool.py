@@ -38,6 +38,11 @@ class WorkerPool:
             results = dict(work.take(len(items)))
         return [results[place] for place in range(len(items))]
 
+    def stop(self) -> None:
+        """Make the calls in progress fail, and every later one until `close`."""
+        for worker in self._workers:
+            worker.stop()
+
     def close(self) -> None:
         """End all workers."""
         for worker in self._workers:

@@ -25,6 +25,9 @@ from flows.parameters import DEFAULT_TRIALS, TuneJob
 from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
 
+HOST = "llvm"
+"""The target of this machine."""
+
 
 def tune(
     network: Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")],
@@ -52,6 +55,11 @@ def tune(
     winograd: Annotated[
         bool, typer.Option(help="Try Winograd's transforms for 3x3 convolutions of stride 1; the faster way serves.")
     ] = True,
+    fleet: Annotated[
+        str | None,
+        typer.Option(help="Workers that build and time: folder, prefect, dask[://HOST:PORT], ray[://HOST:PORT]."),
+    ] = None,
+    on: Annotated[str | None, typer.Option("--on", help="The device of the fleet to tune for. Default: cpu.")] = None,
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -63,9 +71,10 @@ def tune(
     """
     mode = Mode.of(as_json, quiet)
     job = TuneJob.checked(
-        network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights, winograd
-    )
-    extract_network(job.network, job.target, job.threads, job.shapes, job.winograd)
+        network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights, winograd,
+        fleet, on,
+    )  # fmt: skip
+    extract_network(job.network, job.target or HOST, job.threads or 1, job.shapes, job.winograd)
     _prepare_state_folder(Path(job.home))
     settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
     environment = config.child_environment(settings)

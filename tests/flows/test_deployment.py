@@ -15,6 +15,7 @@ from prefect import Flow
 from prefect.settings import PREFECT_API_URL
 
 from compiler import config
+from flows.pools import POOLS, QUEUES
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 from tests.flows.networks import write_mlp
@@ -28,12 +29,56 @@ def deployments() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("deployment", deployments(), ids=lambda each: str(each["name"]))
-def test_a_deployment_names_a_flow_and_parameters_that_it_has(deployment: dict[str, Any]) -> None:
+def flow_of(deployment: dict[str, Any]) -> Flow[Any, Any]:
     path, _, name = deployment["entrypoint"].partition(":")
-    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
-    assert isinstance(flow, Flow)
-    assert set(deployment.get("parameters", {})) <= set(inspect.signature(flow.fn).parameters)
+    found = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    assert isinstance(found, Flow)
+    return found
+
+
+def full_name(deployment: dict[str, Any]) -> str:
+    return f"{flow_of(deployment).name}/{deployment['name']}"
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=full_name)
+def test_a_deployment_names_a_flow_and_parameters_that_it_has(deployment: dict[str, Any]) -> None:
+    flow, given = flow_of(deployment), deployment.get("parameters", {})
+    parameters = inspect.signature(flow.fn).parameters
+    assert set(given) <= set(parameters)
+    required = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
+    assert required <= set(given)
+    assert flow.validate_parameters(given).items() >= given.items()
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=full_name)
+def test_a_deployment_is_described_and_limited_and_has_a_pool_that_is_made(deployment: dict[str, Any]) -> None:
+    assert len(deployment["description"]) > 40
+    assert "retune" in deployment["tags"]
+    assert deployment["concurrency_limit"]["collision_strategy"] in ("ENQUEUE", "CANCEL_NEW")
+    assert deployment["work_pool"]["name"] in {pool.name for pool in POOLS}
+    assert deployment["work_pool"]["work_queue_name"] in QUEUES
+    documentation = flow_of(deployment).fn.__doc__ or ""
+    shared = {"threads", "target", "home", "shapes", "fleet", "on_device", "trials", "minutes", "seed", "batch"}
+    own = set(inspect.signature(flow_of(deployment).fn).parameters) - shared - {"early_stopping", "weights", "winograd"}
+    assert all(f"`{name}`" in documentation for name in own), own
+
+
+def test_every_kind_of_job_has_a_deployment() -> None:
+    assert {full_name(deployment) for deployment in deployments()} == {
+        "tune-network/cpu",
+        "tune-network/gpu",
+        "tune-network/fleet",
+        "tune-operator/cpu",
+        "retune-stale/nightly",
+        "compile-network/cpu",
+        "train-cost-model/weekly",
+        "compact-records/weekly",
+    }
+
+
+def test_deployments_are_told_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert all(f"`{full_name(deployment)}`" in text for deployment in deployments())
 
 
 def test_every_schedule_names_its_time_zone() -> None:
@@ -55,19 +100,28 @@ def test_the_readmes_commands_tune_a_network_on_a_worker(tmp_path: Path) -> None
         }
     )
 
+    def retune(*words: str) -> str:
+        return run("flows.cli", *words)
+
     def prefect(*words: str) -> None:
-        command = [sys.executable, "-m", "prefect", *words]
+        run("prefect", *words)
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", *words]
         done = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
-    prefect("work-pool", "create", "cpu-pool", "--type", "process")
+    made = [retune("pools") for _ in range(2)]
+    assert "work pool cpu-pool: 1 at once" in made[0]
+    assert made[1] == "everything was there already\n"
     prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
     parameters = ("--param", f"network={network}", "--param", "trials=8", "--param", "threads=1")
     prefect("deployment", "run", "tune-network/cpu", *parameters)
     prefect("worker", "start", "--pool", "cpu-pool", "--run-once")
-    (run,) = RunLedger(home).list()
-    assert run.is_complete
+    (ledger,) = RunLedger(home).list()
+    assert ledger.is_complete
     assert len(ParquetRecordStore(home).records()) == 8
-    assert (home / "runs" / run.run_id / "report.md").exists()
+    assert (home / "runs" / ledger.run_id / "report.md").exists()

@@ -284,11 +284,14 @@ def test_h6_a_wrong_array_is_told_before_anything_is_built() -> None:
     assert machine.seen == []
 
 
-def test_remote_machines_are_for_later_and_the_local_context_has_a_runner() -> None:
-    with pytest.raises(NotYetError, match="not on board through tracker:9190"):
-        RPCRunner("board", "tracker", 9190)
-    with pytest.raises(NotYetError, match="device 1"):
-        LocalRPCMeasureContext(device=1)
+def test_a_fleet_that_is_not_there_is_told_and_the_local_context_has_a_runner() -> None:
+    with pytest.raises(OptionError, match=r"no Prefect server at http://127\.0\.0\.1:9/api"):
+        RPCRunner("board", "127.0.0.1", 9)
+    with pytest.raises(OptionError, match="n_parallel"):
+        RPCRunner("board", "127.0.0.1", 9, n_parallel=0)
+    for remote in (lambda: RPCRunner("board", "127.0.0.1", 9, device=1), lambda: LocalRPCMeasureContext(device=1)):
+        with pytest.raises(NotYetError, match="device 1"):
+            remote()
     with LocalRPCMeasureContext(repeat=2) as context:
         assert isinstance(context.runner, LocalRunner)
         assert (context.runner.options.repeat, context.runner.options.min_repeat_ms) == (2, 0)

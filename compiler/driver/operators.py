@@ -1,0 +1,211 @@
+"""In: an operator by name, and its sizes; or a workload that a module registers. Out: the tuning task of it.
+
+Always: what is asked for is one line of text, so it travels wherever the name of a network does:
+
+    operator:["retune.matmul", 512, 512, 512]            an operator of the table here
+    operator:my_package.workloads:["gemm", 64, 64]       a workload that importing the module registers
+
+The operators here take float32 and are those of `compiler.te.ops`; activations are channels last, weights constants
+that a kernel may pack. Padding keeps the size where the stride is 1.
+"""
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from compiler import te
+from compiler.driver.hardware import hardware_of
+from compiler.errors import DefinitionError, OptionError, WorkloadError
+from compiler.schedule.task import SearchTask
+from compiler.schedule.workload_registry import register_workload
+from compiler.target import Target
+from compiler.te.ops import OpCall
+from compiler.te.ops.call import Attribute
+from compiler.te.ops.conv import convolution
+from compiler.te.ops.matmul import batch_matmul, dense
+from compiler.te.ops.norm import layer_norm
+from compiler.te.ops.reduce import softmax
+from compiler.te.tensor import Tensor
+
+PREFIX = "operator:"
+_EPSILON = 1e-5
+
+Argument = int | float | str | list[Any] | None
+
+
+def matmul(rows: int, columns: int, inner: int) -> list[Tensor]:
+    """(rows × inner) by a constant (inner × columns)."""
+    x, w = te.placeholder((rows, inner), name="x"), te.placeholder((inner, columns), name="w")
+    return [x, w, dense(OpCall("dense", (x, w), {}, (rows, columns), "float32", "product", frozenset({w})))]
+
+
+def batched_matmul(batch: int, rows: int, columns: int, inner: int) -> list[Tensor]:
+    """`batch` products of two activations, (rows × inner) by (inner × columns)."""
+    x, w = te.placeholder((batch, rows, inner), name="x"), te.placeholder((batch, inner, columns), name="w")
+    return [x, w, batch_matmul(OpCall("batch_matmul", (x, w), {}, (batch, rows, columns), "float32", "product"))]
+
+
+def conv2d(
+    height: int, width: int, channels: int, filters: int, kernel: int, stride: int = 1, dilation: int = 1
+) -> list[Tensor]:
+    """A convolution of (1, height, width, channels) with `filters` filters of kernel × kernel."""
+    return _convolution((height, width), (channels, filters), kernel, stride, dilation, groups=1)
+
+
+def depthwise_conv2d(height: int, width: int, channels: int, kernel: int, stride: int = 1) -> list[Tensor]:
+    """A convolution of (1, height, width, channels) with one filter of kernel × kernel for each channel."""
+    return _convolution((height, width), (channels, channels), kernel, stride, 1, groups=channels)
+
+
+def row_softmax(rows: int, columns: int) -> list[Tensor]:
+    """Softmax of every row."""
+    x = te.placeholder((rows, columns), name="x")
+    return [x, softmax(OpCall("softmax", (x,), {"axis": 1}, x.shape, "float32", "softmax"))]
+
+
+def row_norm(rows: int, columns: int) -> list[Tensor]:
+    """Layer normalisation of every row, with scale and bias."""
+    x = te.placeholder((rows, columns), name="x")
+    scale, bias = (te.placeholder((columns,), name=name) for name in ("scale", "bias"))
+    attrs: dict[str, Attribute] = {"axis": 1, "epsilon": _EPSILON}
+    return [x, scale, bias, layer_norm(OpCall("layer_norm", (x, scale, bias), attrs, x.shape, "float32", "norm"))]
+
+
+def _convolution(
+    size: tuple[int, int], channels: tuple[int, int], kernel: int, stride: int, dilation: int, groups: int
+) -> list[Tensor]:
+    taken, made = channels
+    pad = (kernel - 1) * dilation // 2
+    reach = (kernel - 1) * dilation + 1
+    output = tuple((extent + 2 * pad - reach) // stride + 1 for extent in size)
+    window = (kernel, kernel, made) if groups > 1 else (kernel, kernel, taken, made)
+    x, w = te.placeholder((1, *size, taken), name="x"), te.placeholder(window, name="w")
+    attrs: dict[str, Attribute] = {
+        "strides": (stride, stride),
+        "dilations": (dilation, dilation),
+        "pads": (pad,) * 4,
+        "groups": groups,
+        "layout": "NHWC",
+    }
+    call = OpCall("conv2d", (x, w), attrs, (1, *output, made), "float32", "conv", frozenset({w}))
+    return [x, w, convolution(call)]
+
+
+OPERATORS: Mapping[str, Callable[..., list[Tensor]]] = {
+    "matmul": matmul,
+    "batch_matmul": batched_matmul,
+    "conv2d": conv2d,
+    "depthwise_conv2d": depthwise_conv2d,
+    "softmax": row_softmax,
+    "layer_norm": row_norm,
+}
+"""The operators by name; their parameters are the sizes that are asked for. A task has the name after `retune.`."""
+
+for _name, _function in OPERATORS.items():
+    register_workload(f"retune.{_name}", _function, override=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator that was asked for: what it is called in the registry of workloads, its arguments, and the module
+    that registers it ("": this one).
+    """
+
+    name: str
+    args: tuple[Argument, ...]
+    module: str = ""
+
+    @classmethod
+    def asked(cls, workload: str, args: Sequence[Argument], module: str = "") -> "Operator":
+        """The operator `workload` of the table, or a workload that `module` registers, checked against what it takes.
+
+        Raises: OptionError.
+        """
+        if module:
+            return cls(workload, tuple(args), module)
+        function = OPERATORS.get(workload)
+        if function is None:
+            raise OptionError(
+                f"there is no operator {workload!r}; there are {', '.join(OPERATORS)}, "
+                "and whatever a module registers, if you name the module"
+            )
+        try:
+            inspect.signature(function).bind(*args)
+        except TypeError as error:
+            raise OptionError(f"{workload}{inspect.signature(function)}: {error}") from None
+        if not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in args):
+            raise OptionError(f"{workload} takes whole numbers of at least 1, not {list(args)}")
+        return cls(f"retune.{workload}", tuple(args))
+
+    @classmethod
+    def parsed(cls, text: str) -> "Operator":
+        """The operator of a line. Raises: OptionError."""
+        module, sign, rest = text.removeprefix(PREFIX).partition("[")
+        try:
+            name, *args = json.loads(sign + rest)
+        except ValueError:
+            name, args = None, []
+        if not text.startswith(PREFIX) or not isinstance(name, str):
+            raise OptionError(f'{text!r} is no operator; write {PREFIX}["retune.matmul", 512, 512, 512]')
+        return cls(name, tuple(args), module.rstrip(":"))
+
+    def __str__(self) -> str:
+        module = f"{self.module}:" if self.module else ""
+        return f"{PREFIX}{module}{json.dumps([self.name, *self.args])}"
+
+
+def is_operator(text: str) -> bool:
+    """Whether a text names an operator and no network."""
+    return text.startswith(PREFIX)
+
+
+def operator_label(text: str) -> str:
+    """The operator of a line, short enough for a list. Raises: OptionError."""
+    operator = Operator.parsed(text)
+    return "_".join([operator.name.removeprefix("retune."), *map(str, operator.args)])
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractedOperator:
+    """An operator that is ready to be tuned: what `ExtractedNetwork` has of a network, for its one task."""
+
+    source: str
+    name: str
+    target: Target
+    threads: int
+    tasks: tuple[SearchTask, ...]
+    weights: tuple[int, ...] = (1,)
+    layers: tuple[int, ...] = (0,)
+    constant_bytes: int = 0
+
+    @property
+    def task_keys(self) -> tuple[str, ...]:
+        """The workload key of the task."""
+        return tuple(task.workload_key for task in self.tasks)
+
+
+@lru_cache(maxsize=8)
+def extract_operator(text: str, target: str, threads: int) -> ExtractedOperator:
+    """The tuning task of an operator.
+
+    Importing a module runs its code; name only modules of your own.
+    Raises: OptionError when the module cannot be imported or registers no such workload, or its arguments do not fit;
+    TargetError.
+    """
+    operator, machine = Operator.parsed(text), Target(target)
+    if operator.module:
+        try:
+            importlib.import_module(operator.module)
+        except ImportError as error:
+            raise OptionError(f"the module {operator.module} cannot be imported: {error}") from error
+    try:
+        task = SearchTask.of_workload(operator.name, operator.args, machine, hardware_of(machine, threads))
+    except (WorkloadError, DefinitionError, TypeError) as error:
+        raise OptionError(f"{text}: {error}") from error
+    name = operator_label(text)
+    named = SearchTask(name, task.dag, task.target, task.hardware, task.key, task.layout)
+    return ExtractedOperator(text, name, machine, threads, (named,))

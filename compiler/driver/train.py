@@ -1,0 +1,64 @@
+"""In: tuning tasks and their stored records. Out: a cost model that knows them, and how well it foretells what it has
+not seen. Always: the same records give the same model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.cost_model.base import TrainingBatch
+from compiler.cost_model.metrics import ModelMetrics
+from compiler.driver.tuning import Origin, Tuning, begin
+from compiler.errors import OptionError
+from compiler.measure.record import MeasureRecord
+from compiler.schedule.task import SearchTask
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A run without rounds whose model has learned the records, and how that went: `programs` learned, of them `judged`
+    before they were; the other figures are those of `ModelMetrics`, averaged over the judged programs (None: too few
+    records to judge by).
+    """
+
+    tuning: Tuning
+    programs: int
+    judged: int
+    pair_accuracy: float | None
+    top_recall: float | None
+
+
+def train_model(
+    tasks: Sequence[SearchTask],
+    records: Mapping[str, Sequence[MeasureRecord]],
+    lessons: Sequence[TrainingBatch],
+    origin: Origin,
+    holdout: float = 0.2,
+) -> TrainedModel:
+    """Train on the records of the tasks, by workload key, after `lessons` of other tasks.
+
+    The latest share `holdout` of every task's records is foretold before it is learned. Raises: OptionError.
+    """
+    if not 0.0 <= holdout < 1.0:
+        raise OptionError(f"the share held out must be at least 0 and less than 1, not {holdout}")
+    tuning = begin(tasks, [1] * len(tasks), origin)
+    early: dict[str, Sequence[MeasureRecord]] = {}
+    late: dict[str, Sequence[MeasureRecord]] = {}
+    for task in tasks:
+        found = sorted(records.get(task.workload_key, ()), key=lambda one: (one.timestamp, one.record_id))
+        cut = len(found) - round(len(found) * holdout)
+        early[task.workload_key], late[task.workload_key] = found[:cut], found[cut:]
+    tuning.replay(early, (), lessons)
+    judged: list[ModelMetrics] = []
+    for index, task in enumerate(tasks):
+        if late[task.workload_key]:
+            tuning.tell(index, late[task.workload_key])
+            if tuning.metrics is not None:
+                judged.append(tuning.metrics)
+    seen = sum(metrics.programs for metrics in judged)
+    return TrainedModel(
+        tuning,
+        sum(len(found) for found in records.values()),
+        seen,
+        sum(one.pair_accuracy * one.programs for one in judged) / seen if seen else None,
+        sum(one.top_recall * one.programs for one in judged) / seen if seen else None,
+    )

@@ -1,0 +1,229 @@
+"""In: tasks, programs, kernels, results. Out: bytes for another machine, and the same values again.
+
+Always: data, never code: only classes listed here are made, by their own constructors, so bytes from a stranger cannot
+do more than be refused. What is one object before is one object after.
+
+A message is a line of JSON text and the contents of its arrays and byte strings after it:
+
+    {"version": 1, "objects": [[class, field …] …], "root": value}
+    value = null | bool | int | text | finite float
+          | {"f": text}             a float that JSON has no name for
+          | {"t" | "l": [value …]}  a tuple, a list
+          | {"d": [[key, value] …]} a mapping
+          | {"e": [class, name]}    a member of an enumeration
+          | {"b": [start, size]} | {"a": [dtype, shape, start, size]}   bytes, an array
+          | {"o": number}           one of the objects, which refer to earlier ones only
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import MeasureError, RetuneError, refusing_depth
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureStatus
+from compiler.measure.results import MeasureResult
+from compiler.packing import Packing
+from compiler.runtime.artifact import ArgSpec, ExternBuffer, ExternCall, KernelArtifact
+from compiler.schedule.dag import ComputeDAG, Node
+from compiler.schedule.layout import LayoutRewriteOption
+from compiler.schedule.task import SearchTask, restored_task
+from compiler.target import HardwareParams, Target
+from compiler.te.tensor import (
+    Axis,
+    AxisKind,
+    Combiner,
+    ComputeOp,
+    ExternOp,
+    Handle,
+    PackedCall,
+    PlaceholderOp,
+    Reduce,
+    ReducedValue,
+    Tensor,
+    TensorRead,
+    Values,
+)
+
+VERSION = 1
+
+_PLAIN = (
+    *(Binary, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var),
+    *(Axis, Combiner, ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, Reduce, ReducedValue),
+    *(Tensor, TensorRead, Values, Node, HardwareParams),
+    *(MeasureOptions, MeasureResult, KernelArtifact, ArgSpec, ExternBuffer, ExternCall, Packing),
+)
+"""Frozen classes that are made from their fields."""
+
+_ENUMS: tuple[type[Enum], ...] = (BinaryOp, AxisKind, LayoutRewriteOption, MeasureStatus)
+
+
+def _parts_of_graph(graph: ComputeDAG) -> tuple[Any, ...]:
+    return graph.nodes, graph.inputs, graph.outputs, graph.__dict__.get("_hash")
+
+
+def _graph_of(nodes: Any, inputs: Any, outputs: Any, made: Any) -> ComputeDAG:
+    graph = ComputeDAG._from_parts(nodes, inputs, outputs)
+    if made is not None:  # the function that made it may not be registered here
+        graph.__dict__["_hash"] = made
+    return graph
+
+
+def _parts_of_task(task: SearchTask) -> tuple[Any, ...]:
+    return task.name, task.dag, task.target, task.hardware, task.key, task.layout
+
+
+_SPECIAL: Mapping[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
+    ComputeDAG: (_parts_of_graph, _graph_of),
+    SearchTask: (_parts_of_task, restored_task),
+    Target: (lambda target: (str(target),), Target),
+}
+"""Classes that are taken apart and made in a way of their own."""
+
+_CLASSES: Mapping[str, Callable[..., Any]] = {
+    **{kind.__name__: kind for kind in _PLAIN},
+    **{kind.__name__: make for kind, (_, make) in _SPECIAL.items()},
+}
+_MEMBERS: Mapping[str, type[Enum]] = {kind.__name__: kind for kind in _ENUMS}
+
+
+def to_bytes(value: object) -> bytes:
+    """The message of a value.
+
+    Raises: MeasureError for a value of a class that does not travel, or expressions nested too deep.
+    """
+    writer = _Writer()
+    with refusing_depth("what is sent to another machine", MeasureError):
+        root = writer.plain(value)
+    head = {"version": VERSION, "objects": writer.objects, "root": root}
+    return json.dumps(head, allow_nan=False).encode() + b"\n" + b"".join(writer.blobs)
+
+
+def from_bytes(data: bytes) -> Any:
+    """The value of a message.
+
+    Raises: MeasureError when it is damaged, or was written by a version of Retune that is not this one.
+    """
+    line, _, blobs = data.partition(b"\n")
+    try:
+        head = json.loads(line)
+        if head["version"] != VERSION:
+            raise MeasureError(
+                f"a message of version {head['version']} arrived where version {VERSION} is understood: "
+                "run the same version of Retune everywhere"
+            )
+        reader = _Reader(blobs)
+        for kind, *parts in head["objects"]:
+            reader.add(kind, parts)
+        return reader.value(head["root"])
+    except RetuneError as error:
+        if isinstance(error, MeasureError):
+            raise
+        raise MeasureError(f"a message from another machine makes no sense: {error}") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise MeasureError(f"a message from another machine cannot be read: {type(error).__name__}: {error}") from error
+
+
+class _Writer:
+    """Values made plain; objects are numbered as they are finished."""
+
+    def __init__(self) -> None:
+        self.objects: list[list[Any]] = []
+        self.blobs: list[bytes] = []
+        self._size = 0
+        self._known: dict[int, tuple[int, object]] = {}  # the object is kept, so that its id stays its own
+
+    def plain(self, value: Any) -> Any:
+        """The form of one value, see the grammar."""
+        if isinstance(value, Enum):  # first: members may be texts or numbers too
+            return {"e": [self._listed(_MEMBERS, value), value.name]}
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, (float, np.floating)):
+            number = float(value)
+            return number if math.isfinite(number) else {"f": repr(number)}
+        if isinstance(value, np.integer):
+            return int(value)
+        if isinstance(value, (tuple, list)):
+            return {"t" if isinstance(value, tuple) else "l": [self.plain(item) for item in value]}
+        if isinstance(value, Mapping):
+            return {"d": [[self.plain(key), self.plain(item)] for key, item in value.items()]}
+        if isinstance(value, bytes):
+            return {"b": self._blob(value)}
+        if isinstance(value, np.ndarray):
+            return {"a": [value.dtype.name, list(value.shape), *self._blob(value.tobytes())]}
+        return {"o": self._number(value)}
+
+    def _number(self, value: object) -> int:
+        known = self._known.get(id(value))
+        if known is None:
+            name = self._listed(_CLASSES, value)
+            if type(value) in _SPECIAL:
+                parts = _SPECIAL[type(value)][0](value)
+            else:
+                parts = tuple(getattr(value, item.name) for item in fields(value) if item.init)  # type: ignore[arg-type]
+            self.objects.append([name, *map(self.plain, parts)])
+            known = self._known[id(value)] = len(self.objects) - 1, value
+        return known[0]
+
+    def _blob(self, data: bytes) -> list[int]:
+        start, self._size = self._size, self._size + len(data)
+        self.blobs.append(data)
+        return [start, len(data)]
+
+    def _listed(self, names: Mapping[str, Any], value: object) -> str:
+        name = type(value).__name__
+        if name not in names:
+            raise MeasureError(f"{value!r:.80} cannot be sent to another machine: {name} is no class that travels")
+        return name
+
+
+class _Reader:
+    """The inverse of `_Writer`."""
+
+    def __init__(self, blobs: bytes) -> None:
+        self._blobs = blobs
+        self._objects: list[Any] = []
+
+    def add(self, kind: str, parts: list[Any]) -> None:
+        """Make the next object."""
+        self._objects.append(_CLASSES[kind](*map(self.value, parts)))
+
+    def value(self, form: Any) -> Any:
+        """The value of a form."""
+        if not isinstance(form, dict):
+            return form
+        ((tag, content),) = form.items()
+        return _READERS[tag](self, content)
+
+    def _blob(self, start: int, size: int) -> bytes:
+        if not 0 <= start <= start + size <= len(self._blobs):
+            raise ValueError("it is cut off")
+        return self._blobs[start : start + size]
+
+    def _array(self, content: list[Any]) -> Any:
+        dtype, shape, start, size = content
+        return np.frombuffer(self._blob(start, size), np.dtype(dtype)).reshape(shape).copy()
+
+    def _object(self, number: int) -> Any:
+        if number < 0:
+            raise ValueError("an object has no number")
+        return self._objects[number]
+
+
+_READERS: Mapping[str, Callable[[_Reader, Any], Any]] = {
+    "f": lambda _, text: float(text),
+    "t": lambda reader, items: tuple(map(reader.value, items)),
+    "l": lambda reader, items: list(map(reader.value, items)),
+    "d": lambda reader, pairs: {reader.value(key): reader.value(item) for key, item in pairs},
+    "e": lambda _, content: _MEMBERS[content[0]][content[1]],
+    "b": lambda reader, content: reader._blob(*content),
+    "a": lambda reader, content: reader._array(content),
+    "o": lambda reader, number: reader._object(number),
+}

@@ -1,0 +1,74 @@
+"""In: the command line. Out: a process that serves a fleet, or what a fleet needs on a Prefect server.
+
+Always: Prefect is imported only in the process that this one turns into, with settings made for it.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compiler import config
+from flows.commands.output import Json, Mode, Quiet
+from flows.commands.records import Store
+from storage.files import make_folder
+
+DEVICE = "cpu"
+
+
+def worker(
+    build: Annotated[bool, typer.Option("--build", help="Build programs, on all cores of this machine.")] = False,
+    device: Annotated[
+        str, typer.Option(help="Time programs, as a device of this key. One process of a machine times at a time.")
+    ] = "",
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Programs built at once. Default: one per core.")
+    ] = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="prefect: woken by the server that PREFECT_API_URL names; folder: by looking.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Folder or URL that all of the fleet share. Default: fleet/ in the state folder.")
+    ] = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Build or time programs for runs on other machines, until stopped.
+
+    Without --build and --device it builds. Ctrl-C or SIGTERM ends it; another worker goes on with what it was doing.
+    """
+    mode, settings = Mode.of(as_json, quiet), config.load()
+    home = Path(store).absolute() if store else settings.home
+    job = {
+        "fleet": fleet or settings.fleet or "prefect",
+        "storage": storage or settings.fleet_storage or str(home / "fleet"),
+        "build": build or not device,
+        "device": device,
+        "parallel": processes,
+    }
+    _become("flows.worker", home, mode.value, json.dumps(job))
+
+
+def pools(
+    device: Annotated[
+        list[str] | None, typer.Option(help="A device of this machine that gets a lane. Default: cpu.")
+    ] = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Create the work pools, queues and limits of the deployments on the Prefect server, where they are missing."""
+    mode = Mode.of(as_json, quiet)
+    home = Path(store).absolute() if store else config.load().home
+    _become("flows.pools", home, mode.value, *(device or [DEVICE]))
+
+
+def _become(module: str, home: Path, *arguments: str) -> None:
+    make_folder(home / "prefect")
+    environment = config.child_environment(config.prefect_environment(home))
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], environment)

@@ -1,0 +1,46 @@
+"""In: a job for a fleet. Out: the same for the machine of its device, and flows that reach the fleet. Always: a job for
+this machine passes through as it is.
+"""
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from prefect import Flow, flow
+
+from compiler.driver.bench import DeviceFacts
+from compiler.measure.fleet import BUILD, device_queue
+from flows.parameters import TuneJob
+from tasks.fleet import describe_device
+from tasks.plan import FleetPlan
+from tasks.wakes import task_runner_of
+
+AnyFlow = TypeVar("AnyFlow", bound=Flow[Any, Any])
+
+
+def located(job: TuneJob) -> TuneJob:
+    """The job with what its fleet's device says of itself: target, cores, cache. What was asked for stays.
+
+    Raises: MeasureError when no worker serves the device.
+    """
+    if job.plan is None:
+        return job
+    facts = reaching_fleet(describe_on, job)(job.on_device, job.plan)
+    return replace(
+        job,
+        target=job.target or facts.target,
+        threads=job.threads or facts.cores,
+        machine=facts.device,
+        cache_bytes=facts.cache_bytes,
+    )
+
+
+def reaching_fleet(plain: AnyFlow, job: TuneJob) -> AnyFlow:
+    """The flow with the task runner by which the job's fleet is reached, if that is Dask or Ray."""
+    runner = task_runner_of(job.fleet, (BUILD, device_queue(job.on_device))) if job.fleet else None
+    return plain if runner is None else plain.with_options(task_runner=runner)  # type: ignore[return-value]
+
+
+@flow(name="describe-device", flow_run_name="describe-{device}")
+def describe_on(device: str, plan: FleetPlan) -> DeviceFacts:
+    """Ask the device of a fleet what it is."""
+    return describe_device(device, plan)

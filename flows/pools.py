@@ -1,0 +1,109 @@
+"""In: a Prefect server. Out: the work pools, queues and limits that the deployments need. Always: what is there already
+is left as it is, so a second call changes nothing, and no setting made by a person is lost.
+
+Run as `retune pools`, see `flows.cli`.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+import httpx
+import typer
+from prefect import get_client
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.settings import PREFECT_API_URL
+from prefect.workers.process import ProcessWorker
+
+from flows import exits
+from flows.commands.output import Mode, Output
+from tasks.lanes import ensure_limit, lane_name
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A work pool for flows in processes: `slots` flow runs at once on all its workers together. Runs in the queue
+    `high` start before others.
+    """
+
+    name: str
+    slots: int
+    description: str
+
+
+POOLS = (
+    Pool(
+        "cpu-pool", 1,
+        "Runs that time programs on the processor of the worker's machine: one at a time, for undisturbed timings.",
+    ),
+    Pool(
+        "fleet-pool", 8,
+        "Runs whose programs are built and timed by the workers of a fleet, and jobs that time nothing.",
+    ),
+    Pool("gpu-pool", 1, "Runs that time programs on the GPU of the worker's machine, one at a time."),
+)  # fmt: skip
+
+QUEUES = {"high": 1, "default": 2}
+"""The queues of every pool and their priorities; 1 goes first."""
+
+
+async def make_pools() -> list[str]:
+    """Create what is missing; a line for each thing that was created."""
+    made: list[str] = []
+    async with get_client() as client:
+        template = ProcessWorker.get_default_base_job_template()
+        for pool in POOLS:
+            wanted = WorkPoolCreate(
+                name=pool.name,
+                type=ProcessWorker.type,
+                description=pool.description,
+                base_job_template=template,
+                concurrency_limit=pool.slots,
+            )
+            if await _created(client.create_work_pool(wanted)):
+                made.append(f"work pool {pool.name}: {pool.slots} at once")
+            for queue, priority in QUEUES.items():
+                if await _made_queue(client, pool.name, queue, priority):
+                    made.append(f"queue {queue} of {pool.name}")
+    return made
+
+
+async def _made_queue(client: PrefectClient, pool: str, queue: str, priority: int) -> bool:
+    return await _created(client.create_work_queue(name=queue, work_pool_name=pool, priority=priority))
+
+
+async def _created(creation: Awaitable[object]) -> bool:
+    try:
+        await creation
+    except ObjectAlreadyExists:
+        return False
+    return True
+
+
+def main(mode: Mode, devices: list[str]) -> int:
+    """Create everything; `devices` are those of this machine that get a lane. Returns the exit code."""
+    url = PREFECT_API_URL.value()
+    if not url:
+        typer.echo("retune: set PREFECT_API_URL to the address of a Prefect server first", err=True)
+        return exits.USER_ERROR
+    try:
+        made = asyncio.run(make_pools())
+        for device in devices:
+            if ensure_limit(lane_name(device)):
+                made.append(f"limit {lane_name(device)}: one at a time")
+    except httpx.HTTPError as error:
+        typer.echo(f"retune: the Prefect server at {url} does not answer: {error}", err=True)
+        return exits.USER_ERROR
+    output = Output(mode is Mode.JSON, mode is Mode.QUIET)
+    for line in made:
+        output.say(line, made=line)
+    if not made and output.is_for_people:
+        output.say("everything was there already")
+    return exits.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(Mode(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,66 @@
+"""In: networks and operators whose records are stored. Out: a cost model that has learned them, from which later runs
+on this machine start. Always: only reads records; nothing is measured.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_table_artifact
+
+from compiler.errors import OptionError
+from flows.parameters import TuneJob
+from storage.files import new_id
+from tasks.extract import extracted
+from tasks.train import learn_records, save_lessons
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """How the training went; see `compiler.driver.train.TrainedModel`."""
+
+    tasks: int
+    programs: int
+    judged: int
+    pair_accuracy: float | None
+    top_recall: float | None
+    seconds: float
+
+
+@flow(name="train-cost-model", flow_run_name="train-cost-model")
+def train_cost_model(
+    networks: list[str],
+    threads: int | None = None,
+    target: str | None = None,
+    seed: int | None = None,
+    holdout: float = 0.2,
+    home: str | None = None,
+) -> TrainingReport:
+    """Train the cost model on all records of `networks` (names, paths, or operators as `retune-stale` takes them) on
+    this machine, and keep what it learned for later runs.
+
+    The latest share `holdout` of every task's records is foretold before it is learned, which says how good the model
+    is. The other parameters are those of `tune_network`.
+    Raises: OptionError, ModelError, TargetError, StoreError.
+    """
+    if not networks:
+        raise OptionError("no networks given: name some of the zoo, the paths of ONNX files, or operators")
+    began = time.monotonic()
+    job = TuneJob.checked(networks[0], trials=1, threads=threads, target=target, seed=seed, home=home)
+    subjects = [extracted(name, job.target, job.threads) for name in networks]
+    tasks = list({task.workload_key: task for subject in subjects for task in subject.tasks}.values())
+    origin = job.origin(new_id(), job.measuring(max(subject.constant_bytes for subject in subjects)))
+    trained = learn_records(tasks, Path(job.home), origin, holdout)
+    save_lessons(Path(job.home), trained.tuning)
+    report = TrainingReport(
+        len(tasks), trained.programs, trained.judged, trained.pair_accuracy, trained.top_recall,
+        round(time.monotonic() - began, 3),
+    )  # fmt: skip
+    get_run_logger().info("%s", report)
+    create_table_artifact(
+        [{"figure": name, "value": getattr(report, name)} for name in TrainingReport.__dataclass_fields__],
+        key="cost-model",
+        description="How well the cost model foretells programs it has not seen",
+    )
+    return report

@@ -1,0 +1,85 @@
+"""In: an operator and a budget. Out: its best program, in the records, and how fast that is. Always: as for a network,
+the same request after a crash goes on where the stored records end.
+
+    tune-operator
+     ├─ allocate-trials    rounds of sample → measure → store → train, until the budget is spent
+     ├─ confirm            the best programs timed in turn, the winner once more in a fresh process
+     └─ report
+"""
+
+from pathlib import Path
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from compiler.driver.operator_report import OperatorReport
+from compiler.driver.operators import Operator
+from compiler.driver.winners import Winner, first_guesses
+from flows.allocate_trials import allocate_trials
+from flows.located import located, reaching_fleet
+from flows.parameters import TuneJob
+from flows.progress import PhaseStarted, announce
+from tasks.extract import extract_any
+from tasks.report import publish_operator
+from tasks.store import best_records, complete_run, open_run
+from tasks.verify import confirm
+from tasks.workers import open_workers
+
+FINALISTS = 5
+"""How many of the fastest records are timed again before one may serve."""
+
+
+def run_name() -> str:
+    """What the UI calls a run: the operator and its sizes."""
+    return "-".join(["tune", flow_run.parameters["workload"], *map(str, flow_run.parameters["args"])])
+
+
+@flow(name="tune-operator", flow_run_name=run_name)
+def tune_operator(
+    workload: str,
+    args: list[int | float | str | list[int] | None],
+    module: str = "",
+    trials: int | None = None,
+    minutes: float | None = None,
+    threads: int | None = None,
+    target: str | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    home: str | None = None,
+    early_stopping: int | None = None,
+    fleet: str | None = None,
+    on_device: str | None = None,
+) -> OperatorReport:
+    """Tune one operator for this machine.
+
+    `workload` is an operator of `compiler.driver.operators` (matmul, batch_matmul, conv2d, depthwise_conv2d, softmax,
+    layer_norm) and `args` are its sizes: `matmul` takes rows, columns and inner extent. With `module`, which is
+    imported and so runs with your rights, it is the name of a workload that the module registers with
+    `auto_scheduler.register_workload`, and `args` are its arguments. The other parameters are those of `tune_network`.
+    Raises: OptionError, TargetError, StoreError.
+    """
+    subject = str(Operator.asked(workload, args, module))
+    job = located(
+        TuneJob.checked(
+            subject, trials, minutes, threads, target, seed, batch, home, None, early_stopping, "auto",
+            fleet=fleet, on_device=on_device,
+        )
+    )
+    extracted = extract_any(job.network, job.target, job.threads)
+    with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
+        spent = reaching_fleet(allocate_trials, job)(job, run.run_id)
+        announce(PhaseStarted("confirming the best programs"))
+        winner = reaching_fleet(confirm_operator, job)(job)
+        report = publish_operator(run.run_id, job.describe(), spent, winner, job.run_folder(run.run_id))
+        complete_run(run.run_id, Path(job.home), report.summary())
+    return report
+
+
+@flow(name="confirm-operator", flow_run_name="confirm-operator")
+def confirm_operator(job: TuneJob) -> Winner:
+    """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
+    extracted = extract_any(job.network, job.target, job.threads)
+    (task,) = extracted.tasks
+    best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
+    with open_workers(job.measuring(extracted.constant_bytes), job.plan) as workers:
+        return confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task))

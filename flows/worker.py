@@ -1,0 +1,135 @@
+"""In: a fleet's storage and what this machine is to do for it. Out: programs built and timed, for any run. Always: ends
+within seconds when told to, and what it was doing goes to another worker at once.
+
+Run as `retune worker`, see `flows.cli`.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+
+import httpx
+import typer
+from prefect.settings import PREFECT_API_URL
+from prefect.task_worker import TaskWorker
+
+from compiler.errors import RetuneError, StoreError
+from compiler.measure.fleet import BUILD, device_queue
+from flows import exits
+from flows.commands.output import Mode, json_line
+from storage.errands import ErrandStore
+from tasks.agent import Agent
+from tasks.lanes import device_lane, ensure_limit, lane_name
+from tasks.wakes import PREFECT, background_task, fleet_of
+
+LOOK_SECONDS = 1.0
+"""How often a worker that nobody wakes looks for errands."""
+LOOK_WOKEN_SECONDS = 5.0
+"""The same for one that is woken, in case a wake was lost."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """What a worker does: build, with `parallel` processes (None: one per core), and time as a device of the key
+    `device` ("": not). `fleet` is the kind of the fleet, `storage` the place it shares.
+    """
+
+    fleet: str
+    storage: str
+    build: bool
+    device: str
+    parallel: int | None = None
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues that the worker serves, timing first."""
+        timing = (device_queue(self.device),) if self.device else ()
+        return (*timing, *((BUILD,) if self.build else ()))
+
+
+class JsonFormatter(logging.Formatter):
+    """A log line as one JSON object: `time` in seconds since 1970, `level`, `text`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return json_line({"time": record.created, "level": record.levelname, "text": record.getMessage()})
+
+
+def show_log(mode: Mode) -> None:
+    """Tell what happens: on stderr, or on stdout as JSON; with nothing but warnings when it is to be quiet."""
+    handler = logging.StreamHandler(sys.stdout if mode is Mode.JSON else sys.stderr)
+    handler.setFormatter(JsonFormatter() if mode is Mode.JSON else logging.Formatter("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING if mode is Mode.QUIET else logging.INFO, handlers=[handler], force=True)
+    for name in ("httpx", "prefect"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def main(mode: Mode, text: str) -> int:
+    """Work until told to end. `text` is a `WorkerJob` as JSON. Returns the exit code."""
+    job = WorkerJob(**json.loads(text))
+    show_log(mode)
+    try:
+        kind, _ = fleet_of(job.fleet)
+        woken = kind == PREFECT
+        if woken and not PREFECT_API_URL.value():
+            typer.echo("retune: set PREFECT_API_URL to the address of the fleet's Prefect server first", err=True)
+            return exits.USER_ERROR
+        if woken and job.device:
+            ensure_limit(lane_name())
+        lane = partial(device_lane, limited=woken) if job.device else nullcontext
+        with Agent(ErrandStore(job.storage), job.queues, job.parallel, lane) as agent:
+            return _serve(agent, job.queues, woken=woken)
+    except (RetuneError, httpx.HTTPError) as error:
+        typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
+        return exits.USER_ERROR
+
+
+def _serve(agent: Agent, queues: Sequence[str], *, woken: bool) -> int:
+    over = threading.Event()
+
+    def end(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
+        over.set()
+        agent.leave()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    if woken:
+        threading.Thread(target=_listen, args=(agent, queues, over), name="task-worker", daemon=True).start()
+    _LOG.info("%s serves %s", agent.name, ", ".join(queues))
+    while not over.is_set():
+        try:
+            agent.drain()
+        except StoreError as error:
+            _LOG.warning("%s; trying again", error)
+        over.wait(LOOK_WOKEN_SECONDS if woken else LOOK_SECONDS)
+    return exits.OK
+
+
+def _listen(agent: Agent, queues: Sequence[str], over: threading.Event) -> None:
+    """Be woken by background tasks; a server that went away is asked again until it is back."""
+    while not over.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            try:
+                asyncio.run(_listen_once(agent, queues))
+            except Exception as error:  # whatever the connection ends with: the worker looks by itself meanwhile
+                _LOG.warning("not connected to the Prefect server (%s); trying again", error)
+        over.wait(LOOK_WOKEN_SECONDS)
+
+
+async def _listen_once(agent: Agent, queues: Sequence[str]) -> None:
+    await TaskWorker(*(background_task(queue, agent.drain) for queue in queues), limit=1).astart()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Mode(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,75 @@
+"""The flows beside tune-network: an operator, a network compiled again, a cost model trained from records."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler import config
+from compiler.errors import OptionError
+from compiler.features import FEATURE_VERSION
+from flows import retune_stale as module
+from flows.compile_network import compile_network
+from flows.parameters import TuneJob
+from flows.retune_stale import retune_stale
+from flows.train_cost_model import train_cost_model
+from flows.tune_operator import tune_operator
+from storage.lessons import LessonStore
+from storage.parquet import ParquetRecordStore
+from storage.runs import RunLedger
+from tests.flows.networks import write_mlp
+
+pytestmark = pytest.mark.usefixtures("prefect_api")
+
+OPERATOR = 'operator:["retune.matmul", 32, 48, 16]'
+
+
+def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "state"
+    report = tune_operator("matmul", [32, 48, 16], trials=48, batch=16, threads=1, home=str(home))
+    assert report.trials == 48
+    assert 0 < report.best_seconds <= report.default_seconds
+    records = ParquetRecordStore(home).records()
+    assert len(records) == 48
+    assert {record.task_key for record in records} == {'["retune.matmul", 32, 48, 16]'}
+    (run,) = RunLedger(home).list()
+    assert run.is_complete
+    assert json.loads((home / "runs" / run.run_id / "report.json").read_text())["record_id"] == report.record_id
+
+    trained = train_cost_model([OPERATOR], threads=1, home=str(home))
+    assert (trained.tasks, trained.programs) == (1, 48)
+    assert trained.judged == 10
+    assert trained.pair_accuracy is not None
+    assert 0 <= trained.pair_accuracy <= 1
+    job = TuneJob.checked(OPERATOR, trials=1, threads=1, home=str(home))
+    assert LessonStore(home, job.target, config.device_name(), 1, FEATURE_VERSION).newest(before=float("inf"))
+
+    monkeypatch.setattr(module, "SHORTEST_SLICE", 0.05)
+    again = retune_stale(
+        [OPERATOR], window_minutes=0.1, slice_minutes=0.1, least_gain=0.0, threads=1, home=str(home)
+    )  # fmt: skip
+    assert len(ParquetRecordStore(home).records()) > 48
+    assert again[0].run_id != run.run_id
+
+
+def test_a_network_is_compiled_with_what_is_known(tmp_path: Path) -> None:
+    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
+    report = compile_network(str(network), threads=1, home=str(home))
+    assert report.is_right
+    assert report.trials == 0
+    assert ParquetRecordStore(home).records() == []
+    assert Path(report.artifact).exists()
+    assert all(run.is_complete for run in RunLedger(home).list())
+
+
+@pytest.mark.parametrize(("workload", "args", "said"), [("matrix", [1], "no operator"), ("matmul", [1], "inner")])
+def test_an_operator_that_makes_no_sense(workload: str, args: list[int], said: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=said):
+        tune_operator(workload, args, home=str(tmp_path))
+
+
+def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no networks given"):
+        train_cost_model([], home=str(tmp_path))
+    with pytest.raises(OptionError, match="held out"):
+        train_cost_model([OPERATOR], holdout=1.0, home=str(tmp_path))

@@ -1,0 +1,143 @@
+"""SIGTERM, and Cancel on a Prefect server, end a run within seconds; what was stored stays, and the run goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelling
+
+from compiler import config
+from storage.runs import RunLedger
+from tests.flows.fleet_workers import wait_until
+from tests.flows.networks import write_mlp
+from tests.flows.test_kill import command, processes_of, rounds, stored
+
+ROOT = Path(__file__).parent.parent.parent
+MESSAGE = "retune: stopped; what was measured is kept, and the same command goes on from there"
+SECONDS = 15.0
+
+
+@pytest.mark.parametrize("wanted", [0, 2])
+def test_sigterm_ends_a_run_with_one_sentence(tmp_path: Path, wanted: int) -> None:
+    """While it starts, and after two rounds; only the process itself gets the signal."""
+    network, home, log = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", tmp_path / "log.txt"
+    environment = config.child_environment({"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
+    for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH", "PREFECT_API_URL"):
+        environment.pop(name, None)
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command(network, home), stdout=stream, stderr=stream, env=environment)
+    try:
+        wait_until(lambda: (home / "prefect").exists() and rounds(home) >= wanted, 120.0)
+        time.sleep(1.0)  # past the exec that follows the making of the folder
+        assert process.poll() is None, log.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 143, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert log.read_text().splitlines()[-1] == MESSAGE
+    assert len(stored(home)) >= wanted
+    wait_until(lambda: processes_of(home) == [], 20.0)
+
+
+@contextmanager
+def worker(settings: Mapping[str, str], log: Path) -> Iterator[None]:
+    """A Prefect worker of cpu-pool."""
+    start = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "cpu-pool"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(start, env=dict(settings), cwd=ROOT, stdout=stream, stderr=stream)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def parents() -> list[FlowRun]:
+    """The runs that somebody asked for, the oldest first."""
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(is_null_=True))
+        )
+    return sorted((run for run in found if run.deployment_id), key=lambda run: str(run.created))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_api")
+def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Path) -> None:
+    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
+    settings = config.child_environment(
+        {
+            "PREFECT_API_URL": str(PREFECT_API_URL.value()),
+            "RETUNE_ROOT": str(ROOT),
+            "RETUNE_HOME": str(home),
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            "PREFECT_RUNNER_HEARTBEAT_FREQUENCY": "30",
+        }
+    )
+
+    def run(*words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            env=settings,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("flows.cli", "pools")
+    run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+    request = [
+        *("prefect", "deployment", "run", "tune-network/cpu"),
+        *("--param", f"network={network}", "--param", "trials=120", "--param", "threads=1", "--param", "batch=8"),
+    ]
+    with worker(settings, tmp_path / "worker.txt"):
+        run(*request)
+        wait_until(lambda: rounds(home) >= 2, 180.0)
+        (asked,) = parents()
+        began = time.monotonic()
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(asked.id, Cancelling())
+        wait_until(lambda: parents()[0].state_name == "Cancelled", 60.0)
+        wait_until(lambda: children_of(home) == [], 30.0)
+        assert time.monotonic() - began < 30.0
+        kept = {record.record_id for record in stored(home)}
+        assert len(kept) >= 16
+        run(*request)
+        wait_until(lambda: len(parents()) == 2 and parents()[1].state_name in ("Completed", "Failed"), 300.0)
+    assert parents()[1].state_name == "Completed", (tmp_path / "worker.txt").read_text()
+    records = stored(home)
+    (ledger,) = RunLedger(home).list()
+    assert ledger.is_complete
+    assert ledger.resumed
+    assert kept <= {record.record_id for record in records}
+    assert len(records) == 120
+    assert Counter((record.task_key, record.steps) for record in records).most_common(1)[0][1] == 1
+
+
+def children_of(home: Path) -> list[str]:
+    """The processes that build or time for a run of `home`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+            if process.environ().get("RETUNE_HOME") == str(home) and "worker_main" in line:
+                found.append(line)
+        except psutil.Error:
+            continue
+    return found

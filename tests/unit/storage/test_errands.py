@@ -1,0 +1,128 @@
+"""An errand is done by one worker at a time and answered once, whatever happens in between."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from ulid import ULID
+
+from compiler.errors import MeasureError, StoreError
+from storage.errands import KEPT_SECONDS, ErrandStore
+from storage.files import new_id
+
+QUEUE, SESSION = "build", new_id()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ErrandStore:
+    return ErrandStore(tmp_path)
+
+
+def test_an_errand_is_claimed_answered_and_taken(store: ErrandStore) -> None:
+    ticket = store.offer(QUEUE, "build", SESSION, b"what\nto do")
+    assert not store.standings(QUEUE)[ticket].claimed
+    errand = store.claim(QUEUE, "one")
+    assert errand is not None
+    assert (errand.ticket, errand.verb, errand.session, errand.message) == (ticket, "build", SESSION, b"what\nto do")
+    assert store.standings(QUEUE)[ticket].claimed
+    assert store.claimant(QUEUE, ticket, 0) == "one"
+    assert store.claim(QUEUE, "two") is None
+    assert store.answer(errand, b"done")
+    assert store.standings(QUEUE)[ticket].is_answered
+    assert store.take(QUEUE, ticket) == b"done"
+    assert not store.standings(QUEUE)
+    assert store.claim(QUEUE, "two") is None
+
+
+def test_many_workers_share_errands_without_doing_one_twice(store: ErrandStore, tmp_path: Path) -> None:
+    tickets = [store.offer(QUEUE, "build", SESSION, b"") for _ in range(24)]
+    start = threading.Barrier(6)
+
+    def work(number: int) -> list[str]:
+        own = ErrandStore(tmp_path)
+        start.wait()
+        done: list[str] = []
+        while (errand := own.claim(QUEUE, f"worker {number}")) is not None:
+            assert own.answer(errand, b"")
+            done.append(errand.ticket)
+        return done
+
+    with ThreadPoolExecutor(6) as pool:
+        done = [ticket for part in pool.map(work, range(6)) for ticket in part]
+    assert sorted(done) == sorted(tickets)
+
+
+def test_larger_priorities_go_first_then_older_ones(store: ErrandStore) -> None:
+    old, new = (store.offer(QUEUE, "build", SESSION, b"") for _ in range(2))
+    urgent = store.offer(QUEUE, "build", SESSION, b"", priority=5)
+    order = [errand.ticket for _ in range(3) if (errand := store.claim(QUEUE, "one")) is not None]
+    assert order[0] == urgent
+    assert sorted(order[1:]) == sorted([old, new])
+
+
+def test_an_errand_that_was_given_up_is_claimed_again_and_answered_once(store: ErrandStore) -> None:
+    ticket = store.offer(QUEUE, "build", SESSION, b"")
+    first = store.claim(QUEUE, "slow")
+    assert first is not None
+    store.beat(first, 3)
+    assert store.pulse(QUEUE, ticket, 0) == b"3"
+    store.give_up(QUEUE, ticket, 0)
+    second = store.claim(QUEUE, "quick")
+    assert second is not None
+    assert (second.ticket, second.attempt) == (ticket, 1)
+    assert store.pulse(QUEUE, ticket, 1) == b""
+    assert store.answer(second, b"quick")
+    assert not store.answer(first, b"slow")
+    assert store.take(QUEUE, ticket) == b"quick"
+
+
+def test_an_errand_nobody_wants_any_more_leaves_nothing(store: ErrandStore, tmp_path: Path) -> None:
+    ticket, other = (store.offer(QUEUE, "build", SESSION, b"") for _ in range(2))
+    errand = store.claim(QUEUE, "one")
+    assert errand is not None
+    store.beat(errand, 1)
+    store.forget(QUEUE, [errand.ticket])
+    store.beat(errand, 2)
+    assert not store.answer(errand, b"too late")
+    (left,) = store.standings(QUEUE)
+    assert left == ({ticket, other} - {errand.ticket}).pop()
+    assert [path for path in tmp_path.rglob("*") if errand.ticket in path.name] == []
+
+
+def test_objects_are_what_their_names_say(store: ErrandStore, tmp_path: Path) -> None:
+    objects = store.objects(SESSION)
+    name = objects.put(b"object code")
+    assert objects.put(b"object code") == name
+    assert ErrandStore(tmp_path).objects(SESSION).get(name) == b"object code"
+    (tmp_path / "objects" / SESSION / name).write_bytes(b"other code")
+    with pytest.raises(StoreError, match="damaged"):
+        objects.get(name)
+    store.end(SESSION)
+    with pytest.raises(StoreError, match="not there any more"):
+        objects.get(name)
+
+
+@pytest.mark.parametrize("name", ["", "../secret", "a" * 63, "A" * 64])
+def test_objects_have_no_other_names(store: ErrandStore, name: str) -> None:
+    with pytest.raises(StoreError, match="no name of an object"):
+        store.objects(SESSION).get(name)
+
+
+def test_names_do_not_lead_out_of_the_store(store: ErrandStore) -> None:
+    with pytest.raises(StoreError, match="no session"):
+        store.objects("../../etc")
+    for queue in ("", "../build", "a/b", ".hidden"):
+        with pytest.raises(MeasureError, match="cannot be the name"):
+            store.offer(queue, "build", SESSION, b"")
+
+
+def test_what_ended_long_ago_is_swept(store: ErrandStore, tmp_path: Path) -> None:
+    store.objects(SESSION).put(b"old")
+    store.offer(QUEUE, "build", SESSION, b"")
+    (tmp_path / "queues" / QUEUE / "notes.txt").write_text("mine")
+    (tmp_path / "queues" / QUEUE / f".{new_id()}.tmp").write_text("half a")
+    now = ULID.from_str(SESSION).timestamp
+    assert store.sweep(now + 60.0) == 0
+    assert store.sweep(now + KEPT_SECONDS + 60.0) == 3
+    assert (tmp_path / "queues" / QUEUE / "notes.txt").exists()
