@@ -155,3 +155,25 @@ def test_compiled(tmp_path: Path) -> None:
         executor.run()
         results.append(executor.get_output(0).copy())
     _compare("cnn", model, results)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT8])
+def test_a_product_with_a_constant_matrix_of_bytes_is_summed_from_bytes(kind: int) -> None:
+    rng = np.random.default_rng(9)
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    limits = np.iinfo(dtype)
+    weights = {"w": rng.integers(-90, 90, (12, 7)).astype(np.int8), "wz": rng.integers(-30, 30, 7).astype(np.int8)}
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w", "z", "wz"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", kind, (2, 5, 12)), helper.make_tensor_value_info("z", kind, ())],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, (2, 5, 7))],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x, zero = rng.integers(limits.min, limits.max, (2, 5, 12)).astype(dtype), np.array(limits.max - 100, dtype)
+    imported = optimize(load_model(model))
+    assert "qdense" in {node.op for node in imported.nodes}
+    (found,) = evaluate(imported, {"x": x, "z": zero})
+    wide = (x.astype(np.int32) - zero) @ (weights["w"].astype(np.int32) - weights["wz"])
+    np.testing.assert_array_equal(found, wide)
