@@ -82,5 +82,5 @@ def tune_network(
         )
         complete_run(run.run_id, Path(job.home), report.summary())
         facts = write_page(run.run_id, Path(job.home), job.run_folder(run.run_id))
-        show_report(run.run_id, report, facts.course)
+        show_report(report, facts.course)
     return report

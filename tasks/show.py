@@ -4,7 +4,9 @@ In the UI these are artifacts of the flow run: how far it is, the report, its ke
 """
 
 import math
+import re
 from base64 import b64encode
+from pathlib import PurePath
 from uuid import UUID
 
 from prefect import task
@@ -25,8 +27,8 @@ class ProgressBar:
     """A bar in the UI that is filled as the budget is spent."""
 
     def __init__(self, run_id: str, network: str) -> None:
-        description = f"How much of the budget for {network} is spent"
-        made = create_progress_artifact(0.0, key=f"budget-{run_id.lower()}", description=description)
+        description = f"How much of the budget for {network} is spent by run {run_id}"
+        made = create_progress_artifact(0.0, key=key_of("budget", network), description=description)
         assert isinstance(made, UUID)  # only in an asynchronous flow it is something to be awaited
         self._artifact = made
 
@@ -36,19 +38,25 @@ class ProgressBar:
 
 
 @task(name="show-report", task_run_name="show-report", cache_policy=NO_CACHE)
-def show_report(run_id: str, report: Report, course: tuple[tuple[float, float], ...]) -> None:
+def show_report(report: Report, course: tuple[tuple[float, float], ...]) -> None:
     """Show a finished run; `course` is the estimated latency of the network by seconds spent."""
-    name = run_id.lower()
-    create_markdown_artifact(report.markdown(), key=f"report-{name}", description="Tuning report")
-    create_table_artifact(kernel_rows(report), key=f"kernels-{name}", description="Kernels of the network")
+    network = str(report.request["network"])
+    create_markdown_artifact(report.markdown(), key=key_of("report", network), description="Tuning report")
+    create_table_artifact(kernel_rows(report), key=key_of("kernels", network), description="Kernels of the network")
     latencies = {each.name: each.seconds for each in report.comparison.contenders}
     charts = {
         "latency": (latency_chart(latencies, alone=True), "Latency, untuned, tuned, and in other libraries"),
         "course": (network_chart(course, latencies, alone=True), "Estimated latency of the network while it was tuned"),
     }
-    for key, (chart, description) in charts.items():
+    for kind, (chart, description) in charts.items():
         if chart:
-            create_image_artifact(data_url(chart), key=f"{key}-{name}", description=description)
+            create_image_artifact(data_url(chart), key=key_of(kind, network), description=description)
+
+
+def key_of(kind: str, network: str) -> str:
+    """The name of an artifact: runs of the same network are its versions. Only small letters, digits and dashes."""
+    words = re.sub(r"[^a-z0-9]+", "-", PurePath(network).stem.lower()).strip("-")
+    return f"{kind}-{words or 'network'}"
 
 
 def kernel_rows(report: Report) -> list[dict[str, str | int | float | None]]:

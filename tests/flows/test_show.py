@@ -2,6 +2,7 @@
 
 import math
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from prefect.client.schemas.objects import Artifact
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
 from flows.parameters import TuneJob
-from tasks.show import ProgressBar, data_url, kernel_rows, show_report
+from tasks.show import ProgressBar, data_url, kernel_rows, key_of, show_report
 
 
 def outcome(name: str, weight: int, seconds: float) -> TaskOutcome:
@@ -47,6 +48,12 @@ def test_a_picture_is_an_address() -> None:
     assert ElementTree.fromstring(b64decode(data)).tag == "svg"
 
 
+def test_keys_are_what_prefect_accepts() -> None:
+    assert key_of("report", "resnet18") == "report-resnet18"
+    assert key_of("report", "/far/away/My_Net v2.onnx") == "report-my-net-v2"
+    assert key_of("report", "…") == "report-network"
+
+
 def test_networks_are_called_by_short_names() -> None:
     assert TuneJob.checked("resnet18").label == "resnet18"
     assert TuneJob.checked("/far/away/my.model.onnx").label == "my.model"
@@ -54,20 +61,22 @@ def test_networks_are_called_by_short_names() -> None:
 
 @pytest.mark.usefixtures("prefect_api")
 def test_a_run_shows_its_progress_and_its_report(tmp_path: Path) -> None:
-    key = f"run-{tmp_path.name}".replace("_", "-")
+    network = f"/far/away/{tmp_path.name}.onnx"
+    key = tmp_path.name.replace("_", "-")
 
     @flow
     def small() -> None:
-        bar = ProgressBar(key, "mlp")
+        bar = ProgressBar("RUN", network)
         bar.show(0.4)
         bar.show(7.0)
-        show_report(key, report(), ((0.0, 0.2), (1.0, 0.1)))
+        show_report(replace(report(), request={**report().request, "network": network}), ((0.0, 0.2), (1.0, 0.1)))
 
     small()
-    (bar,) = artifacts(f"budget-{key}")
+    small()  # another run makes further versions of the same artifacts
+    (bar, _) = artifacts(f"budget-{key}")
     assert (bar.type, bar.data) == ("progress", 100.0)
     kinds = {name: artifacts(f"{name}-{key}")[0].type for name in ("report", "kernels", "latency", "course")}
     assert kinds == {"report": "markdown", "kernels": "table", "latency": "image", "course": "image"}
-    (course,) = artifacts(f"course-{key}")
+    course, _ = artifacts(f"course-{key}")
     picture = ElementTree.fromstring(b64decode(str(course.data).partition(",")[2]))
     assert "Estimated latency" in "".join(picture.itertext())

@@ -1,0 +1,43 @@
+"""A whole run as `retune tune --json` and `--quiet` show it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from flows import session
+from flows.commands.output import Mode
+from flows.parameters import TuneJob
+from tests.flows.networks import write_mlp
+
+pytestmark = pytest.mark.usefixtures("prefect_api")
+
+
+def tune(folder: Path, mode: Mode, seed: int) -> int:
+    network = write_mlp(folder / "small.onnx")
+    job = TuneJob.checked(str(network), trials=8, threads=1, batch=4, seed=seed, home=str(folder / "state"))
+    return session.main(mode, json.dumps(asdict(job)))
+
+
+def test_programs_read_events_and_then_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "require_server", lambda: None)
+    assert tune(tmp_path, Mode.JSON, 0) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "phase_started"
+    assert kinds[-1] == "report"
+    assert kinds.count("run_opened") == 1
+    rounds = [event for event in events if event["event"] == "round_done"]
+    assert rounds[-1]["trials"] == 8
+    assert [event["round"] for event in rounds] == list(range(len(rounds)))
+    assert {"done": 2, "total": 2, "event": "phase_advanced"} in events
+    report = events[-1]
+    assert report["is_right"]
+    assert report["limits"]["peak_gflops"] > 0
+    page = Path(report["folder"]) / "report.html"
+    assert report["run_id"] in page.read_text(encoding="utf-8")
+    assert tune(tmp_path, Mode.QUIET, 1) == 0
+    assert capsys.readouterr().out == ""
