@@ -4,10 +4,13 @@ Always: fast to make and correct; nothing is searched or measured.
 
 Elementwise producers are inlined, outer loops run in parallel, and stages that do not reuse data (elementwise,
 pooling, softmax) get a vector loop over their last axis; one that turns its input around is blocked, so that a cache
-line that was read is used up. A stage that would need tiling keeps its naive loops: making those fast is what tuning
-is for.
+line that was read is used up. Products and convolutions of floating-point numbers get a register tile of a usual size:
+a few rows of a strip of the last axis, with the reduction around them. Other stages that would need tiling keep their
+naive loops: making those fast is what tuning is for.
 """
 
+from compiler.dtype import is_float
+from compiler.ir.visit import walk
 from compiler.schedule.access import (
     consumers,
     is_given_to_function,
@@ -20,6 +23,10 @@ from compiler.schedule.steps import Annotate, ComputeInline, Fuse, Reorder, Spli
 from compiler.te.tensor import ComputeOp
 
 _PARALLEL_ITERATIONS = 64
+_STRIPS = (32, 16)
+"""How much of a row a product works on at once, if one of these divides it."""
+_ROWS = (4, 7, 6, 5, 3, 2)
+"""How many rows, alike."""
 _BLOCK = 16
 """Elements of a cache line of float32: how many neighbours a turning copy takes along at once."""
 
@@ -51,6 +58,9 @@ def _annotated(state: State, stage_id: int) -> State:
     turned = _turned_axis(state, stage_id)
     if turned is not None:
         state = _blocked(state, stage_id, turned)
+    row_axis = _row_axis(state, stage_id)
+    if row_axis is not None:
+        state = _in_strips(state, stage_id, row_axis)
     stage = state.stages[stage_id]
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
     tiled = needs_multi_level_tiling(state.dag, stage_id)
@@ -58,6 +68,9 @@ def _annotated(state: State, stage_id: int) -> State:
     if not tiled and stage.iters[last].extent != 1:
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
         spatial = spatial[:-1] if turned is None else spatial[:-2]
+    elif row_axis is not None:
+        first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
+        spatial = [index for index in spatial if index < first]
     outer: list[int] = []
     total = 1
     for index in spatial:
@@ -84,6 +97,49 @@ def _turned_axis(state: State, stage_id: int) -> int | None:
             if fastest == axis and axis.extent % _BLOCK == 0 and axis.extent > _BLOCK:
                 return number
     return None
+
+
+def _row_axis(state: State, stage_id: int) -> int | None:
+    """The axis of which a few places share what a product reads along its last axis, -1 when there is none.
+
+    None for a stage that is no product of floating-point numbers, or reads nothing along its last axis.
+    """
+    op = state.stages[stage_id].op
+    if not isinstance(op, ComputeOp) or not op.reduce_axes or not needs_multi_level_tiling(state.dag, stage_id):
+        return None
+    if not is_float(op.dtype) or op.axes[-1].extent < _STRIPS[-1]:
+        return None
+    along = [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]]
+    if not along:
+        return None
+    used = {node for index in along[0] for node in walk(index)}
+    return max((place for place, axis in enumerate(op.axes) if axis.extent > 1 and axis not in used), default=-1)
+
+
+def _in_strips(state: State, stage_id: int, row_axis: int) -> State:
+    """The reduction outside a few rows of a strip of the last axis.
+
+    before: for i: for j: for k: c[i, j] += …
+    after:  for i.0: for j.0: for k: unroll i.1: vector j.1: c[i, j] += …
+    """
+    op = state.stages[stage_id].op
+    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
+    last = len(op.axes) - 1
+    inner: list[int] = []
+    for axis, sizes in ((last, _STRIPS), (row_axis, _ROWS)):
+        extent = op.axes[axis].extent if axis >= 0 else 1
+        size = next((size for size in sizes if extent % size == 0), extent)
+        if size == extent and (axis == last or 1 < extent <= max(sizes)):
+            inner.insert(0, axis)
+        elif 1 < size < extent:
+            state = state.apply(Split(stage_id, axis, extent, (size,)))
+            inner = [axis + 1, *(place + (place > axis) for place in inner)]
+    count = len(state.stages[stage_id].iters)
+    order = (*(place for place in range(count) if place not in inner), *inner)
+    state = state.apply(Reorder(stage_id, order))
+    if len(inner) > 1:
+        state = state.apply(Annotate(stage_id, count - 2, Annotation.UNROLL))
+    return state.apply(Annotate(stage_id, count - 1, Annotation.VECTORIZE))
 
 
 def _blocked(state: State, stage_id: int, axis: int) -> State:

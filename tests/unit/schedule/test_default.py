@@ -42,3 +42,40 @@ def test_pooling_gets_vectors_and_a_matmul_naive_loops() -> None:
     a, b, q = te.placeholder((80, 9), name="a"), te.placeholder((9, 7), name="b"), te.reduce_axis(9, "q")
     product = te.compute((80, 7), lambda i, j: te.sum(a[i, q] * b[q, j], q), "product")
     assert lines(ComputeDAG([a, b, product])) == ["parallel i (0,80)", "for j (0,7)", "for q (0,9)", "product = ..."]
+
+
+def test_a_product_gets_a_register_tile() -> None:
+    a, b, q = te.placeholder((3, 20, 9), name="a"), te.placeholder((3, 9, 128), name="b"), te.reduce_axis(9, "q")
+    product = te.compute((3, 20, 128), lambda n, i, j: te.sum(a[n, i, q] * b[n, q, j], q), "product")
+    assert lines(ComputeDAG([a, b, product])) == [
+        "parallel n@i.0@j.0@ (0,60)",
+        "for q (0,9)",
+        "unroll i.1 (0,4)",
+        "vectorize j.1 (0,32)",
+        "product = ...",
+    ]
+
+
+def test_rows_of_a_register_tile_share_what_is_read_along_the_strip() -> None:
+    a, b, q = te.placeholder((3, 20, 9), name="a"), te.placeholder((9, 3, 37), name="b"), te.reduce_axis(9, "q")
+    product = te.compute((20, 3, 37), lambda i, n, j: te.sum(a[n, i, q] * b[q, n, j], q), "product")
+    assert lines(ComputeDAG([a, b, product])) == [
+        "parallel i.0@n@ (0,15)",
+        "for q (0,9)",
+        "unroll i.1 (0,4)",
+        "vectorize j (0,37)",
+        "product = ...",
+    ]
+    whole = te.placeholder((7, 9), name="whole")
+    few = te.compute((7, 37), lambda i, j: te.sum(whole[i, q] * b[q, 0, j], q), "few")
+    assert lines(ComputeDAG([whole, b, few])) == ["for q (0,9)", "unroll i (0,7)", "vectorize j (0,37)", "few = ..."]
+
+
+def test_other_products_keep_naive_loops() -> None:
+    a, b, q = te.placeholder((80, 9), name="a"), te.placeholder((32, 9), name="b"), te.reduce_axis(9, "q")
+    rows = te.compute((80, 32), lambda i, j: te.sum(a[i, q] * b[j, q], q), "rows")
+    naive = ["parallel i (0,80)", "for j (0,32)", "for q (0,9)"]
+    assert lines(ComputeDAG([a, b, rows])) == [*naive, "rows = ..."]
+    c, d = te.placeholder((80, 9), "int8", "c"), te.placeholder((9, 32), "int8", "d")
+    whole = te.compute((80, 32), lambda i, j: te.sum(te.cast("int32", c[i, q]) * te.cast("int32", d[q, j]), q), "whole")
+    assert lines(ComputeDAG([c, d, whole])) == [*naive, "whole = ..."]
