@@ -115,13 +115,13 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
 
 def search(task: SearchTask, workers: Workers, seconds: float) -> tuple[list[MeasureRecord], int]:
     """Spend about `seconds` on one task alone: its fastest records, and how many programs were measured."""
-    began, budget = time.monotonic(), Budget(None, seconds)
     options = workers.measurer.runner.options
     origin = Origin(
         "benchmark", task.name, str(task.target), config.device_name(), options.threads, 0, options.to_json()
     )
     tuning = begin([task], [1], origin)
     found: list[MeasureRecord] = []
+    began, budget = time.monotonic(), Budget(None, seconds)
     while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds) and tuning.live:
         count = budget.round_size(BATCH, 1, tuning.trials)
         found += play_round(tuning, 0, count, workers, began, budget)[0]

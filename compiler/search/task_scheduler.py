@@ -113,22 +113,28 @@ def choose_task(
 ) -> int | None:
     """The index of the task that gets the next round; None when every task is exhausted.
 
-    Every live task gets one warm-up round first, in descending order of weight x operations. Ties go to the task with
-    fewer rounds, then to the earlier one. `rng` is only drawn from when `options.explore` is positive. Without an
-    `objective` it is the weighted sum of the tasks' times.
+    Every live task gets one warm-up round first, in descending order of weight x operations, those last whose layer is
+    measured in another way. Ties go to the task with fewer rounds, then to the earlier one. `rng` is only drawn from
+    when `options.explore` is positive. Without an `objective` it is the weighted sum of the tasks' times.
     """
     live = [index for index, state in enumerate(states) if not state.exhausted]
     if not live:
         return None
     fresh = [index for index in live if states[index].rounds == 0]
     if fresh:
-        return min(fresh, key=lambda index: (-states[index].weight * states[index].flops, index))
+        # Where another way to compute the same is known, the network can do without this one: it comes last.
+        return min(fresh, key=lambda index: (isfinite(best_rival(states, index)), -_work(states[index]), index))
     if options.strategy == "round-robin":
         return min(live, key=lambda index: (states[index].rounds, index))
     if options.explore > 0.0 and rng is not None and rng.random() < options.explore:
         return live[int(rng.integers(len(live)))]
     slopes = gradients(states, options, objective)
     return min(live, key=lambda index: (slopes[index], states[index].rounds, index))
+
+
+def _work(state: TaskState) -> float:
+    """Operations of all uses of a task."""
+    return state.weight * state.flops
 
 
 def gradients(

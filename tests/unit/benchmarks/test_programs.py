@@ -24,6 +24,7 @@ from benchmarks import (
     search_speed,
     store,
     tune_ops,
+    winograd,
 )
 from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
@@ -129,6 +130,16 @@ def test_tune_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     lines_drawn = [part for part in chart.iter() if part.tag.endswith("polyline")]
     assert sum("stroke-dasharray" not in line.attrib for line in lines_drawn) == 2 * (3 + 1)  # curves and a frame
     assert sum("stroke-dasharray" in line.attrib for line in lines_drawn) == 2 * len({"numpy", "onnxruntime"})
+
+
+def test_winograd(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "LAYERS", {"conv3x3_14x14_256_256": (14, 256)})
+    argv = ["--threads", "1", "--seconds", "0.1"]
+    lines = _lines(winograd.main, argv, tmp_path / "out.jsonl", capsys)
+    by_way = {line["backend"]: line for line in lines}
+    assert list(by_way) == ["retune direct", "retune winograd4", "retune winograd2"]
+    assert by_way["retune direct"]["times_as_fast_as_direct"] == 1.0
+    assert all(line["error"] < 1e-5 and line["trials"] > 0 for line in lines)
 
 
 def test_a_search_of_tvm_that_ends_early_says_why() -> None:

@@ -220,3 +220,15 @@ def test_most_rounds_go_to_the_way_that_wins(speeds: tuple[float, float], winner
     assert not states[winner].exhausted
     assert states[winner].rounds > states[loser].rounds
     assert network_latency(states) == pytest.approx(min(speeds) + 0.5, rel=0.02)
+
+
+def test_the_warm_up_of_a_second_way_waits_for_every_layer() -> None:
+    ways = [TaskState(flops=9.0, layer="conv"), TaskState(flops=8.0, layer="conv")]
+    states = [*ways, TaskState(flops=5.0), TaskState(flops=1.0, layer="other")]
+    order = []
+    for _ in states:
+        index = choose_task(states, GRADIENT)
+        assert index is not None
+        order.append(index)
+        states[index] = states[index].after_round(1.0)
+    assert order == [0, 2, 3, 1]
