@@ -69,6 +69,20 @@ class OnnxNode:
             raise self.unsupported(f"attribute {key} must be a list of ints")
         return tuple(value)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list-of-floats attribute, empty when it is absent."""
+        value = self.attributes.get(key, ())
+        if not isinstance(value, Sequence) or not all(isinstance(item, int | float) for item in value):
+            raise self.unsupported(f"attribute {key} must be a list of floats")
+        return tuple(map(float, value))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list-of-strings attribute, empty when it is absent."""
+        value = self.attributes.get(key, ())
+        if not isinstance(value, Sequence) or not all(isinstance(item, bytes) for item in value):
+            raise self.unsupported(f"attribute {key} must be a list of strings")
+        return tuple(item.decode() for item in value)
+
     def tensor(self, key: str) -> Array | None:
         """A tensor attribute, None when it is absent."""
         value = self.attributes.get(key)

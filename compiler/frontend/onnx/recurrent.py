@@ -92,7 +92,7 @@ _STEPS: Mapping[str, Callable[[_Cell, int, State], State]] = {"RNN": _rnn_step, 
 
 def _functions(node: OnnxNode, direction: int) -> tuple[str, ...]:
     defaults = _DEFAULTS[node.op_type]
-    given = [name.decode() for name in node.attributes.get("activations", ())] or [*defaults, *defaults]
+    given = node.texts("activations") or (*defaults, *defaults)
     chosen = given[direction * len(defaults) : (direction + 1) * len(defaults)]
     unknown = [name for name in chosen if name.lower() not in _FUNCTIONS]
     if unknown:

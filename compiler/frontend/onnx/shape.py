@@ -38,11 +38,14 @@ def _constant_array(node: OnnxNode) -> Array:
     tensor = node.tensor("value")
     if tensor is not None:
         return tensor
-    for key, dtype in (("value_float", "float32"), ("value_floats", "float32"), ("value_int", "int64")):
-        if key in node.attributes:
-            return np.asarray(node.attributes[key], dtype=dtype)
+    if "value_float" in node.attributes:
+        return np.asarray(node.number("value_float", 0.0), "float32")
+    if "value_floats" in node.attributes:
+        return np.asarray(node.numbers("value_floats"), "float32")
+    if "value_int" in node.attributes:
+        return np.asarray(node.integer("value_int", 0), "int64")
     if "value_ints" in node.attributes:
-        return np.asarray(node.attributes["value_ints"], dtype="int64")
+        return np.asarray(node.ints("value_ints"), "int64")
     raise node.unsupported("only dense numbers are supported")
 
 

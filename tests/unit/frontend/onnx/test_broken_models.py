@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import RetuneError
+from compiler.errors import RetuneError, UnsupportedOperatorError
+from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.frontend.onnx.importer import CONVERTERS, load_model
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Value
 
 _OPERATORS = sorted(set(CONVERTERS) - {"Loop", "Scan", "If"})
 _NUMBERS = (-(2**62), -3, -1, 0, 1, 2, 7, 10**6, 2**40)
@@ -168,3 +172,26 @@ def test_turned_bytes(property_seed: int) -> None:
 def test_cut_files(share: float) -> None:
     whole = _model().SerializeToString()
     assert not _loads(whole[: int(len(whole) * share)])
+
+
+WRONG_TYPES = [
+    ("Softmax", {"axis": 0.5}, "attribute axis must be an int"),
+    ("LeakyRelu", {"alpha": "much"}, "attribute alpha must be a float"),
+    ("Transpose", {"perm": 1}, "attribute perm must be a list of ints"),
+    ("Constant", {"value_floats": [b"x"]}, "attribute value_floats must be a list of floats"),
+    ("Constant", {"value": 3}, "attribute value must be a dense tensor"),
+    ("GridSample", {"mode": 3}, "attribute mode must be a string"),
+    ("RNN", {"activations": [1]}, "attribute activations must be a list of strings"),
+    ("Loop", {"body": 3}, "attribute body must be a graph"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "attributes", "message"), WRONG_TYPES)
+def test_attributes_of_another_type(op_type: str, attributes: dict[str, Any], message: str) -> None:
+    """Below ONNX's own checker, which finds most of these first."""
+    builder = GraphBuilder("net", [Value("x", (2, 3, 4))])
+    operands = {"Constant": (), "RNN": ("x", "w", "w"), "GridSample": ("x", "x"), "Loop": ("", "", "x")}
+    builder.constant(np.ones((1, 4, 4), np.float32), "w")
+    node = OnnxNode(op_type, "broken", operands.get(op_type, ("x",)), ("y",), attributes, 20)
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        CONVERTERS[op_type](builder, node)
