@@ -226,6 +226,10 @@ class Tuning:
         self._end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
         mine = sorted((record for record in own if record.task_key in by_key), key=lambda record: record.round)
+        for key, index in by_key.items():
+            policy = self.tasks[index].policy
+            if isinstance(policy, SketchPolicy):
+                policy.expect(record.steps for record in mine if record.task_key == key)
         for _, group in groupby(mine, key=lambda record: (record.round, record.task_key)):
             records = tuple(group)
             self.tell(by_key[records[0].task_key], records)

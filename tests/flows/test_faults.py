@@ -62,6 +62,12 @@ class Lab:
     def log(self) -> Path:
         return self.folder / f"{self.name}-{self.seed}.txt"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """As the command line makes it: Prefect is quiet."""
+        paths = os.pathsep.join(entry for entry in sys.path if entry)
+        return {"PYTHONPATH": paths, "PREFECT_API_URL": self.api, "PREFECT_LOGGING_LEVEL": "CRITICAL"}
+
     def simulation(self, **how: Any) -> Simulation:
         network = write_mlp(self.folder / "small.onnx", widths=(64, 96, 32), batch=8)
         job = TuneJob.checked(str(network), TRIALS, threads=1, seed=self.seed, batch=BATCH, home=str(self.home))
@@ -70,8 +76,7 @@ class Lab:
     @contextmanager
     def started(self, extra: dict[str, str] | None = None, **how: Any) -> Iterator["subprocess.Popen[bytes]"]:
         """The run in a process of its own."""
-        paths = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), "PREFECT_API_URL": self.api}
-        environment = config.child_environment({**paths, **(extra or {})})
+        environment = config.child_environment({**self.environment, **(extra or {})})
         with self.log.open("ab") as stream:
             process = subprocess.Popen(command(self.simulation(**how)), stdout=stream, stderr=stream, env=environment)
         try:
@@ -209,7 +214,7 @@ def test_two_runs_on_one_store_at_once(lab: Lab, undisturbed: Outcome) -> None:
         same = Lab(lab.folder, lab.api, seed=0)
         refused = subprocess.run(
             command(same.simulation()),
-            env=config.child_environment({"PREFECT_API_URL": lab.api, "PYTHONPATH": os.pathsep.join(sys.path)}),
+            env=config.child_environment(same.environment),
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,

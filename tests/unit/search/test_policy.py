@@ -107,6 +107,27 @@ def test_a_resumed_policy_goes_on_as_the_uninterrupted_one() -> None:
     assert resumed.ask(16, 3) == whole.ask(16, 3)
 
 
+def test_programs_that_were_looked_at_before_teach_the_same() -> None:
+    def told(ahead: bool) -> tuple[list[TrainingBatch], tuple[Candidate, ...]]:
+        spy = Spy()
+        policy = SketchPolicy(CONV, spy, OPTIONS, seed=4)
+        if ahead:
+            policy.expect(one.steps_text for batch in batches for one in batch)
+        for batch in batches:
+            policy.tell(batch)
+        return spy.batches, policy.ask(16, 3)
+
+    source = SketchPolicy(CONV, RandomModel(0), OPTIONS, seed=4)
+    foreign = Told(dump_steps(()), 1e-3)
+    batches = [[*timed(source.ask(16, number)), foreign] for number in range(3)]
+    (plain, next_plain), (ahead, next_ahead) = told(ahead=False), told(ahead=True)
+    assert next_plain == next_ahead
+    assert len(plain) == len(ahead) == 3
+    for one, other in zip(plain, ahead, strict=True):
+        np.testing.assert_array_equal(one.features, other.features)
+        np.testing.assert_array_equal(one.seconds, other.seconds)
+
+
 def test_every_tell_is_one_update_in_the_order_told() -> None:
     model = Spy()
     policy = SketchPolicy(MATMUL, model, OPTIONS)
