@@ -33,6 +33,7 @@ from compiler.schedule.task import SearchTask
 from flows import allocate_trials as allocation
 from flows.parameters import TuneJob
 from tasks.extract import extract_tasks
+from tasks.plan import FleetPlan
 from tasks.store import complete_run, open_run
 from tasks.workers import Workers
 
@@ -67,7 +68,6 @@ class SimulatedMeasurer:
         self._simulation = simulation
         self._real = real
         self._rounds = 0
-        self.builder, self.runner = real.builder, real.runner
 
     def measure(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
@@ -118,15 +118,15 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
     job = TuneJob(**made.job)
 
     @contextmanager
-    def open_workers(options: MeasureOptions) -> Iterator[Workers]:
+    def open_workers(options: MeasureOptions, _: FleetPlan | None = None) -> Iterator[Workers]:
         with LocalMeasurer.with_options(options) as real:
-            yield Workers(SimulatedMeasurer(made, real))  # type: ignore[arg-type]
+            yield Workers(SimulatedMeasurer(made, real), real.builder, real.runner)
 
     allocation.open_workers = open_workers
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
-    with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
+    with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         spent = allocation.allocate_trials(job, run.run_id)
-        complete_run(run.run_id, Path(job.home), {"trials": spent.trials})
+        complete_run(run.run_id, job.place, {"trials": spent.trials})
     return spent
 
 

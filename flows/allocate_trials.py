@@ -6,7 +6,6 @@ Always: a round is durable before anything is learned from it.
 """
 
 import time
-from pathlib import Path
 
 from prefect import flow
 
@@ -27,19 +26,19 @@ from tasks.workers import Workers, open_workers
 @flow(name="allocate-trials", flow_run_name="allocate-trials-{job.label}")
 def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     """Spend the budget of `job` on its tasks; what the run has spent before counts."""
-    home, device = Path(job.home), job.device
+    home, device = job.place, job.device
     extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
     tuning = begin_tuning(extracted, job.origin(run_id, measuring))
-    lessons = recall_lessons(run_id, Path(job.home), tuning.origin)
+    lessons = recall_lessons(run_id, home, tuning.origin)
     if known.own or known.programs or lessons:
         others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
     replay(run_id, tuning, known.history, known.own, lessons, known.foreign)
     budget = job.budget
-    announce(RunOpened.of(tuning, job.home, known.programs, budget))
+    announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     began = time.monotonic() - tuning.elapsed
     bar = ProgressBar(run_id, job.network)
     with open_workers(measuring, job.plan) as workers:
@@ -54,7 +53,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
             tune_round(job, tuning, index, count, workers, began)
             bar.show(budget.spent(tuning.trials, time.monotonic() - began))
     bar.show(1.0)
-    keep_lessons(run_id, Path(job.home), tuning)
+    keep_lessons(run_id, home, tuning)
     return tuning.summary()
 
 
@@ -68,10 +67,10 @@ def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Wo
     if candidates:
         measured = measure(name, workers, task, candidates, best)
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
-        store(name, Path(job.home), records)
+        store(name, job.place, records)
         train(name, tuning, index, records)
         done = RoundDone.of(tuning, index, records, job.budget)
-        note_round(name, Path(job.home), tuning.origin.run_id, done.row_fields())
+        note_round(name, job.place, tuning.origin.run_id, done.row_fields())
         announce(done)
     else:
         tuning.exhaust(index, "it has no program left that was not measured")

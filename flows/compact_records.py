@@ -3,16 +3,20 @@
 from prefect import flow, get_run_logger
 
 from compiler import config
-from storage.compaction import Compaction
+from storage.compaction import Compaction, Retention
 from tasks.store import compact_store
 
 
 @flow(name="compact-records", flow_run_name="compact-records")
-def compact_records(home: str | None = None) -> Compaction:
-    """Join the many small record files of each task in `home` (default: RETUNE_HOME or ./.retune).
+def compact_records(
+    home: str | None = None, keep_best: int | None = None, keep_days: float | None = None
+) -> Compaction:
+    """Join the many small record files of each task in `home`, a folder or a URL (default: RETUNE_HOME or ./.retune).
 
-    Raises: StoreError.
+    With `keep_best` or `keep_days`, or both, records go that are neither among so many fastest of their task nor
+    younger than so many days; the best and those of unfinished runs always stay.
+    Raises: StoreError, OptionError.
     """
-    done = compact_store(home or str(config.load().home))
+    done = compact_store(home or str(config.load().home), Retention.of(keep_best, keep_days))
     get_run_logger().info("%d files with %d records became %d", done.files_before, done.rows, done.files_after)
     return done

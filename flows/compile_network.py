@@ -73,7 +73,7 @@ def compile_network(
         )
     )  # fmt: skip
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
-    with open_run(Path(job.home), f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
+    with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         compiled = reaching_fleet(compile_best, job)(job, run.run_id)
         nothing = begin_tuning(extracted, job.origin(run.run_id, job.measuring(extracted.constant_bytes))).summary()
         report = publish(
@@ -87,7 +87,7 @@ def compile_network(
             job.run_folder(run.run_id),
             compiled.limits,
         )
-        complete_run(run.run_id, Path(job.home), report.summary())
+        complete_run(run.run_id, job.place, report.summary())
     return report
 
 
@@ -96,8 +96,8 @@ def compile_best(job: TuneJob, run_id: str) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from."""
     folder = job.run_folder(run_id)
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
-    known = best_of_every_task(Path(job.home), job.target, job.device, job.threads)
-    best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
+    known = best_of_every_task(job.place, job.target, job.device, job.threads)
+    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
     announce(PhaseStarted(f"confirming the best programs of {sum(map(len, layers))} tasks"))
     with open_workers(job.measuring(extracted.constant_bytes), job.plan) as workers:

@@ -18,6 +18,7 @@ from compiler.driver.tuning import Origin
 from compiler.errors import OptionError
 from compiler.measure.options import MeasureOptions
 from compiler.target import Target
+from storage.place import Place, is_remote, local_folder
 from tasks.plan import FleetPlan
 
 DEFAULT_TRIALS = 1000
@@ -37,6 +38,7 @@ class TuneJob:
     `network` is a name of the zoo or the path of an ONNX file. The run ends after `trials` measured programs or
     `minutes` of tuning, whichever comes first; None means no such limit, but one of them is set. `threads` is what
     the tuned network will run on, `batch` the most programs in a round, `home` the absolute path of the state folder,
+    `store` the URL where records and what was learned are kept instead of there (see docs/storage.md),
     `shapes` what dynamic inputs are fixed to, see `parse_shape`. After `early_stopping` trials without a shorter
     estimated latency the run ends (0: never). `weights` is where a kernel's weights are while it is timed, see
     `network_options`. `winograd` says whether convolutions may be computed in transformed spaces.
@@ -62,6 +64,7 @@ class TuneJob:
     storage: str = ""
     machine: str = ""
     cache_bytes: int = 0
+    store: str = ""
 
     def __post_init__(self) -> None:
         """Shapes that come from JSON are a list."""
@@ -86,7 +89,8 @@ class TuneJob:
         on_device: str | None = None,
     ) -> Self:
         """A job with everything that is None filled in from the settings, and every value checked. A limit in trials or
-        minutes takes the place of both settings.
+        minutes takes the place of both settings. `home` may be a URL: then it is what `store` is, and the state folder
+        is that of the settings.
 
         Raises: OptionError naming the option, its value and what it may be; TargetError.
         """
@@ -118,6 +122,7 @@ class TuneJob:
         _require(1 <= batch <= MAX_BATCH, f"the batch must lie between 1 and {MAX_BATCH}, not {batch}")
         _require(early_stopping >= 0, f"early stopping needs a number of trials, or 0 for never, not {early_stopping}")
         _require(weights in WEIGHTS, f"weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
+        folder = settings.home if not home or is_remote(home) else local_folder(home)
         return cls(
             network=network,
             trials=DEFAULT_TRIALS if trials is None and minutes is None else trials,
@@ -126,14 +131,15 @@ class TuneJob:
             target="" if fleet and target is None else str(Target.host() if target is None else Target(target)),
             seed=seed,
             batch=batch,
-            home=str(Path(home).absolute() if home else settings.home),
+            home=str(folder),
+            store=home if home and is_remote(home) else "",
             shapes=tuple(shapes or ()),
             early_stopping=early_stopping,
             weights=weights,
             winograd=winograd,
             fleet=fleet,
             on_device=on_device or "",
-            storage=settings.fleet_storage or f"{Path(home).absolute() if home else settings.home}/fleet",
+            storage=settings.fleet_storage or f"{folder}/fleet",
         )
 
     @property
@@ -154,9 +160,14 @@ class TuneJob:
     def asked(self) -> dict[str, Any]:
         """The parameters of `tune_network` that make this job."""
         fields = asdict(self)
-        for field in ("storage", "machine", "cache_bytes"):
+        for field in ("storage", "machine", "cache_bytes", "store"):
             del fields[field]
-        return {**fields, "target": self.target or None, "threads": self.threads or None}
+        return {**fields, "home": str(self.place), "target": self.target or None, "threads": self.threads or None}
+
+    @property
+    def place(self) -> Place:
+        """Where records, the run ledger and what was learned are kept."""
+        return self.store or Path(self.home)
 
     @property
     def budget(self) -> Budget:
@@ -175,7 +186,7 @@ class TuneJob:
     def fingerprint(self, task_keys: Sequence[str]) -> str:
         """What makes two requests the same run, so that the second resumes the first; when it ends is no part of it."""
         same = {**asdict(self), "device": self.device, "tasks": sorted(task_keys)}
-        for field in ("trials", "minutes", "early_stopping", "home", *_WAY):
+        for field in ("trials", "minutes", "early_stopping", "home", "store", *_WAY):
             del same[field]
         return json.dumps(same, sort_keys=True)
 

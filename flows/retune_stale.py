@@ -7,7 +7,6 @@ One that cannot be tuned is named, left out, and makes the run fail at its end, 
 import math
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -65,7 +64,7 @@ def retune_stale(
         for name, job in jobs.items():
             if name not in failures:
                 try:
-                    prospects.append(judge(name, Path(job.home), job.target, job.device, job.threads))
+                    prospects.append(judge(name, job.place, job.target, job.device, job.threads))
                     logger.info("%s", prospects[-1])
                 except RetuneError as error:
                     failures[name] = str(error)

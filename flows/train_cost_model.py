@@ -4,7 +4,6 @@ on this machine start. Always: only reads records; nothing is measured.
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
@@ -51,8 +50,8 @@ def train_cost_model(
     subjects = [extracted(name, job.target, job.threads) for name in networks]
     tasks = list({task.workload_key: task for subject in subjects for task in subject.tasks}.values())
     origin = job.origin(new_id(), job.measuring(max(subject.constant_bytes for subject in subjects)))
-    trained = learn_records(tasks, Path(job.home), origin, holdout)
-    save_lessons(Path(job.home), trained.tuning)
+    trained = learn_records(tasks, job.place, origin, holdout)
+    save_lessons(job.place, trained.tuning)
     report = TrainingReport(
         len(tasks), trained.programs, trained.judged, trained.pair_accuracy, trained.top_recall,
         round(time.monotonic() - began, 3),

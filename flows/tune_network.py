@@ -9,7 +9,6 @@ Always: the same command after a crash goes on where the stored records end.
      └─ report             what it brought, task by task, as files and in Prefect's UI
 """
 
-from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -66,7 +65,7 @@ def tune_network(
     job = located(job)
     announce(PhaseStarted(f"reading {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
-    with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
+    with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         spent = reaching_fleet(allocate_trials, job)(job, run.run_id)
         compiled = reaching_fleet(compile_best, job)(job, run.run_id)
         report = publish(
@@ -80,7 +79,7 @@ def tune_network(
             job.run_folder(run.run_id),
             compiled.limits,
         )
-        complete_run(run.run_id, Path(job.home), report.summary())
-        facts = write_page(run.run_id, Path(job.home), job.run_folder(run.run_id))
+        complete_run(run.run_id, job.place, report.summary())
+        facts = write_page(run.run_id, job.place, job.run_folder(run.run_id))
         show_report(report, facts.course)
     return report

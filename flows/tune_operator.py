@@ -7,7 +7,6 @@ the same request after a crash goes on where the stored records end.
      └─ report
 """
 
-from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -66,12 +65,12 @@ def tune_operator(
         )
     )
     extracted = extract_any(job.network, job.target, job.threads)
-    with open_run(Path(job.home), job.fingerprint(extracted.task_keys), job.describe()) as run:
+    with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         spent = reaching_fleet(allocate_trials, job)(job, run.run_id)
         announce(PhaseStarted("confirming the best programs"))
         winner = reaching_fleet(confirm_operator, job)(job)
         report = publish_operator(run.run_id, job.describe(), spent, winner, job.run_folder(run.run_id))
-        complete_run(run.run_id, Path(job.home), report.summary())
+        complete_run(run.run_id, job.place, report.summary())
     return report
 
 
@@ -80,6 +79,6 @@ def confirm_operator(job: TuneJob) -> Winner:
     """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
     extracted = extract_any(job.network, job.target, job.threads)
     (task,) = extracted.tasks
-    best = best_records(Path(job.home), extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
+    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     with open_workers(job.measuring(extracted.constant_bytes), job.plan) as workers:
         return confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task))

@@ -16,6 +16,7 @@ from compiler.driver.tuning import cause_of
 from compiler.errors import OptionError
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.parquet import ParquetRecordStore
+from storage.place import Place, local_folder
 from storage.rounds import Field, rounds_of
 from storage.runs import RunInfo, RunLedger
 
@@ -109,7 +110,7 @@ class RunFacts:
         return sum(map(len, self.trials.values()))
 
 
-def find_run(home: Path, wanted: str) -> RunInfo:
+def find_run(home: Place, wanted: str) -> RunInfo:
     """The run with this id, or the only one whose id begins or ends like this, or the newest for "latest".
 
     Raises: OptionError when there is none, or more than one.
@@ -129,9 +130,9 @@ def find_run(home: Path, wanted: str) -> RunInfo:
     return found[0]
 
 
-def facts_of(home: Path, info: RunInfo) -> RunFacts:
-    """Everything about a run. Raises: StoreError."""
-    report = _report(home / "runs" / info.run_id / "report.json")
+def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts:
+    """Everything about a run; `folder` is where its report is, when that is not below `home`. Raises: StoreError."""
+    report = _report((folder or local_folder(home) / "runs" / info.run_id) / "report.json")
     rounds = rounds_of(home, info.run_id)
     keys = dict.fromkeys(str(row["task_key"]) for row in rounds if row.get("task_key"))
     store = ParquetRecordStore(home)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +50,13 @@ class Retention:
             raise OptionError(f"the best record of a task always stays, so keep at least 1, not {self.best}")
         if not self.days >= 0:
             raise OptionError(f"records can be kept for 0 days or more, not {self.days}")
+
+    @classmethod
+    def of(cls, best: int | None, days: float | None) -> Self | None:
+        """The retention that options ask for; None when neither is given: everything stays."""
+        if best is None and days is None:
+            return None
+        return cls(1 if best is None else best, 0.0 if days is None else days)
 
     def keeps(self, table: Any, unfinished: Collection[str], now: float) -> Any:
         """Which rows of a table stay, as an array of booleans; its rows are of one task and place.

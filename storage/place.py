@@ -7,13 +7,16 @@ from compiler.errors import StoreError
 from storage.medium import LocalMedium, Medium
 from storage.objects import ObjectMedium
 
+Place = Path | str
+"""A path, or a URL as text."""
 
-def is_remote(place: Path | str) -> bool:
+
+def is_remote(place: Place) -> bool:
     """Whether a place is a URL of something other than a folder of this machine."""
     return isinstance(place, str) and "://" in place and not place.startswith("file://")
 
 
-def local_folder(place: Path | str) -> Path:
+def local_folder(place: Place) -> Path:
     """The folder that a path or a `file://` URL names, absolute.
 
     Raises: StoreError when a `file://` URL names another machine.
@@ -26,7 +29,7 @@ def local_folder(place: Path | str) -> Path:
     return Path(place).absolute()
 
 
-def open_medium(place: Path | str) -> Medium:
+def open_medium(place: Place) -> Medium:
     """The files at a path, a `file://` URL, or any URL that fsspec knows, such as `s3://bucket/folder`.
 
     Raises: StoreError when the place cannot hold a store, or its kind needs a package that is not installed.

@@ -18,6 +18,7 @@ from compiler.driver.tuning import TuningSummary
 from compiler.driver.winners import Winner
 from pages.facts import RunFacts, facts_of
 from pages.page import page
+from storage.place import Place
 from storage.runs import RunLedger
 
 
@@ -40,9 +41,9 @@ def publish(
 
 
 @task(name="write-page", task_run_name="write-page", cache_policy=NO_CACHE)
-def write_page(run_id: str, home: Path, folder: Path) -> RunFacts:
+def write_page(run_id: str, home: Place, folder: Path) -> RunFacts:
     """Write the page about a finished run into its folder."""
-    facts = facts_of(home, RunLedger(home).get(run_id))
+    facts = facts_of(home, RunLedger(home).get(run_id), folder)
     (folder / "report.html").write_text(page(facts), encoding="utf-8")
     return facts
 

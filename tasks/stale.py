@@ -1,7 +1,6 @@
 """In: a network and a state folder. Out: what tuning it again is expected to bring. Always: only reads."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -9,11 +8,12 @@ from prefect.cache_policies import NO_CACHE
 from compiler import config
 from compiler.driver.stale import Prospect, prospect
 from storage.parquet import ParquetRecordStore
+from storage.place import Place
 from tasks.extract import extracted
 
 
 @task(name="judge", task_run_name="judge-{network}", cache_policy=NO_CACHE)
-def judge(network: str, home: Path, target: str, device: str, threads: int, shapes: Sequence[str] = ()) -> Prospect:
+def judge(network: str, home: Place, target: str, device: str, threads: int, shapes: Sequence[str] = ()) -> Prospect:
     """What the records of this machine promise of the network."""
     subject = extracted(network, target, threads, tuple(shapes))
     store = ParquetRecordStore(home)

@@ -5,7 +5,6 @@ Always: `store` returns when the round is durable.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prefect import task
@@ -13,9 +12,10 @@ from prefect.cache_policies import NO_CACHE
 
 from compiler.features import FEATURE_VERSION
 from compiler.measure.record import MeasureRecord
-from storage.compaction import Compaction, compact
+from storage.compaction import Compaction, Retention, compact
 from storage.lessons import LessonStore
 from storage.parquet import ParquetRecordStore
+from storage.place import Place
 from storage.rounds import Field, append_round
 from storage.runs import Run, RunInfo, RunLedger
 
@@ -40,13 +40,13 @@ class Known:
 
 
 @task(name="open-run", task_run_name="open-run", cache_policy=NO_CACHE)
-def open_run(home: Path, fingerprint: str, describe: dict[str, Any]) -> Run:
+def open_run(home: Place, fingerprint: str, describe: dict[str, Any]) -> Run:
     """Own the unfinished run with this fingerprint, or begin a new one."""
     return RunLedger(home).open_or_resume(fingerprint, describe)
 
 
 @task(name="recall", task_run_name="recall", cache_policy=NO_CACHE)
-def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: str, threads: int) -> Known:
+def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: str, threads: int) -> Known:
     """The records that a run starts from: its own, those that other runs had stored for the same tasks when it began,
     and the best ones of other tasks.
     """
@@ -64,7 +64,7 @@ def recall(run_id: str, home: Path, keys: Sequence[str], target: str, device: st
     return Known(own, history, tuple(one for one in best if one.timestamp < horizon))
 
 
-def _horizon(home: Path, run_id: str, stored: Sequence[float]) -> float:
+def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:
     """The moment before which everything counts as stored when the run began, the same after every resume.
 
     That is when it began, by the clock; or later, where the clock was set back after something had been stored.
@@ -77,20 +77,20 @@ def _horizon(home: Path, run_id: str, stored: Sequence[float]) -> float:
 
 
 @task(name="store", task_run_name="store-{name}", retries=2, retry_delay_seconds=1, cache_policy=NO_CACHE)
-def store(name: str, home: Path, records: Sequence[MeasureRecord]) -> None:
+def store(name: str, home: Place, records: Sequence[MeasureRecord]) -> None:
     """Append one round; when this returns, the round survives anything."""
     ParquetRecordStore(home).append(records)
 
 
 @task(name="note-round", task_run_name="note-{name}", cache_policy=NO_CACHE)
-def note_round(name: str, home: Path, run_id: str, row: Mapping[str, Field]) -> None:
+def note_round(name: str, home: Place, run_id: str, row: Mapping[str, Field]) -> None:
     """Write down how a round went; its records do not need it."""
     append_round(home, run_id, row)
 
 
 @task(name="best-records", task_run_name="best-records", cache_policy=NO_CACHE)
 def best_records(
-    home: Path, keys: Sequence[str], target: str, device: str, threads: int, top: int
+    home: Place, keys: Sequence[str], target: str, device: str, threads: int, top: int
 ) -> dict[str, tuple[MeasureRecord, ...]]:
     """The `top` fastest successful records of every task that has one, fastest first; one that was only looked at, too
     slow for repeats, comes after all others.
@@ -107,18 +107,18 @@ def best_records(
 
 
 @task(name="best-of-every-task", cache_policy=NO_CACHE)
-def best_of_every_task(home: Path, target: str, device: str, threads: int) -> tuple[MeasureRecord, ...]:
+def best_of_every_task(home: Place, target: str, device: str, threads: int) -> tuple[MeasureRecord, ...]:
     """The best record of every task, of this network or another: each may help a similar one that has none."""
     return tuple(ParquetRecordStore(home).best_per_task(target, device, threads).values())
 
 
 @task(name="complete-run", task_run_name="complete-run", cache_policy=NO_CACHE)
-def complete_run(run_id: str, home: Path, summary: dict[str, Any]) -> RunInfo:
+def complete_run(run_id: str, home: Place, summary: dict[str, Any]) -> RunInfo:
     """Mark a run as finished: the next command like it begins a new one."""
     return RunLedger(home).complete(run_id, summary)
 
 
 @task(name="compact", task_run_name="compact", cache_policy=NO_CACHE)
-def compact_store(home: str) -> Compaction:
-    """Join the small files of every task."""
-    return compact(Path(home))
+def compact_store(home: str, retention: Retention | None = None) -> Compaction:
+    """Join the small files of every task; drop what a retention does not keep."""
+    return compact(home, retention=retention)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -19,6 +18,7 @@ from compiler.measure.record import MeasureRecord
 from compiler.schedule.task import SearchTask
 from storage.lessons import LessonStore
 from storage.parquet import ParquetRecordStore
+from storage.place import Place
 from storage.runs import RunLedger
 
 
@@ -50,21 +50,21 @@ def replay(
 
 
 @task(name="keep-lessons", task_run_name="keep-lessons", cache_policy=NO_CACHE)
-def keep_lessons(run_id: str, home: Path, tuning: Tuning) -> None:
+def keep_lessons(run_id: str, home: Place, tuning: Tuning) -> None:
     """Keep what the model knows now for later runs on this device."""
     if tuning.trials:
         _save(home, tuning)
 
 
 @task(name="recall-lessons", task_run_name="recall-lessons", cache_policy=NO_CACHE)
-def recall_lessons(run_id: str, home: Path, origin: Origin) -> list[TrainingBatch]:
+def recall_lessons(run_id: str, home: Place, origin: Origin) -> list[TrainingBatch]:
     """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
     run = RunLedger(home).get(run_id)
     return _lessons(home, origin, run.horizon or run.started)
 
 
 @task(name="learn-records", task_run_name="learn-records", cache_policy=NO_CACHE)
-def learn_records(tasks: Sequence[SearchTask], home: Path, origin: Origin, holdout: float) -> TrainedModel:
+def learn_records(tasks: Sequence[SearchTask], home: Place, origin: Origin, holdout: float) -> TrainedModel:
     """A cost model trained on all records of the tasks on the origin's device, after the lessons of earlier runs."""
     store = ParquetRecordStore(home)
     records = {
@@ -75,19 +75,19 @@ def learn_records(tasks: Sequence[SearchTask], home: Path, origin: Origin, holdo
 
 
 @task(name="save-lessons", task_run_name="save-lessons", cache_policy=NO_CACHE)
-def save_lessons(home: Path, tuning: Tuning) -> None:
+def save_lessons(home: Place, tuning: Tuning) -> None:
     """Keep what a trained model knows for later runs on its device."""
     _save(home, tuning)
 
 
-def _save(home: Path, tuning: Tuning) -> None:
+def _save(home: Place, tuning: Tuning) -> None:
     if tuning.model is not None:
         origin = tuning.origin
         data = lessons_to_bytes(tuning.model.lessons())
         LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
 
 
-def _lessons(home: Path, origin: Origin, before: float) -> list[TrainingBatch]:
+def _lessons(home: Place, origin: Origin, before: float) -> list[TrainingBatch]:
     try:
         lessons = LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION)
         data = lessons.newest(before=before)

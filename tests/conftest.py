@@ -23,6 +23,8 @@ os.environ.update(
 import pytest  # noqa: E402 - Prefect reads the environment when something imports it
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
+from tests.s3_server import s3_endpoint, s3_place  # noqa: E402, F401 - fixtures
+
 _PROPERTY_SEED = "--property-seed"
 _UPDATE_GOLDEN = "--update-golden"
 

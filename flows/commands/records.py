@@ -14,15 +14,20 @@ from compiler.errors import OptionError
 from compiler.measure.log import append_log, from_record, read_log, to_record
 from compiler.measure.record import MeasureRecord
 from flows.commands.output import Column, Json, Output, Quiet, finite, milliseconds
-from storage.compaction import compact
+from storage.compaction import Retention, compact
 from storage.parquet import ParquetRecordStore
+from storage.place import Place, is_remote, local_folder
 from storage.query import run_query
 
 records_app = typer.Typer(help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True)
 
 Store = Annotated[
     str | None,
-    typer.Option("--store", help="State folder: records, runs, results. Default: $RETUNE_HOME or ./.retune."),
+    typer.Option(
+        "--store",
+        help="State folder: records, runs, results; or a URL such as s3://bucket/folder for the first two. "
+        "Default: $RETUNE_HOME or ./.retune.",
+    ),
 ]
 
 UNKNOWN_DEVICE = "unknown"
@@ -142,15 +147,27 @@ def records_query(
 @records_app.command("compact")
 def records_compact(
     least: Annotated[int, typer.Option(min=2, help="Join the files of a task when it has at least so many.")] = 8,
+    keep_best: Annotated[
+        int | None, typer.Option(help="Drop records, but never the N fastest of a task.", metavar="N")
+    ] = None,
+    keep_days: Annotated[
+        float | None, typer.Option(help="Drop records, but none younger than so many days.", metavar="D")
+    ] = None,
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Join the many small files of each task. Runs may go on meanwhile."""
+    """Join the many small files of each task. Runs may go on meanwhile.
+
+    With --keep-best or --keep-days, or both, records that neither of them keeps are dropped; the best of a task and
+    those of unfinished runs always stay.
+    """
     output = Output(as_json, quiet)
     _records(store)
-    done = compact(home_of(store), least)
-    output.say(f"{done.files_before} files with {done.rows} records became {done.files_after}", **asdict(done))
+    done = compact(home_of(store), least, Retention.of(keep_best, keep_days))
+    dropped = f"; {done.dropped} were dropped" if done.dropped else ""
+    said = f"{done.files_before} files with {done.rows} records became {done.files_after}{dropped}"
+    output.say(said, **asdict(done))
 
 
 @records_app.command("check")
@@ -172,9 +189,15 @@ def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = Fal
     )
 
 
-def home_of(store: str | None) -> Path:
-    """The state folder that `--store` names, or the configured one."""
-    return config.load(flags={"home": store or None}).home
+def home_of(store: str | None) -> Place:
+    """Where the records are that `--store` names, or the configured state folder."""
+    return store if store and is_remote(store) else state_folder_of(store)
+
+
+def state_folder_of(store: str | None) -> Path:
+    """The state folder that `--store` names; the configured one where it names none."""
+    folder = local_folder(store) if store and not is_remote(store) else None
+    return config.load(flags={"home": folder}).home
 
 
 def _records(store: str | None) -> ParquetRecordStore:

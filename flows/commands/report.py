@@ -7,7 +7,7 @@ import typer
 
 from compiler.errors import OptionError
 from flows.commands.output import Column, Json, Output, Quiet, milliseconds
-from flows.commands.records import Store, home_of
+from flows.commands.records import Store, home_of, state_folder_of
 from pages.facts import facts_of, find_run, moment
 from pages.page import page
 from storage.runs import RunLedger
@@ -58,8 +58,9 @@ def report(
     output = Output(as_json, quiet)
     home = home_of(store)
     info = find_run(home, run)
-    path = (to or home / "runs" / info.run_id / "report.html").absolute()
-    text = page(facts_of(home, info))
+    folder = state_folder_of(store) / "runs" / info.run_id
+    path = (to or folder / "report.html").absolute()
+    text = page(facts_of(home, info, folder))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -24,6 +24,7 @@ from flows.commands.records import Store
 from flows.parameters import DEFAULT_TRIALS, TuneJob
 from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
+from storage.place import Place
 
 HOST = "llvm"
 """The target of this machine."""
@@ -75,7 +76,7 @@ def tune(
         fleet, on,
     )  # fmt: skip
     extract_network(job.network, job.target or HOST, job.threads or 1, job.shapes, job.winograd)
-    _prepare_state_folder(Path(job.home))
+    _prepare_state_folder(Path(job.home), job.place)
     settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
     environment = config.child_environment(settings)
     sys.stdout.flush()
@@ -83,8 +84,8 @@ def tune(
     os.execve(sys.executable, command, environment)
 
 
-def _prepare_state_folder(home: Path) -> None:
-    """Make the folder, with room for Prefect's database, and see whether the records in it can be read by this
+def _prepare_state_folder(home: Path, place: Place) -> None:
+    """Make the folder, with room for Prefect's database, and see whether the records at `place` can be read by this
     version.
 
     Raises: StoreError, SchemaError.
@@ -93,4 +94,4 @@ def _prepare_state_folder(home: Path) -> None:
         make_folder(home / "prefect")
     except OSError as error:
         raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
-    ParquetRecordStore(home)
+    ParquetRecordStore(place)

@@ -27,6 +27,7 @@ from compiler import config
 from compiler.measure.record import MeasureRecord
 from flows.parameters import TuneJob
 from storage.parquet import ParquetRecordStore
+from storage.place import Place
 from storage.runs import RunLedger
 from tests.flows.networks import write_mlp
 from tests.unit.storage.samples import part_paths
@@ -38,7 +39,7 @@ Outcome = list[tuple[int, str, str, tuple[float, ...], str]]
 """What a run has stored that does not depend on when it did: by round, task and program."""
 
 
-def outcome(home: Path, run_id: str | None = None) -> Outcome:
+def outcome(home: Place, run_id: str | None = None) -> Outcome:
     """The records of a store, or of one run in it; none of them twice."""
     records = ParquetRecordStore(home).records(run_id=run_id)
     assert max(Counter((record.run_id, record.task_key, record.steps) for record in records).values()) == 1
@@ -47,12 +48,13 @@ def outcome(home: Path, run_id: str | None = None) -> Outcome:
 
 @dataclass
 class Lab:
-    """A folder for runs of one network on one Prefect server; `home` is the state folder."""
+    """A folder for runs of one network on one Prefect server; `home` is the state folder, `store` a URL instead."""
 
     folder: Path
     api: str
     name: str = "state"
     seed: int = 0
+    store: str = ""
 
     @property
     def home(self) -> Path:
@@ -70,7 +72,8 @@ class Lab:
 
     def simulation(self, **how: Any) -> Simulation:
         network = write_mlp(self.folder / "small.onnx", widths=(64, 96, 32), batch=8)
-        job = TuneJob.checked(str(network), TRIALS, threads=1, seed=self.seed, batch=BATCH, home=str(self.home))
+        place = self.store or str(self.home)
+        job = TuneJob.checked(str(network), TRIALS, threads=1, seed=self.seed, batch=BATCH, home=place)
         return Simulation(asdict(job), **how)
 
     @contextmanager
@@ -91,7 +94,7 @@ class Lab:
             assert process.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
 
     def stored(self) -> list[MeasureRecord]:
-        return ParquetRecordStore(self.home).records()
+        return ParquetRecordStore(self.store or self.home).records()
 
     def wait_for(self, process: "subprocess.Popen[bytes]", holds: Callable[[], bool]) -> None:
         """Until something holds, while the run goes on."""
@@ -141,6 +144,18 @@ def test_a_run_that_is_ended_twice(lab: Lab, undisturbed: Outcome, number: int) 
     (run,) = RunLedger(lab.home).list()
     assert run.is_complete
     assert len(run.resumed) == 2
+
+
+def test_a_run_on_an_object_store_that_is_killed(lab: Lab, undisturbed: Outcome, s3_place: str) -> None:
+    """Another process takes it over at once, since it can see that the owner is gone."""
+    lab.store = s3_place
+    lab.stop_after(3, signal.SIGKILL, pause=0.2)
+    lab.finish()
+    assert outcome(s3_place) == undisturbed
+    (run,) = RunLedger(s3_place).list()
+    assert run.is_complete
+    assert len(run.resumed) == 1
+    assert not (lab.home / "records").exists()
 
 
 def test_workers_that_are_killed(lab: Lab, undisturbed: Outcome) -> None:

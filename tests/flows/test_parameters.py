@@ -1,5 +1,6 @@
 """What `TuneJob` accepts, and what makes two requests the same run."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,3 +63,12 @@ def test_everything_else_is(options: dict[str, Any]) -> None:
 
 def test_other_tasks_are_another_run() -> None:
     assert job().fingerprint(("a",)) != job().fingerprint(("a", "b"))
+
+
+def test_records_may_be_kept_at_a_url(tmp_path: Path) -> None:
+    local, remote = job(home=str(tmp_path)), job(home="s3://bucket/retune")
+    assert (local.home, local.store, local.place) == (str(tmp_path), "", tmp_path)
+    assert (remote.store, remote.place) == ("s3://bucket/retune", "s3://bucket/retune")
+    assert remote.home == job().home
+    assert job(home=f"file://{tmp_path}").home == str(tmp_path)
+    assert local.fingerprint(["w0"]) == remote.fingerprint(["w0"])

@@ -115,3 +115,30 @@ def test_compact_and_check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert run(monkeypatch, "records", "compact", "--least", "2") == 0
     assert run(monkeypatch, "records", "check") == 0
     assert capsys.readouterr().out == "3 files with 3 records became 1\n1 files with 3 records are sound\n"
+
+
+def test_what_need_not_stay_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "tune.json", [line(0.1), line(0.2), line(0.3, '["other"]')])
+    assert run(monkeypatch, "records", "import", "tune.json") == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "records", "compact", "--keep-days", "1e6") == 0
+    assert len(ParquetRecordStore(folder / "state").records()) == 3
+    assert run(monkeypatch, "records", "compact", "--keep-best", "1", "--keep-days", "30") == 0
+    assert "1 were dropped" in capsys.readouterr().out
+    assert sorted(record.seconds for record in ParquetRecordStore(folder / "state").records()) == [0.1, 0.3]
+    assert run(monkeypatch, "records", "compact", "--keep-best", "0") == 2
+
+
+def test_a_store_may_be_a_url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder / "tune.json", [line(0.1), line(0.2)])
+    place = "memory://records-cli/store"
+    assert run(monkeypatch, "records", "import", "tune.json", "--store", place) == 0
+    assert len(ParquetRecordStore(place).records()) == 2
+    assert run(monkeypatch, "records", "list", "--store", place) == 0
+    assert run(monkeypatch, "records", "check", "--store", place) == 0
+    assert run(monkeypatch, "records", "query", "SELECT count(*) FROM records", "--store", place) == 0
+    assert run(monkeypatch, "records", "check", "--store", f"file://{folder}/state") == 0
+    assert run(monkeypatch, "records", "check", "--store", "nonsense://x") == 2
+    assert not (folder / "memory:").exists()
