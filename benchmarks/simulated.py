@@ -28,6 +28,7 @@ from compiler.errors import RetuneError
 from compiler.measure.measurer import LocalMeasurer, Measurement
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
+from compiler.measure.runner import LocalRunner
 from compiler.schedule.steps import Step, dump_steps
 from compiler.schedule.task import SearchTask
 from flows import allocate_trials as allocation
@@ -68,6 +69,8 @@ class SimulatedMeasurer:
         self._simulation = simulation
         self._real = real
         self._rounds = 0
+        assert isinstance(real.runner, LocalRunner)
+        self._runner = real.runner
 
     def measure(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
@@ -84,7 +87,7 @@ class SimulatedMeasurer:
         simulation = self._simulation
         if simulation.workers:
             pool = [worker.pid for worker in self._real.builder._pool._workers]
-            pids = {"build": [pid for pid in pool if pid], "run": self._real.runner._worker.pid}
+            pids = {"build": [pid for pid in pool if pid], "run": self._runner._worker.pid}
             Path(simulation.workers).write_text(json.dumps(pids), encoding="utf-8")
         while simulation.gate and not Path(simulation.gate).exists():
             time.sleep(0.01)
@@ -122,7 +125,7 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
         with LocalMeasurer.with_options(options) as real:
             yield Workers(SimulatedMeasurer(made, real), real.builder, real.runner)
 
-    allocation.open_workers = open_workers
+    setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         spent = allocation.allocate_trials(job, run.run_id)

@@ -50,7 +50,7 @@ class Soak:
 
     def typical(self, fifth: int, field: str) -> float:
         """The median of a field in one fifth of the rounds, 0 … 4."""
-        return statistics.median(getattr(look, field) for look in self._looks(fifth))
+        return float(statistics.median(getattr(look, field) for look in self._looks(fifth)))
 
     def _looks(self, fifth: int) -> list[Look]:
         last = self.looks[-1].rounds

@@ -135,7 +135,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, prefect_api: None) -> 
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_ended_twice(lab: Lab, undisturbed: Outcome, number: int) -> None:
     assert lab.stop_after(2, number, pause=0.2) != 0
     assert lab.stop_after(5, number, pause=0.2) != 0
@@ -146,6 +153,7 @@ def test_a_run_that_is_ended_twice(lab: Lab, undisturbed: Outcome, number: int) 
     assert len(run.resumed) == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_an_object_store_that_is_killed(lab: Lab, undisturbed: Outcome, s3_place: str) -> None:
     """Another process takes it over at once, since it can see that the owner is gone."""
     lab.store = s3_place
@@ -158,6 +166,7 @@ def test_a_run_on_an_object_store_that_is_killed(lab: Lab, undisturbed: Outcome,
     assert not (lab.home / "records").exists()
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed(lab: Lab, undisturbed: Outcome) -> None:
     """All processes that build, then the one that times; the run does not even stop."""
     told = lab.folder / "workers.json"
@@ -200,6 +209,7 @@ def test_a_damaged_file_is_set_aside_and_the_run_goes_on(lab: Lab) -> None:
     assert lost.isdisjoint(record.record_id for record in lab.stored())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moves", [{"2": 86_400.0, "5": -86_400.0}, {"0": 4e8, "3": 0.001}, {"1": -4e8}], ids=["both", "ahead", "back"]
 )
@@ -218,6 +228,7 @@ def test_a_clock_that_jumps(lab: Lab, undisturbed: Outcome, moves: dict[str, flo
     assert all(run.is_complete for run in RunLedger(lab.home).list())
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_store_at_once(lab: Lab, undisturbed: Outcome) -> None:
     """Two seeds are two runs that end as each would alone; one more with the same seed is refused with a sentence."""
     other = Lab(lab.folder, lab.api, seed=1)
@@ -258,6 +269,7 @@ def test_a_file_that_cannot_be_written(lab: Lab, undisturbed: Outcome) -> None:
     assert outcome(lab.home) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can make a disk that is full")
 def test_a_disk_that_is_full(lab: Lab, undisturbed: Outcome) -> None:
     lab.home.mkdir()
