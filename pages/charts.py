@@ -97,7 +97,7 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
         corners = [(foot, foot * rate), (ridge, limits.peak_gflops), (x.high, limits.peak_gflops)]
         line = [(x(across), y(up)) for across, up in corners if across >= foot]
         parts.append(polyline(line, colour_of(place), dashes="5 3"))
-    label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} threads"
+    label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} thread{'s' if limits.threads > 1 else ''}"
     parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
     for one, across in zip(points, reach, strict=True):
         tip = f"{one.name}: {one.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {one.share:.1%} of the time"

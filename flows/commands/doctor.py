@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -24,7 +23,7 @@ def doctor(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> 
     output = Output(as_json, quiet)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     failed = False
-    for finding in chain(machine.everything(), services.everything(Path(store).absolute() if store else None)):
+    for finding in chain(machine.everything(), services.everything(store)):
         failed = failed or finding.verdict is Verdict.FAIL
         if output.mode is Mode.JSON:
             output.object(asdict(finding))

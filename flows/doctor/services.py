@@ -20,8 +20,8 @@ from compiler.errors import RetuneError, StoreError
 from flows.doctor.finding import Finding, fail, ok, warn
 from storage.files import make_folder, publish
 from storage.layout import part_names
-from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
+from storage.place import is_remote
 
 LOW_DISK = 1 << 30
 """Bytes: less is soon full of records and Prefect's database."""
@@ -75,18 +75,18 @@ def state_folder(home: Path) -> Finding:
     return ok("state folder", found)
 
 
-def store(home: Path) -> Finding:
-    """Whether the records can be used."""
+def store(place: Path | str) -> Finding:
+    """Whether the records can be used that lie in a folder or at a URL."""
     try:
-        ParquetRecordStore(home)
+        medium = ParquetRecordStore(place).medium
+        files, quarantined = len(part_names(medium)), len(medium.files("quarantine"))
     except RetuneError as error:
-        return fail("records", str(error), "use the Retune that wrote them, or another state folder")
-    files = len(part_names(LocalMedium(home)))
-    quarantined = [path for path in (home / "quarantine").rglob("*") if path.is_file()]
+        advice = "use the Retune that wrote them, or another place; a URL may need a package or a password"
+        return fail("records", f"{place}: {error}", advice)
     if quarantined:
         return warn(
             "records",
-            f"{files} files; {len(quarantined)} unreadable ones were set aside in {home / 'quarantine'}",
+            f"{files} files; {quarantined} unreadable ones were set aside in {medium.where('quarantine')}",
             "restore them from a backup, or delete them",
         )
     if files > MANY_FILES:
@@ -123,18 +123,22 @@ def versions() -> Finding:
     return ok("packages", found)
 
 
-def everything(home: Path | None = None) -> Iterable[Finding]:
-    """All findings about what Retune works with; `home` is the state folder unless the settings are to say."""
+def everything(place: str | None = None) -> Iterable[Finding]:
+    """All findings about what Retune works with; `place` is the state folder, or the URL of the records, unless the
+    settings are to say.
+    """
     sound = settings()
     yield sound
-    url = None
+    home, url = Path(".retune").absolute(), None
     try:
         configured = config.load()
-        home, url = home or configured.home, configured.prefect_api
-    except RetuneError:  # said already
-        home = home or Path(".retune").absolute()
+        home, url = configured.home, configured.prefect_api
+    except RetuneError:
+        pass  # said already
+    if place and not is_remote(place):
+        home = Path(place).absolute()
     yield state_folder(home)
-    yield store(home)
+    yield store(place if place and is_remote(place) else home)
     yield prefect(url)
     yield versions()
 

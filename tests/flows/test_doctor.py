@@ -101,6 +101,8 @@ def test_the_state_folder(tmp_path: Path) -> None:
 def test_the_store(tmp_path: Path) -> None:
     ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
     assert services.store(tmp_path).found == "1 files"
+    assert services.store("memory://doctor").found == "0 files"
+    assert services.store("nothing://doctor").verdict is Verdict.FAIL
     write(tmp_path, {"quarantine/records/x.parquet": "bad"})
     assert services.store(tmp_path).verdict is Verdict.WARN
     write(tmp_path, {"store.json": json.dumps({"schema_version": 999})})
