@@ -138,6 +138,8 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
     if not builder.value(name).shape:
         return name
     wanted = reshaped_broadcast(builder.value(name).shape, shape, x.shape)
+    if wanted is not None and builder.array(name) is None:
+        wanted = (*(1 for _ in range(len(x.shape) - len(wanted))), *wanted)
     return None if wanted is None else _reshape(builder, name, wanted)
 
 

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.frontend import zoo
+from compiler.frontend.onnx.importer import load_model
 from compiler.graph.evaluate import evaluate
 from compiler.graph.fuse import fuse
 from compiler.graph.pipeline import optimize
@@ -47,3 +49,29 @@ def test_the_kernels_of_an_encoder_layer(options: dict[str, Any], wanted: list[s
     (ours,), (theirs,) = evaluate(best, feed), evaluate(graph, feed)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     assert sorted("+".join(node.op for node in group.nodes) for group in fuse(best).groups) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("resnet18", {"image": 64}, 1),
+        ("resnet50", {"image": 64}, 1),
+        ("mobilenet_v2", {"image": 64}, 1),
+        ("unet", {}, 1),
+        ("vit_small", {"layers": 2}, 3),
+        ("bert_base", {"layers": 2}, 2),
+    ],
+)
+def test_transposes_are_left_at_the_image_and_at_the_keys_of_attention(
+    name: str, options: dict[str, int], wanted: int
+) -> None:
+    graph = optimize(load_model(zoo.build(name, **options)))
+    turned = [node for group in fuse(graph).groups for node in group.nodes if node.op == "transpose"]
+    assert len(turned) == wanted
+    fed = {value.name for value in graph.inputs}
+    assert sum(node.inputs[0] in fed for node in turned) == (0 if name == "bert_base" else 1)
+
+
+def test_the_activation_of_a_single_token_joins_its_product() -> None:
+    graph = optimize(load_model(zoo.build("gpt2_block")))
+    assert "dense+add+gelu_tanh" in ["+".join(node.op for node in group.nodes) for group in fuse(graph).groups]
