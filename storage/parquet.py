@@ -27,8 +27,8 @@ MARKER = "store.json"
 
 _ALL = Selection()
 
-_KEY_COLUMNS = ("record_id", "timestamp", "round", "task_key", "target", "device", "threads", "run_id")
-"""What tells records apart, orders and selects them."""
+_ORDER = ("timestamp", "round", "record_id")
+"""The columns that order records and tell them apart."""
 
 logger = logging.getLogger(__name__)
 
@@ -118,14 +118,14 @@ class ParquetRecordStore(RecordStore):
 
         `columns` are names of `storage.schema.COLUMNS`. Much faster than records where these are many.
         """
-        wanted = list(dict.fromkeys((*columns, *_KEY_COLUMNS)))
+        limits = {name: value for name, value in asdict(selection).items() if value is not None}
+        wanted = list(dict.fromkeys((*columns, *_ORDER, *limits)))
         load = partial(read_columns, self.medium, columns=wanted)
         found = [part for name in self._names_until_settled(selection) for part in self._readable(name, load)]
-        whole = pa.concat_tables(found) if found else SCHEMA.empty_table().select(wanted)
-        for name, value in asdict(selection).items():
-            if value is not None:
-                whole = whole.filter(pc.equal(whole.column(name), value))
-        whole = whole.sort_by([(name, "ascending") for name in ("timestamp", "round", "record_id")])
+        whole = pa.concat_tables(found).combine_chunks() if found else SCHEMA.empty_table().select(wanted)
+        for name, value in limits.items():
+            whole = whole.filter(pc.equal(whole.column(name), value))
+        whole = whole.sort_by([(name, "ascending") for name in _ORDER])
         ids = whole.column("record_id").combine_chunks().dictionary_encode()
         _, first = np.unique(ids.indices.to_numpy(), return_index=True)
         if len(first) < whole.num_rows:

@@ -113,7 +113,8 @@ def read_columns(medium: Medium, name: str, columns: Sequence[str]) -> Any:
     body, footer = _split(data)
     _check(where, footer, body)
     with _blame(where), pq.ParquetFile(pa.BufferReader(data)) as file:
-        if version_of(file.schema_arrow.metadata, where) == SCHEMA_VERSION and file.schema_arrow.equals(SCHEMA):
+        schema = file.schema_arrow
+        if version_of(schema.metadata, where) == SCHEMA_VERSION and schema.equals(SCHEMA):
             return file.read(columns=list(columns), use_threads=False).select(columns)
     return read_part(medium, name).select(columns)
 
