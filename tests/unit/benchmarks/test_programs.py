@@ -222,7 +222,7 @@ def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "best_per_task", "best_of_one_task", "sql_best_view", "best_per_task_compacted",
         "best_of_one_task_compacted", "history_of_one_task_compacted", "sql_best_view_compacted",
     }  # fmt: skip
-    assert {line["rows"] for line in lines} == {128, 6000}
+    assert {line["rows"] for line in lines} in ({128, 6000}, {64, 6000})  # the clock may end the first store's filling
 
 
 @pytest.mark.slow
