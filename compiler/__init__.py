@@ -1,0 +1,49 @@
+"""In: names that a script imports from `compiler`. Out: what they stand for.
+
+Always: a name is looked up when it is first used, so `import compiler` loads nothing, and a program that only runs
+compiled networks never loads the compiler.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compiler.driver.modules import build
+    from compiler.runtime.device import cpu, cuda, device, opencl
+    from compiler.runtime.module import load_module
+    from compiler.runtime.registry import get_global_func, list_global_func_names, register_func, remove_global_func
+
+_HOMES = {
+    "build": "driver.modules",
+    "cpu": "runtime.device",
+    "cuda": "runtime.device",
+    "device": "runtime.device",
+    "get_global_func": "runtime.registry",
+    "list_global_func_names": "runtime.registry",
+    "load_module": "runtime.module",
+    "opencl": "runtime.device",
+    "register_func": "runtime.registry",
+    "remove_global_func": "runtime.registry",
+}
+_PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "runtime", "te")
+
+__all__ = [
+    "build",
+    "cpu",
+    "cuda",
+    "device",
+    "get_global_func",
+    "list_global_func_names",
+    "load_module",
+    "opencl",
+    "register_func",
+    "remove_global_func",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

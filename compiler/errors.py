@@ -23,7 +23,8 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── LogFormatError           a tuning log in TVM's form cannot be read or written
     ├── NoRecordError            no record serves the workload (also a RuntimeError)
     ├── NotYetError              it is known what this should do, but it does not do it yet (also a NotImplementedError)
-    ├── ArtifactError            a compiled network cannot be saved or loaded
+    ├── ArtifactError            a compiled network, a module or an array cannot be saved, loaded or called
+    ├── MismatchError            two values are not built alike (a ValueError)
     ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
     └── OptionError              an option has a value that makes no sense
 
@@ -127,6 +128,10 @@ class NotYetError(RetuneError, NotImplementedError):
 
 class ArtifactError(RetuneError):
     """A compiled network cannot be saved or loaded."""
+
+
+class MismatchError(RetuneError, ValueError):
+    """Two values that should be built alike are not."""
 
 
 class MeasureError(RetuneError):

@@ -32,6 +32,7 @@ RANK = {
     "ir": 1,
     "runtime": 1,
     "te": 2,
+    "nd": 2,
     "executor": 2,
     "graph_executor": 3,
     "debug_executor": 3,
@@ -69,6 +70,7 @@ DOORS = {
     "fsspec": ("storage/objects.py",),
     "prefect": ("tasks/", "flows/"),
     "ctypes": ("compiler/runtime/",),
+    "tvm_ffi": ("compiler/runtime/ffi.py",),
     "rich": ("flows/",),
     "typer": ("flows/",),
 }

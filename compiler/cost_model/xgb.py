@@ -23,8 +23,8 @@ from compiler.cost_model.lessons import UNREADABLE
 from compiler.cost_model.metrics import ModelMetrics, judge
 from compiler.cost_model.random import random_scores
 from compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
-from compiler.executor.published import published
 from compiler.features import FEATURE_NAMES, FEATURE_VERSION
+from compiler.runtime.published import published
 
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
 

@@ -23,9 +23,9 @@ import numpy as np
 from compiler.dtype import BFLOAT16, item_bytes
 from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
-from compiler.executor.published import published
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, Array, ExternBuffer, ExternCall, KernelArtifact
+from compiler.runtime.artifact import Array, KernelArtifact
+from compiler.runtime.artifact_rows import kernel_of, kernel_row
+from compiler.runtime.published import published
 
 FORMAT_VERSION = 1
 
@@ -145,7 +145,7 @@ def write_network(network: CompiledNetwork, archive: zipfile.ZipFile, *, with_co
     metadata = {"format": FORMAT_VERSION, "metadata": network.metadata, "coverage": coverage}
     archive.writestr("plan.json", network.plan.dumps())
     archive.writestr("metadata.json", json.dumps(metadata, indent=1))
-    archive.writestr("kernels.json", json.dumps([_kernel_row(kernel) for kernel in network.kernels], indent=1))
+    archive.writestr("kernels.json", json.dumps([kernel_row(kernel) for kernel in network.kernels], indent=1))
     for kernel in network.kernels if with_code else ():
         archive.writestr(f"kernels/{kernel.name}.o", kernel.object_code)
     for number, array in network.constants.items():
@@ -163,7 +163,7 @@ def read_network(archive: zipfile.ZipFile, *, with_code: bool = True) -> Compile
         raise ArtifactError(f"format {about['format']!r}; this Retune reads format {FORMAT_VERSION}")
     plan = Plan.loads(archive.read("plan.json").decode())
     kernels = tuple(
-        _kernel_of(row, archive.read(f"kernels/{row['name']}.o") if with_code else b"")
+        kernel_of(row, archive.read(f"kernels/{row['name']}.o") if with_code else b"")
         for row in json.loads(archive.read("kernels.json"))
     )
     constants: dict[int, Array] = {}
@@ -176,47 +176,3 @@ def read_network(archive: zipfile.ZipFile, *, with_code: bool = True) -> Compile
             constants[int(Path(name).stem)] = array.view(BFLOAT16) if bare else array
     coverage = tuple(Coverage(**row) for row in about["coverage"])
     return CompiledNetwork(plan, kernels, constants, coverage, dict(about["metadata"]))
-
-
-def _kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
-    return {
-        "name": kernel.name,
-        "target": kernel.target,
-        "workspace_bytes": kernel.workspace_bytes,
-        "args": [asdict(arg) for arg in kernel.args],
-        "calls": [_call_row(call) for call in kernel.calls],
-    }
-
-
-def _call_row(call: ExternCall) -> dict[str, Any]:
-    args = [asdict(arg) if isinstance(arg, ExternBuffer) else arg for arg in call.args]
-    return {"symbol": call.symbol, "function": call.function, "args": args}
-
-
-def _call_of(row: Mapping[str, Any]) -> ExternCall:
-    args = tuple(
-        ExternBuffer(tuple(int(extent) for extent in arg["shape"]), str(arg["dtype"]), bool(arg["writable"]))
-        if isinstance(arg, dict)
-        else arg
-        for arg in row["args"]
-    )
-    return ExternCall(row["symbol"], row["function"], args)
-
-
-def _kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
-    args = tuple(
-        ArgSpec(
-            name=arg["name"],
-            shape=tuple(int(extent) for extent in arg["shape"]),
-            dtype=np.dtype(arg["dtype"]).name,
-            is_output=bool(arg["is_output"]),
-            packing=None if arg["packing"] is None else _packing_of(arg["packing"]),
-        )
-        for arg in row["args"]
-    )
-    calls = tuple(_call_of(call) for call in row.get("calls", ()))
-    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"], calls)
-
-
-def _packing_of(row: Mapping[str, Any]) -> Packing:
-    return Packing(tuple(int(extent) for extent in row["dims"]), tuple(int(place) for place in row["order"]))

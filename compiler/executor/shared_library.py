@@ -9,22 +9,18 @@ A program in another language can call the kernels: each is a symbol, see `Kerne
 
 import hashlib
 import json
-import shutil
-import subprocess
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from compiler.errors import ArtifactError
 from compiler.executor.network import DAMAGE, CompiledNetwork, read_network, write_network
-from compiler.executor.published import published
+from compiler.runtime.linking import LINKERS, link_objects
 from compiler.runtime.loader import LoadedKernels, load_library
+from compiler.runtime.published import published
 
-_LINKERS = ("cc", "gcc", "clang", "ld", "ld.lld")
 _ELF = b"\x7fELF"
 _MEMBER = "library.json"
-_SECONDS = 120
 
 
 def is_shared_library(path: str | Path) -> bool:
@@ -36,7 +32,7 @@ def is_shared_library(path: str | Path) -> bool:
         return False
 
 
-def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence[str] = _LINKERS) -> Path:
+def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence[str] = LINKERS) -> Path:
     """Link the kernels of a network into the file at `path` and put the rest behind them.
 
     Raises: ArtifactError when none of the `linkers` is installed, it fails, a kernel calls a Python function, or the
@@ -49,7 +45,7 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
                 "cannot hold; save the network as .retune"
             )
     with published(path) as temporary:
-        _link(network, temporary, linkers)
+        link_objects([kernel.object_code for kernel in network.kernels], temporary, linkers)
         code = temporary.read_bytes()
         with zipfile.ZipFile(temporary, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             about = {"bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
@@ -82,26 +78,3 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
             f"{type(error).__name__}: {error}"
         ) from error
     return network, load_library(path, network.kernels, network.metadata)
-
-
-def _link(network: CompiledNetwork, path: Path, linkers: Sequence[str]) -> None:
-    found = next((program for name in linkers if (program := shutil.which(name))), None)
-    if found is None:
-        raise ArtifactError(
-            f"no linker is installed (looked for {', '.join(linkers)}); install one, such as Debian's gcc or "
-            "binutils, or save the network as .retune, which needs none"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        objects = []
-        for number, kernel in enumerate(network.kernels):
-            objects.append(Path(folder) / f"{number}.o")
-            objects[-1].write_bytes(kernel.object_code)
-        command = [found, "-shared", "-z", "noexecstack", "-o", str(path), *map(str, objects)]
-        if "ld" not in Path(found).name:  # a compiler: it knows where libm is
-            command += ["-nostartfiles", "-lm"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            raise ArtifactError(f"the linker {found} did not end within {_SECONDS} s") from None
-    if done.returncode:
-        raise ArtifactError(f"the linker {found} failed: {done.stderr.strip()[-1000:]}")

@@ -1,0 +1,52 @@
+"""In: names that a script imports from `compiler.runtime`. Out: what they stand for.
+
+Always: a name is looked up when it is first used, because most of them load the TVM FFI, see `compiler.runtime.ffi`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compiler.runtime.container import Array, Map, assert_structural_equal, load_json, save_json, structural_equal
+    from compiler.runtime.ffi import NDArray
+    from compiler.runtime.module import Module, load_module
+    from compiler.runtime.packed_func import PackedFunc, convert, object_use_count
+    from compiler.runtime.timing import BenchmarkResult
+
+_HOMES = {
+    "Array": "container",
+    "BenchmarkResult": "timing",
+    "Map": "container",
+    "Module": "module",
+    "NDArray": "ffi",
+    "PackedFunc": "packed_func",
+    "assert_structural_equal": "container",
+    "convert": "packed_func",
+    "load_json": "container",
+    "load_module": "module",
+    "object_use_count": "packed_func",
+    "save_json": "container",
+    "structural_equal": "container",
+}
+
+__all__ = [
+    "Array",
+    "BenchmarkResult",
+    "Map",
+    "Module",
+    "NDArray",
+    "PackedFunc",
+    "assert_structural_equal",
+    "convert",
+    "load_json",
+    "load_module",
+    "object_use_count",
+    "save_json",
+    "structural_equal",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -99,3 +99,8 @@ class KernelArtifact:
     def outputs(self) -> tuple[ArgSpec, ...]:
         """The arguments that are written, in order."""
         return tuple(arg for arg in self.args if arg.is_output)
+
+
+def entry_symbol(name: str) -> str:
+    """The C symbol under which the TVM FFI looks for the function `name` of a library."""
+    return f"__tvm_ffi_{name}"

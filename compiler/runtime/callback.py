@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from compiler.errors import ArtifactError
-from compiler.runtime.artifact import Array, ExternArgument, ExternBuffer, ExternCall
-from compiler.runtime.registry import get_global_func
+from compiler.runtime.artifact import ExternArgument, ExternBuffer, ExternCall
+from compiler.runtime.host_array import HostArray
+from compiler.runtime.registry import find_function
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 _FAILED = -1
@@ -45,7 +46,7 @@ def make_callback(kernel: str, call: ExternCall, errors: CallErrors) -> Callback
 
     Raises: ArtifactError when the function is not registered in this process.
     """
-    function = get_global_func(call.function, allow_missing=True)
+    function = find_function(call.function)
     if function is None:
         raise ArtifactError(
             f"kernel {kernel} calls the function {call.function}, which is not registered in this process; register "
@@ -70,11 +71,11 @@ def _entry(function: Callable[..., Any], args: Sequence[ExternArgument], errors:
     return run
 
 
-def _view(spec: ExternBuffer, address: int) -> Array:
+def _view(spec: ExternBuffer, address: int) -> HostArray:
     """The kernel's memory as an array."""
     dtype = np.dtype(spec.dtype)
     size = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
     memory = (ctypes.c_uint8 * size).from_address(address)
-    array: Array = np.ctypeslib.as_array(memory).view(dtype).reshape(spec.shape)
+    array = np.ctypeslib.as_array(memory).view(dtype).reshape(spec.shape).view(HostArray)
     array.flags.writeable = spec.writable
     return array

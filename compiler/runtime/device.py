@@ -7,16 +7,27 @@ from dataclasses import dataclass
 
 from compiler.errors import OptionError
 
-_TYPES = {"cpu": 1, "llvm": 1, "cuda": 2, "gpu": 2}
-_CPU = 1
+_TYPES = {"cpu": 1, "llvm": 1, "cuda": 2, "gpu": 2, "opencl": 4}
+_CPU, _CUDA, _OPENCL = 1, 2, 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Device:
-    """A device by DLPack's numbers: `device_type` 1 is the processor, 2 a CUDA GPU."""
+    """A device by DLPack's numbers: `device_type` 1 is the processor, 2 a CUDA GPU, 4 one of OpenCL. It equals whatever
+    has the same numbers, such as devices that come back from the FFI.
+    """
 
     device_type: int
     device_id: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return same_device(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.device_type, self.device_id))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device_type, self.device_id
 
     def __str__(self) -> str:
         names = {number: name for name, number in reversed(_TYPES.items())}
@@ -24,7 +35,7 @@ class Device:
 
 
 def device(kind: str, index: int = 0) -> Device:
-    """The device number `index` of a kind: cpu (or llvm), cuda (or gpu).
+    """The device number `index` of a kind: cpu (or llvm), cuda (or gpu), opencl.
 
     Raises: OptionError for another kind.
     """
@@ -36,6 +47,22 @@ def device(kind: str, index: int = 0) -> Device:
 def cpu(index: int = 0) -> Device:
     """This machine's processor."""
     return Device(_CPU, index)
+
+
+def cuda(index: int = 0) -> Device:
+    """A GPU by its number in CUDA."""
+    return Device(_CUDA, index)
+
+
+def opencl(index: int = 0) -> Device:
+    """A device by its number in OpenCL."""
+    return Device(_OPENCL, index)
+
+
+def same_device(one: object, other: object) -> bool:
+    """Whether two things have the same two numbers of a device."""
+    numbers = [(getattr(each, "device_type", None), getattr(each, "device_id", None)) for each in (one, other)]
+    return numbers[0] == numbers[1] and None not in numbers[0]
 
 
 def require_cpu(where: Device) -> None:

@@ -176,6 +176,16 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
     return LoadedKernels(kernels)
 
 
+def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int, object]:
+    """The address of an entry that was made for a kernel, such as `compiler.codegen.ffi_entry` makes, and what must
+    stay alive as long as it may be called. Functions that the kernel calls are part of the entry.
+
+    Raises: ArtifactError when the code is damaged, for another machine, or a symbol is missing.
+    """
+    library = _link(artifact, {}, (entry,), symbol)
+    return library[symbol], library
+
+
 def native_address(text: str, name: str) -> int:
     """The address of a function given as LLVM text, which stays loaded."""
     library = llvm.JITLibraryBuilder().add_ir(text).export_symbol(name).link(_linker(), f"{name}.{next(_SERIAL)}")
@@ -210,11 +220,14 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
-def _link(artifact: KernelArtifact, callbacks: Mapping[str, int]) -> Any:
+def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence[bytes] = (), symbol: str = "") -> Any:
+    """The kernel, with `more` objects, as a library that exports the `symbol`, by default the kernel's own."""
     code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
     if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # linked it would be, and then run
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of processor")
-    builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(artifact.name)
+    builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(symbol or artifact.name)
+    for entry in more:
+        builder.add_object_img(entry)
     for name, address in (*openmp_runtime().symbols.items(), *callbacks.items()):
         builder.import_symbol(name, address)
     try:

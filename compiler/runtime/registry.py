@@ -1,19 +1,30 @@
-"""In: Python functions with names. Out: the functions, for code that knows only the name.
+"""In: functions with names. Out: the functions, for code that knows only the name.
 
-Always: one registry a process, safe to use from several threads.
+Always: the registry is that of the TVM FFI: functions of Python, C and C++ stand in one table, and each finds those of
+the others. It is loaded by the first call that needs it, see `compiler.runtime.ffi`.
 """
 
+import importlib
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
 
 from compiler.errors import RegistryError
+
+if TYPE_CHECKING:
+    from compiler.runtime.ffi import PackedFunc
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
+_FFI = "tvm_ffi"
 _LOCK = threading.Lock()
-_FUNCTIONS: dict[str, Function] = {}
+_PYTHON: dict[str, "tuple[PackedFunc, Function]"] = {}
+"""What was registered from here: the function in the table, and the Python function that it calls."""
 
 
 @overload
@@ -23,7 +34,7 @@ def register_func(func_name: str, f: None = None, override: bool = False) -> Cal
 @overload
 def register_func(func_name: str, f: F, override: bool = False) -> F: ...
 def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
-    """Register a function that kernels may call, see `compiler.te.extern`.
+    """Register a function for kernels, see `compiler.te.extern`, for C and C++, and for `get_global_func`.
 
     Used as `@register_func`, as `@register_func("name")`, or as `register_func("name", f)`; without a name the
     function's own is taken. Returns the function.
@@ -39,40 +50,67 @@ def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
 def _registered(name: str, function: F, override: bool) -> F:
     if not isinstance(name, str) or not callable(function):
         raise RegistryError(f"register_func takes a name and a function, not {name!r} and {function!r}")
+    ffi = _ffi()
     with _LOCK:
-        if name in _FUNCTIONS and not override:
+        if not override and ffi.get_function(name, allow_missing=True) is not None:
             raise RegistryError(f"the function {name} is registered already; use another name, or override it")
-        _FUNCTIONS[name] = function
+        _PYTHON[name] = (ffi.set_function(name, function, override=override), function)
     return function
 
 
 @overload
-def get_global_func(name: str) -> Function: ...
+def get_global_func(name: str) -> "PackedFunc": ...
 @overload
-def get_global_func(name: str, allow_missing: bool) -> Function | None: ...
-def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
-    """The function registered under `name`; None for an unknown name when it may be missing.
+def get_global_func(name: str, allow_missing: bool) -> "PackedFunc | None": ...
+def get_global_func(name: str, allow_missing: bool = False) -> "PackedFunc | None":
+    """The function registered under `name`, in whatever language; None for an unknown name when it may be missing.
 
     Raises: RegistryError for an unknown name.
     """
-    with _LOCK:
-        function = _FUNCTIONS.get(name)
+    function: PackedFunc | None = _ffi().get_function(name, allow_missing=True)
     if function is None and not allow_missing:
         raise RegistryError(f"no function {name} is registered in this process; register it with register_func")
     return function
 
 
-def list_global_func_names() -> list[str]:
-    """The names of all registered functions, sorted."""
+def find_function(name: str) -> Function | None:
+    """The function `name` to be called from this process with NumPy arrays: the Python function itself where it is one,
+    so that what it raises stays what it is.
+
+    None for an unknown name. A process that has not loaded the FFI yet does not do so for that.
+    """
+    if _FFI not in sys.modules:
+        return None
+    function = get_global_func(name, allow_missing=True)
     with _LOCK:
-        return sorted(_FUNCTIONS)
+        known, python = _PYTHON.get(name, (None, None))
+    if function is None or (known is not None and function.same_as(known)):
+        return python if function is not None else None
+    return partial(_call_lending, function)
+
+
+def _call_lending(function: "PackedFunc", *args: Any) -> Any:
+    lend = _ffi().lend
+    return function(*(lend(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+
+
+def list_global_func_names() -> list[str]:
+    """The names of all registered functions, sorted; those that begin with "ffi." are the FFI's own."""
+    names: list[str] = _ffi().list_functions()
+    return sorted(str(name) for name in names)
 
 
 def remove_global_func(name: str) -> None:
-    """Forget a function; kernels that were loaded before still have it.
+    """Forget a function; whoever got it before still has it.
 
     Raises: RegistryError for an unknown name.
     """
     with _LOCK:
-        if _FUNCTIONS.pop(name, None) is None:
+        if _ffi().get_function(name, allow_missing=True) is None:
             raise RegistryError(f"no function {name} is registered in this process, so none can be removed")
+        _ffi().remove_function(name)
+        _PYTHON.pop(name, None)
+
+
+def _ffi() -> Any:
+    return importlib.import_module("compiler.runtime.ffi")

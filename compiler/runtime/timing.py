@@ -85,8 +85,16 @@ class TimeEvaluator:
         if min(self.min_repeat_ms, self.cooldown_ms, self.flush_bytes) < 0:
             raise OptionError("min_repeat_ms, cooldown_ms and flush_bytes must not be negative")
 
-    def __call__(self, function: Callable[[], object], *, warm_up: bool = True) -> BenchmarkResult:
-        """Time `function`; `warm_up=False` leaves the untimed first call out (the caller made it)."""
+    def __call__(
+        self,
+        function: Callable[[], object],
+        *,
+        warm_up: bool = True,
+        prepare: Callable[[], object] | None = None,
+    ) -> BenchmarkResult:
+        """Time `function`; `warm_up=False` leaves the untimed first call out (the caller made it). `prepare` is called
+        before every repeat.
+        """
         if warm_up:
             function()
         scratch = np.zeros(self.flush_bytes, np.uint8)
@@ -95,6 +103,8 @@ class TimeEvaluator:
         gc.disable()
         try:
             for index in range(self.repeat):
+                if prepare is not None:
+                    prepare()
                 costs.append(self._one_repeat(function, scratch))
                 if self.cooldown_ms and (index + 1) % self.repeats_to_cooldown == 0:
                     time.sleep(self.cooldown_ms / 1e3)

@@ -13,7 +13,7 @@ from typing import Any
 
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Expr
-from compiler.runtime.registry import get_global_func
+from compiler.runtime.registry import find_function
 from compiler.schedule.dag_text import dag_text, fingerprint, shortened
 from compiler.schedule.flops import UNKNOWN, flops_of
 from compiler.schedule.op_order import outputs_in_order, post_order
@@ -128,7 +128,7 @@ class ComputeDAG:
     def _hash(self) -> str | int:
         order = ",".join(map(self._place, (*self.inputs, *self.outputs)))
         text = f"{fingerprint(self.ops, self.id_of, self.layout_free)}\n{order}"
-        function = get_global_func(HASH_FUNCTION, allow_missing=True)
+        function = find_function(HASH_FUNCTION)
         if function is None:
             return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
         made: str | int = function(text)

@@ -43,6 +43,7 @@ from compiler.te.compute import (
     tanh,
 )
 from compiler.te.extern import call_packed, extern
+from compiler.te.prim_func import PrimFunc, create_prim_func
 from compiler.te.reducers import Reducer, argmax, argmin, comm_reducer, max, min, prod, sum
 from compiler.te.tensor import (
     Axis,
@@ -70,6 +71,7 @@ __all__ = [
     "Handle",
     "Operation",
     "PlaceholderOp",
+    "PrimFunc",
     "Reduce",
     "Reducer",
     "Tensor",
@@ -92,6 +94,7 @@ __all__ = [
     "const",
     "cos",
     "cosh",
+    "create_prim_func",
     "equal",
     "erf",
     "exp",

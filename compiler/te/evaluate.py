@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from compiler.dtype import HALVES
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Not, Select, Var, is_float
-from compiler.runtime.registry import get_global_func
+from compiler.runtime.host_array import HostArray
+from compiler.runtime.registry import find_function, get_global_func
 from compiler.te.tensor import (
     Axis,
     Combiner,
@@ -96,16 +97,17 @@ def _post_order(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def _call(op: ExternOp, values: Mapping[Tensor, Array]) -> list[Array]:
     """What the registered function writes, given read-only copies of the inputs."""
-    inputs = [np.ascontiguousarray(values[tensor]).copy() for tensor in op.inputs]
+    inputs = [np.ascontiguousarray(values[tensor]).copy().view(HostArray) for tensor in op.inputs]
     for array in inputs:
         array.flags.writeable = False
-    results = [np.zeros(shape, dtype) for shape, dtype in zip(op.shapes, op.dtypes, strict=True)]
+    results = [np.zeros(shape, dtype).view(HostArray) for shape, dtype in zip(op.shapes, op.dtypes, strict=True)]
     arguments = (
         argument if not isinstance(argument, Handle) else (results if argument.is_result else inputs)[argument.index]
         for argument in op.call.args
     )
-    get_global_func(op.call.function)(*arguments)
-    return results
+    function = find_function(op.call.function) or get_global_func(op.call.function)
+    function(*arguments)
+    return [result.numpy() for result in results]
 
 
 def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> list[Array]:

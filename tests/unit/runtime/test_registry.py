@@ -5,7 +5,13 @@ import threading
 import pytest
 
 from compiler.errors import RegistryError
-from compiler.runtime.registry import get_global_func, list_global_func_names, register_func, remove_global_func
+from compiler.runtime.registry import (
+    find_function,
+    get_global_func,
+    list_global_func_names,
+    register_func,
+    remove_global_func,
+)
 
 
 def test_a_function_is_registered_in_each_of_the_three_ways() -> None:
@@ -19,7 +25,8 @@ def test_a_function_is_registered_in_each_of_the_three_ways() -> None:
 
     assert register_func("tests.given", tests_plain) is tests_plain
     assert get_global_func("tests_plain")() == 1
-    assert get_global_func("tests.named") is named
+    assert get_global_func("tests.named")() == 2
+    assert find_function("tests.named") is named
     assert {"tests_plain", "tests.named", "tests.given"} <= set(list_global_func_names())
     assert list_global_func_names() == sorted(list_global_func_names())
     for name in ("tests_plain", "tests.named", "tests.given"):
@@ -31,9 +38,9 @@ def test_a_taken_name_is_refused_unless_it_is_overridden() -> None:
     register_func("tests.taken", int)
     with pytest.raises(RegistryError, match=r"tests\.taken is registered already"):
         register_func("tests.taken", float)
-    assert get_global_func("tests.taken") is int
+    assert get_global_func("tests.taken")(2.5) == 2
     register_func("tests.taken", float, override=True)
-    assert get_global_func("tests.taken") is float
+    assert get_global_func("tests.taken")(2.5) == 2.5
     remove_global_func("tests.taken")
 
 

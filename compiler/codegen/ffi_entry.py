@@ -1,0 +1,247 @@
+"""In: a compiled kernel. Out: the object code of its entry in the convention of the TVM FFI.
+
+Always: the entry trusts nothing that it is given: number of arguments, kind, device, type, shape, strides, alignment
+and shared memory are checked in machine code, and what does not fit becomes an error of the FFI, in one sentence. It is
+an object of its own, so a kernel that is loaded without it needs nothing of the FFI.
+
+    int32_t __tvm_ffi_NAME(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result)
+
+takes one tensor an argument of the kernel (`Tensor` or `DLTensor*`) and, if wanted, a number of threads; without one
+it uses as many as OpenMP would. Functions that the kernel calls are looked up by name in the FFI's registry, at every
+call.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.codegen.cpu import compile_module
+from compiler.codegen.ffi_support import SUPPORT, FfiType, constant_name, dlpack_type
+from compiler.runtime.arguments import MOST_THREADS
+from compiler.runtime.artifact import (
+    ALIGNMENT,
+    ArgSpec,
+    ExternArgument,
+    ExternBuffer,
+    ExternCall,
+    KernelArtifact,
+    entry_symbol,
+)
+from compiler.target import Target
+
+
+def entry_code(artifact: KernelArtifact, name: str, target: Target, order: Sequence[int] | None = None) -> bytes:
+    """The object code of `artifact`'s entry, to be linked with its kernel; the FFI knows the function as `name`.
+
+    `order` has the kernel's arguments, by number, as the function takes them; by default they are in the same order.
+    Raises: TargetError when there is no code generation for the target; LoweringError for a type that DLPack lacks.
+    """
+    return compile_module(entry_text(artifact, name, order), target)
+
+
+def entry_text(artifact: KernelArtifact, name: str, order: Sequence[int] | None = None) -> str:
+    """The entry as LLVM text."""
+    order = range(len(artifact.args)) if order is None else order
+    assert sorted(order) == list(range(len(artifact.args))), "every argument has its place"
+    constants = _Constants()
+    calls = [_call_glue(name, call, constants) for call in artifact.calls]
+    entry = _entry(artifact, name, order, constants)
+    kernel = f"declare hidden i32 @{artifact.name}(ptr, i32)"
+    return "\n\n".join((SUPPORT, kernel, "\n".join(constants.lines), *calls, entry))
+
+
+@dataclass(slots=True)
+class _Constants:
+    """Constants of the module, each a line; the same text is kept once."""
+
+    lines: list[str]
+    _texts: dict[str, str]
+
+    def __init__(self) -> None:
+        self.lines, self._texts = [], {}
+
+    def text(self, text: str) -> str:
+        """The name of a text that ends with a zero."""
+        if text not in self._texts:
+            data = text.encode()
+            body = "".join(f"\\{byte:02X}" for byte in (*data, 0))
+            self._texts[text] = self.add(f"[{len(data) + 1} x i8] c\"{body}\"")
+        return self._texts[text]
+
+    def numbers(self, numbers: Sequence[int]) -> str:
+        """The name of an array of int64."""
+        body = ", ".join(f"i64 {number}" for number in numbers)
+        return self.add(f"[{len(numbers)} x i64] [{body}]" if numbers else "[1 x i64] zeroinitializer")
+
+    def add(self, value: str) -> str:
+        """The name of a constant of any type."""
+        name = constant_name(len(self.lines))
+        self.lines.append(f"{name} = private unnamed_addr constant {value}")
+        return name
+
+
+def _entry(artifact: KernelArtifact, name: str, order: Sequence[int], constants: _Constants) -> str:
+    count = len(artifact.args)
+    takes = _takes([artifact.args[number] for number in order], name)
+    lines = [
+        f"define i32 @{entry_symbol(name)}(ptr %self, ptr %args, i32 %count, ptr %result) {{",
+        "entry:",
+        f"  %buffers = alloca [{count + 1} x ptr], align 8",
+        f"  %threads = call i32 @retune.threads(ptr {constants.text(f'kernel {name}')}, "
+        f"ptr {constants.text(takes)}, ptr %args, i32 %count, i32 {count}, i32 {MOST_THREADS})",
+        "  %counted = icmp sgt i32 %threads, 0",
+        "  br i1 %counted, label %arg0, label %refused",
+    ]
+    for place, number in enumerate(order):
+        following = f"arg{place + 1}" if place + 1 < count else "apart0"
+        spec = _spec(name, artifact.args[number], constants)
+        lines += [
+            f"arg{place}:",
+            f"  %any{place} = getelementptr i8, ptr %args, i64 {16 * place}",
+            f"  %b{number} = call ptr @retune.data(ptr %any{place}, ptr {spec})",
+            f"  %ok{place} = icmp ne ptr %b{number}, null",
+            f"  br i1 %ok{place}, label %{following}, label %refused",
+        ]
+    lines += _apart(artifact.args, name, constants)
+    for place in range(count):
+        lines.append(f"  %slot{place} = getelementptr ptr, ptr %buffers, i64 {place}")
+        lines.append(f"  store ptr %b{place}, ptr %slot{place}, align 8")
+    return "\n".join([*lines, *_run(artifact, name, constants), "refused:", "  ret i32 -1", "}"])
+
+
+def _run(artifact: KernelArtifact, name: str, constants: _Constants) -> list[str]:
+    """The lines that give the kernel its workspace and run it."""
+    declared = f"i32 @{artifact.name}(ptr %buffers, i32 %threads)"
+    last = f"  %last = getelementptr ptr, ptr %buffers, i64 {len(artifact.args)}"
+    if not artifact.workspace_bytes:
+        lines = [last, "  store ptr null, ptr %last, align 8", f"  %code = call {declared}"]
+    else:
+        room = -(-artifact.workspace_bytes // ALIGNMENT) * ALIGNMENT
+        message = f"kernel {name}: no memory for its workspace of {room} bytes"
+        lines = [
+            f"  %workspace = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {room})",
+            "  %room = icmp ne ptr %workspace, null",
+            "  br i1 %room, label %run, label %full",
+            "full:",
+            f"  call void @retune.raise(ptr @retune.memory_error, ptr {constants.text(message)})",
+            "  ret i32 -1",
+            "run:",
+            last,
+            "  store ptr %workspace, ptr %last, align 8",
+            f"  %code = call {declared}",
+            "  call void @free(ptr %workspace)",
+        ]
+    ending = ("  %good = icmp eq i32 %code, 0", "  br i1 %good, label %done, label %refused", "done:", "  ret i32 0")
+    return [*lines, *ending]
+
+
+def _takes(args: Sequence[ArgSpec], name: str) -> str:
+    """What is said when another number of arguments is given; the number given comes at the end."""
+    names = ", ".join(f"{spec.name}{' (written)' if spec.is_output else ''}" for spec in args)
+    escaped = f"kernel {name} takes {len(args)} tensors ({names}) and then, if wanted, a number of threads"
+    return escaped.replace("%", "%%") + "; %d arguments are given"
+
+
+def _spec(kernel: str, spec: ArgSpec, constants: _Constants) -> str:
+    """The constant that `retune.data` checks an argument against."""
+    shape = spec.shape if spec.packing is None else (spec.size,)
+    form = "" if spec.packing is None else f", the packed form of {list(spec.shape)}"
+    kind = dlpack_type(spec.dtype)
+    fields = (
+        f"ptr {constants.text(f'kernel {kernel}, argument {spec.name}')}",
+        f"ptr {constants.text(f'{spec.dtype}{list(shape)}{form}')}",
+        f"ptr {constants.numbers(shape)}",
+        f"i32 {len(shape)}",
+        f"i32 {kind.word}",
+    )
+    return constants.add(f"%retune.spec {{ {', '.join(fields)} }}")
+
+
+def _apart(args: Sequence[ArgSpec], name: str, constants: _Constants) -> list[str]:
+    """The lines that see to it that nothing that is written is another argument too."""
+    pairs = [
+        (one, two)
+        for one in range(len(args))
+        for two in range(one + 1, len(args))
+        if args[one].is_output or args[two].is_output
+    ]
+    lines = []
+    for number, (one, two) in enumerate(pairs):
+        names = f"{args[one].name} and {args[two].name}"
+        what = f"kernel {name}: the arguments {names} share memory, and one of them is written"
+        lines += [
+            f"apart{number}:",
+            f"  %end{number} = getelementptr i8, ptr %b{one}, i64 {args[one].nbytes}",
+            f"  %stop{number} = getelementptr i8, ptr %b{two}, i64 {args[two].nbytes}",
+            f"  %low{number} = icmp ult ptr %b{one}, %stop{number}",
+            f"  %high{number} = icmp ult ptr %b{two}, %end{number}",
+            f"  %both{number} = and i1 %low{number}, %high{number}",
+            f"  br i1 %both{number}, label %shared{number}, label %apart{number + 1}",
+            f"shared{number}:",
+            f"  call void @retune.raise(ptr @retune.value_error, ptr {constants.text(what)})",
+            "  br label %refused",
+        ]
+    return [*lines, f"apart{len(pairs)}:"]
+
+
+def _call_glue(kernel: str, call: ExternCall, constants: _Constants) -> str:
+    """The C function of a call: it makes the FFI's arguments of the kernel's buffers and calls the function by name."""
+    body: list[str] = []
+    buffers = 0
+    for place, argument in enumerate(call.args):
+        body.append(f"  %any{place} = getelementptr i8, ptr %args, i64 {16 * place}")
+        if isinstance(argument, ExternBuffer):
+            body.append(f"  %from{place} = getelementptr ptr, ptr %buffers, i64 {buffers}")
+            body.append(f"  %data{place} = load ptr, ptr %from{place}, align 8")
+            body.append(f"  call void @retune.lend(ptr %data{place}, ptr {_form(argument, constants)}, ptr %any{place})")
+            buffers += 1
+        else:
+            kind, value = _scalar(argument, constants)
+            body.append(f"  %value{place} = getelementptr i8, ptr %any{place}, i64 8")
+            body.append(f"  store i64 {kind}, ptr %any{place}, align 8")
+            body.append(f"  store {value}, ptr %value{place}, align 8")
+    missing = (
+        f"kernel {kernel} calls the function {call.function}, which is not registered in this process; register it "
+        "with register_func"
+    )
+    message, name = constants.text(missing), constants.text(call.function)
+    key = constants.add(f"{{ ptr, i64 }} {{ ptr {name}, i64 {len(call.function.encode())} }}")
+    return "\n".join(
+        (
+            f'define hidden i32 @"{call.symbol}"(ptr %buffers) {{',
+            "entry:",
+            f"  %args = alloca [{max(1, len(call.args))} x {{ i64, i64 }}], align 8",
+            *body,
+            f"  %code = call i32 @retune.call(ptr {key}, ptr {message}, ptr %args, i32 {len(call.args)})",
+            "  ret i32 %code",
+            "}",
+        )
+    )
+
+
+def _form(spec: ExternBuffer, constants: _Constants) -> str:
+    """The constant that `retune.lend` makes a tensor's description of."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(spec.shape):
+        strides.insert(0, step)
+        step *= extent
+    fields = (
+        f"ptr {constants.numbers(spec.shape)}",
+        f"ptr {constants.numbers(strides)}",
+        f"i32 {len(spec.shape)}",
+        f"i32 {dlpack_type(spec.dtype).word}",
+    )
+    return constants.add(f"%retune.form {{ {', '.join(fields)} }}")
+
+
+def _scalar(argument: ExternArgument, constants: _Constants) -> tuple[FfiType, str]:
+    match argument:
+        case bool():
+            return FfiType.BOOL, f"i64 {int(argument)}"
+        case int():
+            return FfiType.INT, f"i64 {argument}"
+        case float():
+            return FfiType.FLOAT, f"i64 {struct.unpack('<q', struct.pack('<d', argument))[0]}"
+        case _:
+            return FfiType.RAW_TEXT, f"ptr {constants.text(str(argument))}"

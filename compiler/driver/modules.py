@@ -1,0 +1,85 @@
+"""In: functions of tensors, or tasks. Out: a module of compiled functions that whoever has the TVM FFI can call.
+
+Always: as `compiler.driver.build`, pure and deterministic; what is not given steps runs untuned.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compiler.codegen.ffi_entry import entry_code
+from compiler.driver.build import Program, build_kernel
+from compiler.driver.hardware import hardware_of
+from compiler.errors import DefinitionError
+from compiler.runtime.artifact import KernelArtifact
+from compiler.runtime.module import ENTRY, Module
+from compiler.runtime.module_file import CompiledFunction
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.default import default_steps
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.target import Target
+from compiler.te.prim_func import PrimFunc, create_prim_func
+from compiler.te.tensor import Tensor
+
+Buildable = PrimFunc | SearchTask | ComputeDAG | Sequence[Tensor]
+Steps = Sequence[Step] | Program
+
+
+def build(
+    what: Buildable | Mapping[str, Buildable],
+    target: str | Target | None = None,
+    name: str | None = None,
+    steps: Steps | Mapping[str, Steps] | None = None,
+) -> Module:
+    """A module with one function, or with one for each name of a mapping.
+
+    A function is made of a `te.create_prim_func`, of tensors that are its arguments in order, or of a task or graph,
+    whose inputs come first. `target` is this machine by default, or the task's; `steps` are those of a program that was
+    found for the function (or a state), or a mapping of them by name. One function is called `name`, "main" by default.
+    Raises: DefinitionError when there is nothing to build, and as `build_kernel`.
+    """
+    chosen = Target(target) if isinstance(target, str) else target
+    if not isinstance(what, Mapping):
+        title = name or (what.name if isinstance(what, PrimFunc) else ENTRY)
+        what = {title: what}
+        steps = None if steps is None else {title: steps}  # type: ignore[dict-item]
+    elif name is not None:
+        raise DefinitionError("the functions of a mapping have their names there; leave `name` out")
+    if not what:
+        raise DefinitionError("there is nothing to build: the mapping has no functions")
+    by_name: Mapping[str, Any] = steps if isinstance(steps, Mapping) else {}
+    unknown = sorted(set(by_name) - set(what))
+    if unknown or not isinstance(steps, Mapping | None):
+        raise DefinitionError(f"steps are given for {unknown or 'no name'}; the functions are {', '.join(what)}")
+    return Module([_function(title, each, chosen, by_name.get(title)) for title, each in what.items()])
+
+
+def as_function(
+    name: str, kernel: KernelArtifact, target: Target, order: Sequence[int] | None = None
+) -> CompiledFunction:
+    """A kernel as a function of a module; `order` as in `entry_code`."""
+    return CompiledFunction(name, kernel, entry_code(kernel, name, target, order))
+
+
+def _function(name: str, what: Buildable, target: Target | None, steps: Steps | None) -> CompiledFunction:
+    task, order = _task(name, what, target)
+    if steps is None:
+        steps = default_steps(task.dag)
+    elif not isinstance(steps, Sequence):
+        steps = [step for step in steps.steps if isinstance(step, Step)]
+    # A symbol of its own: a program that loads the module has a `main` too.
+    return as_function(name, build_kernel(task, steps, f"retune_{name}"), task.target, order)
+
+
+def _task(name: str, what: Buildable, target: Target | None) -> tuple[SearchTask, Sequence[int] | None]:
+    """The task that a function is built from, and which of the kernel's arguments the function takes at each place."""
+    if isinstance(what, SearchTask):
+        return what if target is None else SearchTask(name, what.dag, target, hardware_of(target, 1)), None
+    chosen = target or Target.host()
+    if isinstance(what, ComputeDAG):
+        return SearchTask(name, what, chosen, hardware_of(chosen, 1)), None
+    function = what if isinstance(what, PrimFunc) else create_prim_func(what, name)
+    dag = ComputeDAG(function.args)
+    task = SearchTask(name, dag, chosen, hardware_of(chosen, 1))
+    places = (*dag.inputs, *dag.outputs)
+    return task, [places.index(tensor) for tensor in function.args]

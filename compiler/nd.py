@@ -1,0 +1,58 @@
+"""In: numbers in any array. Out: arrays of the TVM FFI, for kernels and functions.
+
+Always: memory that is made here starts at a multiple of 64 bytes, as kernels want it, and is shared with NumPy,
+PyTorch and whoever speaks DLPack, never copied behind one's back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from compiler.dtype import BFLOAT16
+from compiler.errors import ArtifactError
+from compiler.runtime.buffers import aligned_array
+from compiler.runtime.device import Device, require_cpu
+from compiler.runtime.device import cpu as _cpu
+from compiler.runtime.ffi import NDArray, tensor_of
+
+__all__ = ["NDArray", "array", "empty", "from_dlpack"]
+
+
+def array(values: Any, device: Device | None = None) -> NDArray:
+    """A copy of the values, which are an array or nested lists.
+
+    Raises: OptionError for another device than the processor; ArtifactError for a type that NumPy cannot pass on.
+    """
+    source = values.numpy() if isinstance(values, NDArray) else np.asarray(values)
+    made = empty(source.shape, source.dtype.name, device)
+    made.numpy()[...] = source
+    return made
+
+
+def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
+    """A new array without values.
+
+    Raises: OptionError for another device than the processor; ArtifactError for a type that NumPy cannot pass on, or
+    when there is no memory.
+    """
+    require_cpu(_cpu() if device is None else device)
+    if dtype == BFLOAT16:
+        raise ArtifactError("NumPy cannot pass arrays of bfloat16 on; make them with PyTorch and use from_dlpack")
+    return from_dlpack(aligned_array(tuple(int(extent) for extent in shape), dtype))
+
+
+def from_dlpack(source: Any) -> NDArray:
+    """The memory of an array of another library, or of a DLPack capsule, without a copy.
+
+    Raises: ArtifactError for what is no such thing.
+    """
+    try:
+        made = tensor_of(source)
+    except (TypeError, ValueError, RuntimeError, AttributeError, BufferError) as error:
+        raise ArtifactError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
+    if not isinstance(made, NDArray):
+        raise ArtifactError(f"{type(made).__module__} has taken the FFI's arrays over; load it after this one")
+    return made
+
+

@@ -1,0 +1,59 @@
+"""In: kernels. Out: what is known of them as JSON values, and back.
+
+Always: object code is not part of it; whoever stores kernels keeps that beside the rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from compiler.packing import Packing
+from compiler.runtime.artifact import ArgSpec, ExternBuffer, ExternCall, KernelArtifact
+
+
+def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
+    """All of a kernel but its object code."""
+    return {
+        "name": kernel.name,
+        "target": kernel.target,
+        "workspace_bytes": kernel.workspace_bytes,
+        "args": [asdict(arg) for arg in kernel.args],
+        "calls": [_call_row(call) for call in kernel.calls],
+    }
+
+
+def _call_row(call: ExternCall) -> dict[str, Any]:
+    args = [asdict(arg) if isinstance(arg, ExternBuffer) else arg for arg in call.args]
+    return {"symbol": call.symbol, "function": call.function, "args": args}
+
+
+def _call_of(row: Mapping[str, Any]) -> ExternCall:
+    args = tuple(
+        ExternBuffer(tuple(int(extent) for extent in arg["shape"]), str(arg["dtype"]), bool(arg["writable"]))
+        if isinstance(arg, dict)
+        else arg
+        for arg in row["args"]
+    )
+    return ExternCall(row["symbol"], row["function"], args)
+
+
+def kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
+    """The kernel of a row. Raises: KeyError, TypeError or ValueError for a row that none was made of."""
+    args = tuple(
+        ArgSpec(
+            name=arg["name"],
+            shape=tuple(int(extent) for extent in arg["shape"]),
+            dtype=np.dtype(arg["dtype"]).name,
+            is_output=bool(arg["is_output"]),
+            packing=None if arg["packing"] is None else _packing_of(arg["packing"]),
+        )
+        for arg in row["args"]
+    )
+    calls = tuple(_call_of(call) for call in row.get("calls", ()))
+    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"], calls)
+
+
+def _packing_of(row: Mapping[str, Any]) -> Packing:
+    return Packing(tuple(int(extent) for extent in row["dims"]), tuple(int(place) for place in row["order"]))

@@ -1,0 +1,59 @@
+"""In: containers of the TVM FFI. Out: them as JSON and back, and whether two are built alike.
+
+Always: containers do not change once they are made; what is shared inside one is shared after loading too.
+"""
+
+from typing import Any
+
+from compiler.errors import ArtifactError, MismatchError
+from compiler.runtime.ffi import FFIArray as Array
+from compiler.runtime.ffi import FFIMap as Map
+from compiler.runtime.ffi import convert, from_json, mismatch, to_json
+
+__all__ = ["Array", "Map", "assert_structural_equal", "load_json", "save_json", "structural_equal"]
+
+
+def save_json(value: Any) -> str:
+    """Numbers, texts, containers and arrays as JSON text.
+
+    Raises: ArtifactError for what has no such form, such as a function.
+    """
+    try:
+        return str(to_json(convert(value)))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArtifactError(f"a {type(value).__name__} cannot be saved as JSON: {error}") from error
+
+
+def load_json(text: str) -> Any:
+    """What `save_json` made a text of.
+
+    Raises: ArtifactError for any other text.
+    """
+    try:
+        return from_json(text)
+    except Exception as error:  # the FFI says what is wrong with a text in many classes
+        raise ArtifactError(f"this is no text that save_json makes: {error}") from error
+
+
+def structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> bool:
+    """Whether two values are built alike; with `map_free_vars` a free variable may have another name in the other."""
+    return _difference(lhs, rhs, map_free_vars) is None
+
+
+def assert_structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> None:
+    """See to it that two values are built alike. Objects that are not the FFI's, such as our expressions, are compared
+    by `==`.
+
+    Raises: MismatchError that names the first place where they differ.
+    """
+    difference = _difference(lhs, rhs, map_free_vars)
+    if difference is not None:
+        raise MismatchError(f"the values are not built alike: {difference}")
+
+
+def _difference(lhs: Any, rhs: Any, map_free_vars: bool) -> str | None:
+    try:
+        found = mismatch(lhs, rhs, map_free_vars)
+    except TypeError:  # an object that the FFI does not look into
+        return None if lhs == rhs else f"{lhs} and {rhs}"
+    return None if found is None else f"{found[0]} of the first, {found[1]} of the second"

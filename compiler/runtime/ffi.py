@@ -1,0 +1,187 @@
+"""In: the TVM FFI (the package apache-tvm-ffi). Out: its classes and functions under our names.
+
+Always: the one module that imports the FFI, and it is imported when something of it is first used: where PyTorch is
+installed the FFI loads that too, which takes seconds. Arrays and devices that the FFI makes from then on are of our
+classes, unless another package has put its own into the FFI's tables before.
+"""
+
+import builtins
+import ctypes
+from pathlib import Path
+from types import WrapperDescriptorType
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import tvm_ffi
+from tvm_ffi import core, error, registry, serialization
+
+from compiler.dtype import BFLOAT16, item_bytes
+from compiler.errors import ArtifactError, RetuneError
+from compiler.runtime.artifact import Array
+from compiler.runtime.device import same_device
+
+PackedFunc = tvm_ffi.Function
+FFIModule = tvm_ffi.Module
+FFIObject = tvm_ffi.Object
+FFITensor = tvm_ffi.Tensor
+FFIArray = tvm_ffi.Array
+FFIMap = tvm_ffi.Map
+
+convert = tvm_ffi.convert
+device_of = tvm_ffi.device
+get_function = tvm_ffi.get_global_func
+list_functions = registry.list_global_func_names
+load_library = tvm_ffi.load_module
+mismatch = tvm_ffi.get_first_structural_mismatch
+remove_function = tvm_ffi.remove_global_func
+set_function = tvm_ffi.register_global_func
+structural_hash = tvm_ffi.structural_hash
+tensor_of = tvm_ffi.from_dlpack
+to_json = serialization.to_json_graph_str
+from_json = serialization.from_json_graph_str
+
+E = TypeVar("E", bound=type[BaseException])
+
+
+class FFIDevice(tvm_ffi.Device):
+    """A device as the FFI makes it, equal to a `Device` of the same numbers."""
+
+    __slots__ = ()
+
+    @property
+    def device_type(self) -> int:
+        """DLPack's number of the kind: 1 is the processor, 2 a CUDA GPU, 4 OpenCL."""
+        return int(self.dlpack_device_type())
+
+    @property
+    def device_id(self) -> int:
+        """Its number among those of its kind."""
+        return int(self.index)
+
+    def __eq__(self, other: object) -> bool:
+        return same_device(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not same_device(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.device_type, self.device_id))
+
+
+class NDArray(tvm_ffi.Tensor):
+    """An array of the FFI: shape, `dtype`, `strides` and `device`, and memory that NumPy, PyTorch and kernels share."""
+
+    __slots__ = ()
+
+    def numpy(self) -> Array:
+        """The same memory as a NumPy array; of a view it is valid only as long as the call that gave it.
+
+        Raises: ArtifactError for an array that is not in the processor's memory.
+        """
+        if self.__dlpack_device__()[0] != 1:
+            raise ArtifactError(f"an array on {self.device} cannot be read as a NumPy array")
+        dtype = str(self.dtype)
+        if dtype != BFLOAT16 and not self.is_view:
+            array: Array = np.from_dlpack(self)
+            return array
+        size = item_bytes(dtype)
+        block: Any = (ctypes.c_uint8 * (size * self.numel())).from_address(self.data_ptr())
+        block.owner = self  # the memory lives as long as what NumPy knows of it
+        return np.ndarray(self.shape, dtype, block, strides=tuple(size * step for step in self.strides))
+
+    asnumpy = numpy
+
+    def copyfrom(self, source: Any) -> "NDArray":
+        """Take over the elements of an array of the same shape, converted to this one's type; this array."""
+        values = source.numpy() if isinstance(source, NDArray) else np.asarray(source)
+        if values.shape != self.shape:
+            raise ArtifactError(f"an array of the shape {list(values.shape)} does not fit into {list(self.shape)}")
+        self.numpy()[...] = values
+        return self
+
+    def copyto(self, target: Any) -> Any:
+        """Give the elements to an array of the same shape, of this class or NumPy's; that array."""
+        if isinstance(target, NDArray):
+            return target.copyfrom(self)
+        if not isinstance(target, np.ndarray) or target.shape != self.shape:
+            raise ArtifactError(f"an array of the shape {list(self.shape)} cannot be copied to {target!r}")
+        target[...] = self.numpy()
+        return target
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule of the same memory."""
+        return self.__dlpack__()
+
+    @property
+    def is_view(self) -> bool:
+        """Whether this is no object, but memory that somebody in C lends during a call."""
+        return self.__chandle__() == 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        # The FFI gives capsules of objects only; NumPy makes one of a view's memory.
+        return self.numpy().__dlpack__(**options) if self.is_view else super().__dlpack__(**options)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype, copy=copy)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.numpy()[place]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.numpy()[place] = value.numpy() if isinstance(value, NDArray) else value
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+def lend(array: Array) -> FFITensor:
+    """A dense NumPy array for the time of a call, as the FFI takes it: also one that NumPy would not pass on because it
+    is read-only.
+    """
+    memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    return tensor_of(np.ndarray(array.shape, array.dtype, memory))
+
+
+def new_function(address: int, keep: object) -> PackedFunc:
+    """The function at an address, of the FFI's C type; `keep` lives as long as it."""
+    return PackedFunc.__from_extern_c__(address, keep_alive_object=keep)
+
+
+def object_use_count(value: FFIObject) -> int:
+    """How many references there are to an object of the FFI; 0 after it was moved away."""
+    handle = value.__chandle__()
+    return ctypes.c_uint32.from_address(handle).value if handle else 0
+
+
+def open_library(path: Path) -> FFIModule:
+    """A shared library with functions of the FFI. Raises: ArtifactError when it cannot be loaded."""
+    try:
+        return load_library(str(path))
+    except (RuntimeError, ValueError) as problem:
+        raise ArtifactError(f"{path} cannot be loaded: {problem}") from problem
+
+
+def _register_errors() -> None:
+    """Let errors keep their class when they cross the FFI: Python's own, and ours, as far as they take one text."""
+    known = core.ERROR_NAME_TO_TYPE
+    for kind in vars(builtins).values():
+        is_error = isinstance(kind, type) and issubclass(kind, BaseException)
+        if is_error and kind.__name__ not in known and not issubclass(kind, (UnicodeError, BaseExceptionGroup)):
+            error.register_error(kind.__name__, kind)
+    kinds: list[type[RetuneError]] = [RetuneError]
+    for ours in kinds:
+        kinds += ours.__subclasses__()
+        if isinstance(ours.__init__, WrapperDescriptorType):  # none of its own
+            error.register_error(ours.__name__, ours)
+
+
+def _register_classes() -> None:
+    if cast(Any, core)._CLASS_TENSOR is tvm_ffi.Tensor:
+        tvm_ffi.register_object("ffi.Tensor", init=False)(NDArray)
+        core._set_class_tensor(NDArray)
+    if cast(Any, core)._CLASS_DEVICE is tvm_ffi.Device:
+        core._set_class_device(FFIDevice)
+
+
+_register_errors()
+_register_classes()

@@ -1,0 +1,56 @@
+"""In: object code. Out: a shared library, or one object file, made with the system's linker.
+
+Always: symbols are bound inside the library, so that one that a program has too is not taken for it.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from compiler.errors import ArtifactError
+
+LINKERS = ("cc", "gcc", "clang", "ld", "ld.lld")
+_SECONDS = 120
+
+
+def link_objects(
+    objects: Sequence[bytes], path: Path, linkers: Sequence[str] = LINKERS, libraries: Sequence[str] = ()
+) -> None:
+    """Link objects into the shared library at `path`, which needs `libraries` (file names, such as libgomp.so.1).
+
+    Raises: ArtifactError when none of the `linkers` is installed, or it fails.
+    """
+    found = _linker(linkers)
+    options = ["-shared", "-z", "noexecstack"]
+    if "ld" in Path(found).name:
+        options.append("-Bsymbolic")
+    else:  # a compiler: it knows where libm is
+        options += ["-Wl,-Bsymbolic", "-nostartfiles", "-lm"]
+    _run(found, objects, path, options, [f"-l:{library}" for library in libraries])
+
+
+def _linker(linkers: Sequence[str]) -> str:
+    found = next((program for name in linkers if (program := shutil.which(name))), None)
+    if found is None:
+        raise ArtifactError(
+            f"no linker is installed (looked for {', '.join(linkers)}); install one, such as Debian's gcc or "
+            "binutils, or save in a form that needs none: a network as .retune, a module as .tar"
+        )
+    return found
+
+
+def _run(linker: str, objects: Sequence[bytes], path: Path, options: Sequence[str], libraries: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for number, code in enumerate(objects):
+            files.append(Path(folder) / f"{number}.o")
+            files[-1].write_bytes(code)
+        command = [linker, *options, "-o", str(path), *map(str, files), *libraries]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise ArtifactError(f"the linker {linker} did not end within {_SECONDS} s") from None
+    if done.returncode:
+        raise ArtifactError(f"the linker {linker} failed: {done.stderr.strip()[-1000:]}")

@@ -1,0 +1,211 @@
+"""In: compiled functions, or the file of a module. Out: a `Module`: functions by name, as the TVM FFI calls them.
+
+Always: code is loaded when its function is first asked for, and stays as long as the function; no part of the compiler
+is needed to load or run a module.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import ArtifactError, OptionError
+from compiler.runtime.artifact import entry_symbol
+from compiler.runtime.device import Device, require_cpu
+from compiler.runtime.ffi import FFIModule, PackedFunc, new_function, open_library
+from compiler.runtime.linking import LINKERS
+from compiler.runtime.loader import load_entry
+from compiler.runtime.machine import last_cache_bytes
+from compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
+from compiler.runtime.registry import get_global_func
+from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+
+ENTRY = "main"
+_LIBRARY, _ARCHIVE = ".so", ".tar"
+
+
+class Module:
+    """Functions by name: `module["name"]`, `module.name`, or, for the main one, `module(...)`.
+
+    A function takes one array for each of its tensors (`compiler.nd`, NumPy, PyTorch, whoever speaks DLPack), and
+    after them, if wanted, a number of threads. Functions of imported modules are found when asked for.
+    """
+
+    def __init__(self, functions: Sequence[CompiledFunction] = (), library: FFIModule | None = None) -> None:
+        """`functions` that were compiled, or a `library` that the FFI has loaded.
+
+        Raises: ArtifactError when two functions have one name.
+        """
+        self._functions = {function.name: function for function in functions}
+        if len(self._functions) != len(functions):
+            raise ArtifactError(f"two functions of a module have one name: {[each.name for each in functions]}")
+        self._library = library
+        self._loaded: dict[str, PackedFunc] = {}
+        self._imports: list[Module] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the functions; none for a shared library, which does not list them."""
+        return tuple(self._functions)
+
+    @property
+    def entry_name(self) -> str:
+        """The function that a call of the module calls: "main", or the only one."""
+        return self.names[0] if len(self.names) == 1 else ENTRY
+
+    @property
+    def imports(self) -> "tuple[Module, ...]":
+        """The modules in which functions are looked for that this one does not have."""
+        return tuple(self._imports)
+
+    def import_module(self, module: "Module") -> None:
+        """Look for functions in that module too. Raises: ArtifactError when that module imports this one."""
+        if self is module or any(self is each for each in module._all_imports()):
+            raise ArtifactError("a module cannot import itself")
+        self._imports.append(module)
+
+    def implements_function(self, name: str, query_imports: bool = False) -> bool:
+        """Whether there is a function of that name."""
+        return self._own(name) is not None or (
+            query_imports and any(each.implements_function(name, True) for each in self._imports)
+        )
+
+    def get_function(self, name: str, query_imports: bool = False) -> PackedFunc:
+        """The function of that name.
+
+        Raises: ArtifactError when there is none, or its code cannot be loaded.
+        """
+        found = self._own(name)
+        for module in self._imports if query_imports and found is None else ():
+            if module.implements_function(name, True):
+                return module.get_function(name, True)
+        if found is None:
+            known = f"; it has {', '.join(self.names)}" if self.names else ""
+            raise ArtifactError(f"the module has no function {name}{known}")
+        return found
+
+    def _own(self, name: str) -> PackedFunc | None:
+        if name not in self._loaded:
+            if name in self._functions:
+                function = self._functions[name]
+                self._loaded[name] = new_function(*load_entry(function.kernel, function.entry, entry_symbol(name)))
+            elif self._library is not None and self._library.implements_function(name):
+                self._loaded[name] = self._library.get_function(name)
+        return self._loaded.get(name)
+
+    def _all_imports(self) -> "list[Module]":
+        found = list(self._imports)
+        for module in found:
+            found += module._imports
+        return found
+
+    def __getitem__(self, name: str) -> PackedFunc:
+        return self.get_function(name, True)
+
+    def __getattr__(self, name: str) -> PackedFunc:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self.get_function(name, True)
+        except ArtifactError as error:
+            raise AttributeError(str(error)) from error
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the main function."""
+        return self.get_function(self.entry_name, True)(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._library is not None or self._imports:
+            raise ArtifactError("a module that was loaded from a library, or imports others, cannot be pickled")
+        return Module, (tuple(self._functions.values()),)
+
+    def time_evaluator(
+        self,
+        func_name: str,
+        dev: Device | None = None,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: float = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+        cache_flush_bytes: int = 0,
+        f_preproc: str = "",
+    ) -> Callable[..., BenchmarkResult]:
+        """A function that takes the arguments of `func_name` and times calls of it: one that is not timed, and then
+        `repeat` times `number` of them or more, so many that they take `min_repeat_ms`.
+
+        `f_preproc` names a registered function that is called before each of the repeats, and "cache_flush" stands for
+        one that writes as much memory as the last cache has; `TimeEvaluator` says what the other options mean.
+        Raises: OptionError for options that make no sense; ArtifactError when there is no such function.
+        """
+        require_cpu(Device(1) if dev is None else dev)
+        flush = last_cache_bytes() if f_preproc == "cache_flush" and not cache_flush_bytes else cache_flush_bytes
+        prepare = get_global_func(f_preproc) if f_preproc not in ("", "cache_flush") else None
+        function = self.get_function(func_name, True)
+        evaluator = TimeEvaluator(
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            cooldown_ms=cooldown_interval_ms,
+            repeats_to_cooldown=repeats_to_cooldown,
+            flush_bytes=flush,
+            limit_zero_time_iterations=limit_zero_time_iterations,
+        )
+        return lambda *args: evaluator(lambda: function(*args), prepare=prepare)
+
+    def export_library(self, path: str | Path, linkers: Sequence[str] = LINKERS) -> Path:
+        """Write the functions, with those of imported modules, into one file: a shared library (.so), made with the
+        system's linker, that every host of the FFI loads, or an archive (.tar), which needs no linker.
+
+        Raises: ArtifactError for another ending, when there is no linker or it fails, when a function has no object
+        code because it was loaded from a library, or when the file cannot be written.
+        """
+        path = Path(path)
+        if path.suffix not in (_LIBRARY, _ARCHIVE):
+            raise ArtifactError(f"{path}: a module is exported to {_LIBRARY} or {_ARCHIVE}")
+        modules = [self, *self._all_imports()]
+        if any(module._library is not None for module in modules):
+            raise ArtifactError(f"{path}: a module that was loaded from a library has no objects; copy that file")
+        functions: dict[str, CompiledFunction] = {}
+        for module in modules:
+            for name, function in module._functions.items():
+                functions.setdefault(name, function)
+        if not functions:
+            raise ArtifactError(f"{path}: the module has no functions")
+        _refuse_clashes(path, list(functions.values()))
+        if path.suffix == _LIBRARY:
+            write_library(list(functions.values()), path, linkers)
+        else:
+            write_archive(list(functions.values()), path)
+        return path
+
+    def save(self, path: str | Path) -> Path:
+        """Write an archive (.tar) of the module, which needs no linker. Raises: as `export_library`."""
+        if Path(path).suffix != _ARCHIVE:
+            raise ArtifactError(f"{path}: a module is saved as {_ARCHIVE}; export_library makes a shared library")
+        return self.export_library(path)
+
+
+def load_module(path: str | Path) -> Module:
+    """The module in a file that `export_library` or `save` made, or in any shared library with functions of the FFI.
+
+    Code runs with your rights: load only files that you trust.
+    Raises: ArtifactError when the file is missing, damaged, or neither.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ArtifactError(f"{path}: there is no such file")
+    if path.suffix == _LIBRARY:
+        return Module(library=open_library(path.absolute()))
+    if path.suffix == _ARCHIVE:
+        return Module(read_archive(path))
+    raise OptionError(f"{path}: a module is a {_LIBRARY} or a {_ARCHIVE}")
+
+
+def _refuse_clashes(path: Path, functions: Sequence[CompiledFunction]) -> None:
+    """See to it that no two kernels have one symbol, which a linker would say in its own words."""
+    symbols: dict[str, str] = {}
+    for function in functions:
+        other = symbols.setdefault(function.kernel.name, function.name)
+        if other != function.name:
+            raise ArtifactError(f"{path}: the functions {other} and {function.name} have the same kernel's symbol")

@@ -1,0 +1,151 @@
+"""In: tensors, inputs and outputs. Out: a function of them, which prints as loops and can be built.
+
+Always: a description; how the loops are run is for a schedule.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from compiler.errors import DefinitionError
+from compiler.ir.expr import Buffer, Expr, Load, as_expr
+from compiler.ir.visit import transform
+from compiler.te.checks import checked_name
+from compiler.te.tensor import (
+    Axis,
+    ComputeOp,
+    ExternOp,
+    Handle,
+    Operation,
+    PlaceholderOp,
+    Reduce,
+    Tensor,
+    TensorRead,
+    reads_of,
+    results_of,
+)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PrimFunc:
+    """A function of `args`, called with arrays for them in this order; the computed ones are written."""
+
+    name: str
+    args: tuple[Tensor, ...]
+
+    def script(self) -> str:
+        """The definition as naive loops, for people."""
+        return "\n".join(_lines(self))
+
+    def show(self) -> None:
+        """Write the definition to the standard output."""
+        sys.stdout.write(f"{self.script()}\n")
+
+    def __str__(self) -> str:
+        return self.script()
+
+
+def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
+    """A function of tensors, of which some are inputs and the others are computed from them.
+
+    Raises: DefinitionError when a tensor is listed twice, an input is missing, or nothing is computed.
+    """
+    checked_name("a function", name)
+    if len(set(args)) != len(args):
+        raise DefinitionError(f"{name}: a tensor is listed twice")
+    if all(isinstance(tensor.op, PlaceholderOp) for tensor in args):
+        raise DefinitionError(f"{name}: none of its tensors is computed")
+    for op in _operations(args):
+        missing = [tensor.name for tensor in results_of(op) if isinstance(op, PlaceholderOp) and tensor not in args]
+        if missing:
+            raise DefinitionError(f"{name}: the input {missing[0]} is not among its tensors")
+    return PrimFunc(name, tuple(args))
+
+
+def _operations(tensors: Sequence[Tensor]) -> list[Operation]:
+    """Every operation after those that it reads."""
+    order: dict[Operation, None] = {}
+    stack = [(tensor.op, False) for tensor in reversed(tensors)]
+    while stack:
+        op, ready = stack.pop()
+        if op in order:
+            continue
+        if ready:
+            order[op] = None
+            continue
+        stack.append((op, True))
+        stack.extend((tensor.op, False) for tensor, _ in reads_of(op))
+    return list(order)
+
+
+def _lines(function: PrimFunc) -> Iterator[str]:
+    ops = _operations(function.args)
+    names = _names([tensor for op in ops for tensor in results_of(op)])
+    params = ", ".join(f"{names[tensor]}: {_kind(tensor)}" for tensor in function.args)
+    yield f"def {function.name}({params}):"
+    for op in ops:
+        if isinstance(op, PlaceholderOp):
+            continue
+        yield from (
+            f"    {names[tensor]} = empty({list(tensor.shape)}, {tensor.dtype!r})"
+            for tensor in results_of(op)
+            if tensor not in function.args
+        )
+        yield from _extern(op, names) if isinstance(op, ExternOp) else _loops(op, names)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def _names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
+    """The tensors' names, told apart by a number where two have the same."""
+    names: dict[Tensor, str] = {}
+    for tensor in tensors:
+        name, number = tensor.name, 0
+        while name in names.values():
+            number += 1
+            name = f"{tensor.name}_{number}"
+        names[tensor] = name
+    return names
+
+
+def _extern(op: ExternOp, names: dict[Tensor, str]) -> Iterator[str]:
+    given = [
+        names[(results_of(op) if argument.is_result else op.inputs)[argument.index]]
+        if isinstance(argument, Handle)
+        else repr(argument)
+        for argument in op.call.args
+    ]
+    yield f"    call_packed({', '.join([repr(op.call.function), *given])})"
+
+
+def _loops(op: ComputeOp, names: dict[Tensor, str]) -> Iterator[str]:
+    pad = "    "
+    if op.axes:
+        yield f"{pad}for {_over(op.axes)}:"
+        pad += "    "
+    targets = [Load(Buffer(names[tensor], tensor.shape, tensor.dtype), op.axes) for tensor in results_of(op)]
+    left = ", ".join(f"{target.buffer.name}[{', '.join(map(str, op.axes))}]" for target in targets)
+    values: Sequence[Expr] = op.values
+    if isinstance(op.body, Reduce):
+        starts = zip(op.body.identities, op.dtypes, strict=True)
+        yield f"{pad}{left} = {', '.join(str(as_expr(start, dtype)) for start, dtype in starts)}"
+        yield f"{pad}for {_over(op.body.axes)}:"
+        pad += "    "
+        values = op.body.join(targets, op.values)
+    yield f"{pad}{left} = {', '.join(str(_renamed(value, names)) for value in values)}"
+
+
+def _over(axes: Sequence[Axis]) -> str:
+    run = "range" if len(axes) == 1 else "grid"
+    return f"{', '.join(map(str, axes))} in {run}({', '.join(str(axis.extent) for axis in axes)})"
+
+
+def _renamed(value: Expr, names: dict[Tensor, str]) -> Expr:
+    def rename(node: Expr) -> Expr | None:
+        if not isinstance(node, TensorRead):
+            return None
+        return Load(Buffer(names[node.tensor], node.tensor.shape, node.tensor.dtype), node.indices)
+
+    return transform(value, rename)
