@@ -193,7 +193,8 @@ def _call_glue(kernel: str, call: ExternCall, constants: _Constants) -> str:
         if isinstance(argument, ExternBuffer):
             body.append(f"  %from{place} = getelementptr ptr, ptr %buffers, i64 {buffers}")
             body.append(f"  %data{place} = load ptr, ptr %from{place}, align 8")
-            body.append(f"  call void @retune.lend(ptr %data{place}, ptr {_form(argument, constants)}, ptr %any{place})")
+            form = _form(argument, constants)
+            body.append(f"  call void @retune.lend(ptr %data{place}, ptr {form}, ptr %any{place})")
             buffers += 1
         else:
             kind, value = _scalar(argument, constants)

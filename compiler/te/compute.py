@@ -45,11 +45,10 @@ def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "place
 
 def reduce_axis(extent: int | tuple[int, int], name: str = "k") -> Axis:
     """An axis to reduce over, 0 .. extent-1; `(0, extent)` says the same."""
-    if isinstance(extent, tuple) and len(extent) == 2 and extent[0] == 0:
-        extent = extent[1]
+    shape: tuple[Any, ...] = extent[1:] if isinstance(extent, tuple) and extent[:1] == (0,) else (extent,)
     if "." in checked_name("an axis", name) or "@" in name:
         raise DefinitionError(f"the axis name {name!r} holds '.' or '@', which loops made from axes are named with")
-    return Axis(name, checked_shape(name, (extent,))[0], AxisKind.REDUCE)
+    return Axis(name, checked_shape(name, shape)[0], AxisKind.REDUCE)
 
 
 @overload

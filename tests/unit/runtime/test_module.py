@@ -73,7 +73,7 @@ def test_the_only_function_is_the_main_one() -> None:
     assert compiler.build(scaled(5, 4), name="f").names == ("f",)
 
 
-def test_tensors_tasks_and_steps_are_built(both: Module) -> None:
+def test_tensors_tasks_and_steps_are_built() -> None:
     x = te.placeholder((64,), name="x")
     y = te.compute((64,), lambda i: x[i] + 1.0, name="y")
     steps = (Split(1, 0, 64, (16,)), Annotate(1, 1, 2), Annotate(1, 0, 3))
@@ -333,8 +333,9 @@ def test_t3_something_is_done_before_every_repeat(both: Module) -> None:
     result = both.time_evaluator("twice", number=2, repeat=6, f_preproc="tests.prepare")(x, y)
     compiler.remove_global_func("tests.prepare")
     assert len(prepared) == len(result.results) == 6
+    options: dict[str, Any]
     for options in ({"f_preproc": "cache_flush"}, {"cache_flush_bytes": 1 << 16}, {"cooldown_interval_ms": 1}):
-        done = both.time_evaluator("twice", number=1, repeat=2, repeats_to_cooldown=1, **options)(x, y)  # type: ignore[arg-type]
+        done = both.time_evaluator("twice", number=1, repeat=2, repeats_to_cooldown=1, **options)(x, y)
         assert min(done.results) > 0
     with pytest.raises(OptionError, match="must be whole numbers from 1 on"):
         both.time_evaluator("twice", number=0)

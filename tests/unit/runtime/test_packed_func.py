@@ -118,7 +118,10 @@ def test_s3_bytes_and_empty_tuples() -> None:
     convert(empty)(convert(()))
 
 
-@pytest.mark.parametrize("value", [np.int64((1 << 63) - 1), np.int32(-7), np.float32(0.5), np.float64(0.1), np.uint8(9)])
+SCALARS = [np.int64((1 << 63) - 1), np.int32(-7), np.float32(0.5), np.float64(0.1), np.uint8(9)]
+
+
+@pytest.mark.parametrize("value", SCALARS)
 def test_s3_numpy_scalars(value: Any) -> None:
     assert echo(value) == value.item()
 
