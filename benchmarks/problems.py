@@ -142,7 +142,7 @@ class TransposedConvolution:
     def graph(self) -> ComputeDAG:
         """Inputs x and w."""
         x, w = (te.placeholder(shape, name=name) for shape, name in zip(self.shapes, ("x", "w"), strict=True))
-        attrs: dict[str, Attribute] = {"strides": (self.stride,) * 2, "pads": (self.pad,) * 4}
+        attrs: dict[str, Attribute] = {"layout": "NHWC", "strides": (self.stride,) * 2, "pads": (self.pad,) * 4}
         shape = (1, *self.output, self.channels[1])
         y = conv_transpose2d(OpCall("conv_transpose2d", (x, w), attrs, shape, "float32", "conv", frozenset({w})))
         return ComputeDAG([x, w, y])

@@ -216,7 +216,7 @@ def test_dot_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--rows", "128", "--compacted", "6000", "--tasks", "30", "--seconds", "0.5", "--only", "best|history"]
+    argv = ["--rows", "128", "--compacted", "6000", "--tasks", "30", "--seconds", "60", "--only", "best|history"]
     lines = _lines(store.main, argv, tmp_path / "out.jsonl", capsys)
     assert {line["case"] for line in lines} == {
         "best_per_task", "best_of_one_task", "sql_best_view", "best_per_task_compacted",
