@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
-from pages.svg import LEGEND_STEP, circle, colour_of, polyline, svg_document, svg_legend, svg_text
+from tasks.pages.svg import LEGEND_STEP, circle, colour_of, polyline, svg_document, svg_legend, svg_text
 
 LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
 

@@ -16,10 +16,10 @@ from compiler.driver.operator_report import OperatorReport
 from compiler.driver.report import Comparison, Report
 from compiler.driver.tuning import TuningSummary
 from compiler.driver.winners import Winner
-from pages.facts import RunFacts, facts_of
-from pages.page import page
 from storage.place import Place
 from storage.runs import RunLedger
+from tasks.pages.facts import RunFacts, facts_of
+from tasks.pages.page import page
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)

@@ -20,7 +20,7 @@ from prefect.artifacts import (
 from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.report import Report
-from pages.charts import latency_chart, network_chart
+from tasks.pages.charts import latency_chart, network_chart
 
 
 class ProgressBar:

@@ -12,13 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-PACKAGES = ("compiler", "storage", "pages", "tasks", "flows")
+PACKAGES = ("compiler", "storage", "tasks", "flows")
 
 BELOW = {
     "storage": {"storage", "compiler.measure.record", "compiler.errors"},
-    "pages": {"pages", "storage", "compiler"},
-    "tasks": {"tasks", "pages", "storage", "compiler"},
-    "flows": {"flows", "tasks", "pages", "storage", "compiler"},
+    "tasks": {"tasks", "storage", "compiler"},
+    "flows": {"flows", "tasks", "storage", "compiler"},
 }
 """What the packages above the compiler may import, by prefix."""
 
@@ -151,11 +150,22 @@ def test_packages_import_only_what_is_below_them() -> None:
     assert wrong == []
 
 
+def test_pages_are_drawn_without_the_workflow_engine() -> None:
+    allowed = ("tasks.pages", "storage", "compiler")
+    wrong = [
+        str(each)
+        for each in IMPORTS
+        if each.path.startswith("tasks/pages/")
+        and (_top(each.module) == "prefect" or (_top(each.module) in PACKAGES and not each.module.startswith(allowed)))
+    ]
+    assert wrong == []
+
+
 def test_the_compiler_imports_nothing_above_it() -> None:
     wrong = [
         str(each)
         for each in IMPORTS
-        if each.path.startswith("compiler/") and _top(each.module) in ("storage", "pages", "tasks", "flows")
+        if each.path.startswith("compiler/") and _top(each.module) in ("storage", "tasks", "flows")
     ]
     assert wrong == []
 

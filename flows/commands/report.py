@@ -8,9 +8,9 @@ import typer
 from compiler.errors import OptionError
 from flows.commands.output import Column, Json, Output, Quiet, milliseconds
 from flows.commands.records import Store, home_of, state_folder_of
-from pages.facts import facts_of, find_run, moment
-from pages.page import page
 from storage.runs import RunLedger
+from tasks.pages.facts import facts_of, find_run, moment
+from tasks.pages.page import page
 
 
 def runs(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.test_cli import folder, run
-from tests.unit.pages.runs import finished_run, interrupted_run
+from tests.unit.tasks.pages.runs import finished_run, interrupted_run
 
 __all__ = ["folder"]
 

@@ -1,6 +1,6 @@
 """In: nothing. Out: the style sheet of a page. Always: light and dark as the reader has it, light on paper."""
 
-from pages.svg import DARK, LIGHT
+from tasks.pages.svg import DARK, LIGHT
 
 STYLE = (
     f":root{{{LIGHT};color-scheme:light dark}}"

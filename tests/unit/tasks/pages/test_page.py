@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from compiler.errors import OptionError
-from pages.charts import latency_chart, network_chart, ranking_chart, roofline_chart, task_chart
-from pages.facts import RunFacts, Trial, facts_of, find_run
-from pages.page import SECTIONS, page
 from storage.runs import RunLedger
-from tests.unit.pages.runs import HOSTILE, finished_run, interrupted_run
+from tasks.pages.charts import latency_chart, network_chart, ranking_chart, roofline_chart, task_chart
+from tasks.pages.facts import RunFacts, Trial, facts_of, find_run
+from tasks.pages.page import SECTIONS, page
+from tests.unit.tasks.pages.runs import HOSTILE, finished_run, interrupted_run
 
 VOID = {"meta", "link", "br", "img", "rect", "circle", "polyline"}
 

@@ -4,8 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 
 from compiler.driver.limits import MachineLimits
-from pages.facts import Kernel, Programs, RunFacts, Trial
-from pages.svg import Frame, Scale, circle, colour_of, polyline, rect, svg_document, svg_figure, svg_legend, svg_text
+from tasks.pages.facts import Kernel, Programs, RunFacts, Trial
+from tasks.pages.svg import (
+    Frame,
+    Scale,
+    circle,
+    colour_of,
+    polyline,
+    rect,
+    svg_document,
+    svg_figure,
+    svg_legend,
+    svg_text,
+)
 
 WIDE, TALL = 460.0, 300.0
 PANEL, PANEL_HEIGHT = 300.0, 170.0

@@ -3,10 +3,10 @@
 
 import pytest
 
-from pages.facts import facts_of, find_run
-from pages.page import SECTIONS, page
+from tasks.pages.facts import facts_of, find_run
+from tasks.pages.page import SECTIONS, page
 from tests.browser import opened
-from tests.unit.pages.runs import finished_run
+from tests.unit.tasks.pages.runs import finished_run
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from pages.charts import (
+from tasks.pages.charts import (
     calibration_chart,
     latency_chart,
     network_chart,
@@ -12,8 +12,8 @@ from pages.charts import (
     roofline_chart,
     task_charts,
 )
-from pages.facts import RunFacts, moment
-from pages.style import STYLE
+from tasks.pages.facts import RunFacts, moment
+from tasks.pages.style import STYLE
 
 SECTIONS = {
     "latency": "Latency",
