@@ -81,7 +81,6 @@ def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Pa
             "RETUNE_ROOT": str(ROOT),
             "RETUNE_HOME": str(home),
             "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-            "PREFECT_RUNNER_HEARTBEAT_FREQUENCY": "30",
         }
     )
 
