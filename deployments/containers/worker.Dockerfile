@@ -18,7 +18,6 @@ WORKDIR /opt/retune
 COPY pyproject.toml README.md ./
 COPY compiler ./compiler
 COPY storage ./storage
-COPY pages ./pages
 COPY tasks ./tasks
 COPY flows ./flows
 COPY deployments ./deployments
