@@ -221,17 +221,22 @@ def _call_glue(kernel: str, call: ExternCall, constants: _Constants) -> str:
 
 
 def _form(spec: ExternBuffer, constants: _Constants) -> str:
-    """The constant that `retune.lend` makes a tensor's description of."""
+    """The constant that `retune.lend` copies: a `DLManagedTensor` that still lacks its address."""
     strides: list[int] = []
     step = 1
     for extent in reversed(spec.shape):
         strides.insert(0, step)
         step *= extent
     fields = (
-        f"ptr {constants.numbers(spec.shape)}",
-        f"ptr {constants.numbers(strides)}",
+        "ptr null",
+        "i64 1",  # the processor, number 0
         f"i32 {len(spec.shape)}",
         f"i32 {dlpack_type(spec.dtype).word}",
+        f"ptr {constants.numbers(spec.shape)}",
+        f"ptr {constants.numbers(strides)}",
+        "i64 0",
+        "ptr null",
+        "ptr @retune.forget",
     )
     return constants.add(f"%retune.form {{ {', '.join(fields)} }}")
 

@@ -95,8 +95,7 @@ _TEXTS = "\n".join(
 
 SUPPORT = f"""
 %retune.spec = type {{ ptr, ptr, ptr, i32, i32 }}
-%retune.form = type {{ ptr, ptr, i32, i32 }}
-%retune.tensor = type {{ ptr, i64, i32, i32, ptr, ptr, i64, ptr, ptr }}
+%retune.form = type {{ ptr, i64, i32, i32, ptr, ptr, i64, ptr, ptr }}
 
 {_TEXTS}
 
@@ -108,6 +107,7 @@ declare extern_weak i32 @TVMFFITensorFromDLPack(ptr, i32, i32, ptr)
 declare i32 @snprintf(ptr, i64, ptr, ...)
 declare ptr @aligned_alloc(i64, i64)
 declare ptr @malloc(i64)
+declare ptr @memcpy(ptr, ptr, i64)
 declare void @free(ptr)
 declare i32 @omp_get_max_threads()
 """ + r"""
@@ -328,30 +328,8 @@ entry:
   %full = icmp eq ptr %tensor, null
   br i1 %full, label %done, label %fill
 fill:
-  %shape = load ptr, ptr %form, align 8
-  %strides.from = getelementptr %retune.form, ptr %form, i64 0, i32 1
-  %strides = load ptr, ptr %strides.from, align 8
-  %rank.from = getelementptr %retune.form, ptr %form, i64 0, i32 2
-  %rank = load i32, ptr %rank.from, align 8
-  %type.from = getelementptr %retune.form, ptr %form, i64 0, i32 3
-  %type = load i32, ptr %type.from, align 4
+  %same = call ptr @memcpy(ptr %tensor, ptr %form, i64 64)
   store ptr %data, ptr %tensor, align 8
-  %t1 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 1
-  store i64 1, ptr %t1, align 8
-  %t2 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 2
-  store i32 %rank, ptr %t2, align 8
-  %t3 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 3
-  store i32 %type, ptr %t3, align 4
-  %t4 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 4
-  store ptr %shape, ptr %t4, align 8
-  %t5 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 5
-  store ptr %strides, ptr %t5, align 8
-  %t6 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 6
-  store i64 0, ptr %t6, align 8
-  %t7 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 7
-  store ptr null, ptr %t7, align 8
-  %t8 = getelementptr %retune.tensor, ptr %tensor, i64 0, i32 8
-  store ptr @retune.forget, ptr %t8, align 8
   %code = call i32 @TVMFFITensorFromDLPack(ptr %tensor, i32 0, i32 0, ptr %slot)
   %good = icmp eq i32 %code, 0
   br i1 %good, label %made, label %failed

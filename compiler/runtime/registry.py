@@ -54,7 +54,11 @@ def _registered(name: str, function: F, override: bool) -> F:
     with _LOCK:
         if not override and ffi.get_function(name, allow_missing=True) is not None:
             raise RegistryError(f"the function {name} is registered already; use another name, or override it")
-        _PYTHON[name] = (ffi.set_function(name, function, override=override), function)
+        known = ffi.set_function(name, function, override=override)
+        if known is function:  # of another language
+            _PYTHON.pop(name, None)
+        else:
+            _PYTHON[name] = (known, function)
     return function
 
 
