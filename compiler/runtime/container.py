@@ -3,6 +3,8 @@
 Always: containers do not change once they are made; what is shared inside one is shared after loading too.
 """
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from compiler.errors import ArtifactError, MismatchError
@@ -12,11 +14,15 @@ from compiler.runtime.ffi import convert, from_json, mismatch, to_json
 
 __all__ = ["Array", "Map", "assert_structural_equal", "load_json", "save_json", "structural_equal"]
 
+_PLAIN = {"int", "ffi.Shape", "Device", "DataType"}
+"""Types whose numbers are no numbers of nodes."""
+_DEEPEST = 500
+
 
 def save_json(value: Any) -> str:
-    """Numbers, texts, containers and arrays as JSON text.
+    """Numbers, texts, bytes, devices, types and containers of them as JSON text.
 
-    Raises: ArtifactError for what has no such form, such as a function.
+    Raises: ArtifactError for what has no such form, such as a function or an array.
     """
     try:
         return str(to_json(convert(value)))
@@ -30,9 +36,32 @@ def load_json(text: str) -> Any:
     Raises: ArtifactError for any other text.
     """
     try:
-        return from_json(text)
+        graph = json.loads(text)
+        _check_graph(graph)
+        return from_json(json.dumps(graph))  # what was checked, however the FFI reads what stands there twice
     except Exception as error:  # the FFI says what is wrong with a text in many classes
         raise ArtifactError(f"this is no text that save_json makes: {error}") from error
+
+
+def _check_graph(graph: Any) -> None:
+    """See to it that no value holds itself, and none is nested too deep: the FFI follows references without end."""
+    nodes = graph["nodes"]
+    depth: list[int] = []
+    for number, node in enumerate(nodes):
+        held = [place for place in _numbers(node.get("data")) if place < len(nodes)]
+        if node["type"] in _PLAIN:
+            held = []
+        if any(place >= number for place in held):
+            raise ValueError(f"node {number} holds one that comes after it")
+        depth.append(1 + max((depth[place] for place in held if place >= 0), default=0))
+        if depth[-1] > _DEEPEST:
+            raise ValueError(f"node {number} is nested more than {_DEEPEST} deep")
+
+
+def _numbers(data: Any) -> Iterator[int]:
+    """The numbers in the data of a node, which may be those of other nodes."""
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return (value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
 def structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> bool:

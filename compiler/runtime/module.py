@@ -40,6 +40,7 @@ class Module:
             raise ArtifactError(f"two functions of a module have one name: {[each.name for each in functions]}")
         self._library = library
         self._loaded: dict[str, PackedFunc] = {}
+        self._main: PackedFunc | None = None
         self._imports: list[Module] = []
 
     @property
@@ -111,7 +112,9 @@ class Module:
 
     def __call__(self, *args: Any) -> Any:
         """Call the main function."""
-        return self.get_function(self.entry_name, True)(*args)
+        if self._main is None:
+            self._main = self.get_function(self.entry_name, True)
+        return self._main(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._library is not None or self._imports:

@@ -13,7 +13,7 @@ from compiler.te.tensor import CallArgument, ExternOp, Handle, PackedCall, Tenso
 
 
 def call_packed(function: str, *args: CallArgument) -> PackedCall:
-    """A call of the function registered under that name: handles become NumPy arrays, numbers and texts are passed on.
+    """A call of the function registered under that name: handles become arrays, numbers and texts are passed on.
 
     Raises: DefinitionError for an argument of another type.
     """
@@ -55,8 +55,9 @@ def extern(
     """Tensors that a registered function writes: one of that `shape`, or one for each of several shapes.
 
     `fcompute(ins, outs)` gets handles of the inputs and results and returns a `call_packed` of them. The function gets
-    NumPy arrays that lie on the kernel's own memory, those of the inputs read-only, and must fill the results; what
-    it returns is ignored. `dtype` is one type a result, or one for all; by default that of the inputs, if they agree.
+    arrays that lie on the kernel's own memory and must fill the results; what it returns is ignored. The arrays are
+    NumPy's, those of the inputs read-only; from a function of a `compiler.build` module, and in C, they are the FFI's.
+    `dtype` is one type a result, or one for all; by default that of the inputs, if they agree.
     The attribute `FLOP` says how many operations the call takes.
     Raises: DefinitionError when shapes, types or the call make no sense.
     """

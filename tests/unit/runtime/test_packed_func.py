@@ -4,11 +4,13 @@ S1 to S18), under our names.
 
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm_ffi
+from hypothesis import given, settings, strategies
 
 import compiler
 from compiler import nd, te
@@ -243,6 +245,35 @@ def test_s11_json_keeps_sharing_and_extremes() -> None:
     for text in ("", "{", "[1]", '{"root_index": 7, "nodes": []}', '{"root_index": 0, "nodes": [{"type": "no.such"}]}'):
         with pytest.raises(ArtifactError, match="no text that save_json makes"):
             load_json(text)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        '[{"type": "ffi.Array", "data": [0]}]',
+        '[{"type": "ffi.Map", "data": [1, 1]}, {"type": "ffi.Array", "data": [0]}]',
+        '[{"type": "int", "data": [1], "data": 2}, {"type": "ffi.Array", "data": [0], "data": [1]}]',
+        '[{"type": "int", "data": 1}' + "".join(f', {{"type": "ffi.Array", "data": [{n}]}}' for n in range(600)) + "]",
+        "[" * 100_000,
+    ],
+    ids=["itself", "in turn", "twice", "deep", "brackets"],
+)
+def test_s11_texts_that_would_be_followed_without_end_are_refused(nodes: str) -> None:
+    with pytest.raises(ArtifactError, match="no text that save_json makes"):
+        load_json(f'{{"root_index": 0, "nodes": {nodes}}}')
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=strategies.data())
+def test_s11_changed_texts_load_or_are_refused(data: strategies.DataObject) -> None:
+    text = save_json({"a": [1, 2.5, {"b": b"xx"}], "c": [compiler.cuda(1), None, True, "y" * 20]})
+    pieces = ("-1", "1e999", "null", "[", "]", '"data"', "ffi.Map", "ffi.Shape", "int", "Device", "DataType", "9" * 20)
+    for _ in range(data.draw(strategies.integers(1, 4))):
+        start = data.draw(strategies.integers(0, len(text)))
+        end = start + data.draw(strategies.integers(0, 8))
+        text = text[:start] + data.draw(strategies.sampled_from(pieces) | strategies.text(max_size=2)) + text[end:]
+    with suppress(ArtifactError):
+        load_json(text)
 
 
 def test_s13_the_first_difference_is_named() -> None:
