@@ -4,7 +4,6 @@ Always: as `compiler.driver.build`, pure and deterministic; what is not given st
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from compiler.codegen.ffi_entry import entry_code
 from compiler.driver.build import Program, build_kernel
@@ -39,19 +38,19 @@ def build(
     Raises: DefinitionError when there is nothing to build, and as `build_kernel`.
     """
     chosen = Target(target) if isinstance(target, str) else target
-    if not isinstance(what, Mapping):
+    if isinstance(what, Mapping):
+        if name is not None or not isinstance(steps, Mapping | None):
+            raise DefinitionError("the functions of a mapping have their names there; give their steps by name too")
+        functions, by_name = dict(what), dict(steps or {})
+    else:
         title = name or (what.name if isinstance(what, PrimFunc) else ENTRY)
-        what = {title: what}
-        steps = None if steps is None else {title: steps}  # type: ignore[dict-item]
-    elif name is not None:
-        raise DefinitionError("the functions of a mapping have their names there; leave `name` out")
-    if not what:
+        functions = {title: what}
+        by_name = dict(steps) if isinstance(steps, Mapping) else {} if steps is None else {title: steps}
+    if not functions:
         raise DefinitionError("there is nothing to build: the mapping has no functions")
-    by_name: Mapping[str, Any] = steps if isinstance(steps, Mapping) else {}
-    unknown = sorted(set(by_name) - set(what))
-    if unknown or not isinstance(steps, Mapping | None):
-        raise DefinitionError(f"steps are given for {unknown or 'no name'}; the functions are {', '.join(what)}")
-    return Module([_function(title, each, chosen, by_name.get(title)) for title, each in what.items()])
+    if unknown := sorted(set(by_name) - set(functions)):
+        raise DefinitionError(f"steps are given for {', '.join(unknown)}; the functions are {', '.join(functions)}")
+    return Module([_function(title, each, chosen, by_name.get(title)) for title, each in functions.items()])
 
 
 def as_function(

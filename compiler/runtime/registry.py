@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
 _FFI = "tvm_ffi"
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # a function that is replaced may have a destructor that comes here
 _PYTHON: dict[str, "tuple[PackedFunc, Function]"] = {}
 """What was registered from here: the function in the table, and the Python function that it calls."""
 

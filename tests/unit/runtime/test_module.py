@@ -1,11 +1,13 @@
 """Modules: functions by name, imports, files, other processes and hosts, timing (rows T1 to T3, S15)."""
 
+import gc
 import pickle
 import shutil
 import subprocess
 import sys
 import tarfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ import compiler
 from compiler import nd, te
 from compiler.driver.modules import build
 from compiler.errors import ArtifactError, DefinitionError, OptionError
-from compiler.runtime import BenchmarkResult, Module, PackedFunc, load_module
+from compiler.runtime import BenchmarkResult, Module, PackedFunc, load_module, object_use_count
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import State
 from compiler.schedule.steps import Annotate, Split
 
 needs_linker = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
@@ -84,8 +87,14 @@ def test_tensors_tasks_and_steps_are_built() -> None:
         np.testing.assert_array_equal(result.numpy(), given.numpy() + 1)
     with pytest.raises(DefinitionError, match="nothing to build"):
         build({})
-    with pytest.raises(DefinitionError, match=r"steps are given for \['other'\]"):
+    with pytest.raises(DefinitionError, match="steps are given for other; the functions are plain"):
         build({"plain": [x, y]}, steps={"other": steps})
+    with pytest.raises(DefinitionError, match="by name too"):
+        build({"plain": [x, y]}, steps=steps)
+    given, result = arrays(64)
+    for found in (steps, {"main": steps}, State.initial(ComputeDAG([x, y]))):
+        build([x, y], steps=found)(given, result)
+        np.testing.assert_array_equal(result.numpy(), given.numpy() + 1)
 
 
 def test_arguments_come_in_the_order_of_the_function() -> None:
@@ -112,6 +121,39 @@ def test_a_workspace_is_there_for_the_time_of_a_call() -> None:
         module(given, result, threads)
         product = given.numpy() @ given.numpy().T
         np.testing.assert_allclose(result.numpy(), (product * product.T).sum(1), rtol=1e-4)
+
+
+def test_functions_outlive_their_module_and_run_in_several_threads() -> None:
+    function = build(scaled(500, 2))["by_2"]
+    gc.collect()
+    wrong: list[int] = []
+
+    def run(number: int) -> None:
+        x, y = nd.array(np.full(500, number, "float32")), nd.empty((500,))
+        for _ in range(200):
+            function(x, y)
+        wrong.extend([number] * int((y.numpy() != 2 * number).any()))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_what_a_kernel_lends_is_given_back() -> None:
+    kept: list[Any] = []
+    compiler.register_func("tests.keep", lambda array, _: kept.append(array))
+    x = te.placeholder((4,), name="x")
+    module = build([x, te.extern((4,), [x], lambda ins, outs: te.call_packed("tests.keep", *ins, *outs), name="y")])
+    given, result = arrays(4)
+    for _ in range(3):
+        module(given, result)
+    compiler.remove_global_func("tests.keep")
+    assert [(array.shape, object_use_count(array)) for array in kept] == [((4,), 1)] * 3
+    kept.clear()
+    assert object_use_count(given) == 1
 
 
 def test_imported_functions_are_found() -> None:
