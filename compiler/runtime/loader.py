@@ -257,4 +257,6 @@ def _linker() -> Any:
     llvm.load_library_permanently(_MATH)
     with suppress(RuntimeError):  # few processors need it
         llvm.load_library_permanently(_HELPERS)
-    return llvm.create_lljit_compiler()
+    # The older linker of LLVM maps code and constants one by one, and aborts the process when a full address space puts
+    # them more than 2 GB apart.
+    return llvm.create_lljit_compiler(use_jit_link=True)
