@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import (
     ablation,
+    calls,
     compile_time,
     dot_products,
     executor,
@@ -95,6 +96,16 @@ def test_executor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _lines(executor.main, ["--seconds", "0.01", "--nodes", "7"], tmp_path / "out.jsonl", capsys)
     assert [line["metric"] for line in lines] == ["run, per node", "set_input", "get_output"]
     assert all(line["nodes"] == 7 and line["value"] > 0 for line in lines)
+
+
+def test_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--seconds", "0.01", "--only", "function, arrays|KernelFunction"]
+    lines = _lines(calls.main, argv, tmp_path / "out.jsonl", capsys)
+    assert [line["case"] for line in lines] == [
+        "function, arrays of the FFI",
+        "function, arrays of NumPy",
+        "KernelFunction",
+    ]
 
 
 def test_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
