@@ -11,6 +11,7 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── RegistryError            a function that kernels call is not registered, or its name is taken (a ValueError)
     ├── ScheduleError            a transform step does not fit the state it is applied to
     ├── LoweringError            a schedule cannot be turned into code within the target's limits
+    ├── KernelFaultError         threads of a kernel race, read what is not there, or do not meet at a barrier
     ├── TargetError              a target text names no machine we can generate code for
     ├── ModelError               a network cannot be imported
     │   ├── ModelFormatError         the file is missing, unreadable or not ONNX
@@ -72,6 +73,10 @@ class ScheduleError(RetuneError):
 
 class LoweringError(RetuneError):
     """A schedule cannot be turned into code within the target's limits."""
+
+
+class KernelFaultError(RetuneError):
+    """Threads of a kernel race, access what is not there or was never written, or do not all come to a barrier."""
 
 
 class TargetError(RetuneError):

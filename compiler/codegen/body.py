@@ -11,7 +11,20 @@ from compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
 from compiler.codegen.values import Ramp, Scalar, Storage, Value
 from compiler.errors import LoweringError
 from compiler.ir.expr import Binary, Buffer, Expr, Load, Var
-from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopKind, Stmt, Store, exprs_of, walk_stmt
+from compiler.ir.stmt import (
+    Allocate,
+    Barrier,
+    Block,
+    For,
+    If,
+    Invoke,
+    Let,
+    LoopKind,
+    Stmt,
+    Store,
+    exprs_of,
+    walk_stmt,
+)
 from compiler.ir.visit import walk
 
 CHUNKS_PER_TURN = 4
@@ -52,6 +65,8 @@ class BodyEmitter(ExpressionEmitter):
                 self.allocate(stmt)
             case Invoke():
                 raise LoweringError(f"the function {stmt.function} is called inside a loop")
+            case Barrier():
+                raise LoweringError("the threads of a block wait for each other, but a CPU has no blocks of threads")
 
     def loop(self, loop: For) -> None:
         """A loop of any kind but an outermost parallel one."""

@@ -251,7 +251,7 @@ class Dot(Expr):
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A dense row-major array of the loop IR; `scope` is "global" (an argument), "workspace", "local" (a thread's
-    stack) or "register".
+    stack), "shared" (of the threads of a GPU block) or "register".
     """
 
     name: str

@@ -1,11 +1,12 @@
 """In: expressions and buffers. Out: the loop IR of one kernel. Always: immutable; `str()` is deterministic.
 
-Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: serial, parallel, vector, unroll
+Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: serial, parallel, vector, unroll, or a GPU's
      | Let(var, value, extent, body)        value lies in 0 .. extent-1
      | If(condition, body)
      | Store(buffer, indices, value)
      | Allocate(buffer, body)            the buffer lives as long as the body
      | Invoke(function, args, written)   call a registered function; only outside of all loops
+     | Barrier()                         the threads of a GPU block wait for each other
      | Block(statements)
 """
 
@@ -24,6 +25,19 @@ class LoopKind(StrEnum):
     PARALLEL = "parallel"
     VECTOR = "vector"
     UNROLL = "unroll"
+    VTHREAD = "vthread"
+    BLOCK_X = "blockIdx.x"
+    BLOCK_Y = "blockIdx.y"
+    BLOCK_Z = "blockIdx.z"
+    THREAD_X = "threadIdx.x"
+    THREAD_Y = "threadIdx.y"
+    THREAD_Z = "threadIdx.z"
+
+
+BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
+"""Loops whose turns run in the blocks of a GPU kernel."""
+THREAD_KINDS = (LoopKind.THREAD_X, LoopKind.THREAD_Y, LoopKind.THREAD_Z)
+"""Loops whose turns run in the threads of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +101,13 @@ class Invoke:
     written: frozenset[Buffer]
 
 
-Stmt = For | Let | If | Store | Allocate | Block | Invoke
-LEAVES = (Store, Invoke)
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """No thread of a block goes on before all have come here; what they wrote before is seen by all after it."""
+
+
+Stmt = For | Let | If | Store | Allocate | Block | Invoke | Barrier
+LEAVES = (Store, Invoke, Barrier)
 """Statements without statements inside."""
 
 
@@ -115,32 +134,35 @@ class LoopFunction:
         lines = [f"def {self.name}({params}):"]
         lines.extend(f"  workspace {b.name}: {b.dtype}{list(b.shape)}" for b in self.workspace)
         lines.extend(f"  packed {name}: {list(p.dims)} by {list(p.order)}" for name, p in self.packings)
-        return "\n".join([*lines, *_lines(self.body, 1)])
+        return "\n".join([*lines, *lines_of(self.body, 1)])
 
 
-def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
+def lines_of(stmt: Stmt, depth: int) -> Iterator[str]:
+    """A statement as text, line by line, indented by two blanks a level."""
     pad = "  " * depth
     match stmt:
         case For():
             yield f"{pad}{stmt.kind} {stmt.var} in {stmt.extent}:"
-            yield from _lines(stmt.body, depth + 1)
+            yield from lines_of(stmt.body, depth + 1)
         case Let():
             yield f"{pad}let {stmt.var} = {stmt.value}"
-            yield from _lines(stmt.body, depth)
+            yield from lines_of(stmt.body, depth)
         case If():
             yield f"{pad}if {stmt.condition}:"
-            yield from _lines(stmt.body, depth + 1)
+            yield from lines_of(stmt.body, depth + 1)
         case Store():
             yield f"{pad}{stmt.buffer}[{', '.join(map(str, stmt.indices))}] = {stmt.value}"
         case Allocate():
             yield f"{pad}{stmt.buffer.scope} {stmt.buffer}: {stmt.buffer.dtype}{list(stmt.buffer.shape)}"
-            yield from _lines(stmt.body, depth)
+            yield from lines_of(stmt.body, depth)
         case Invoke():
             args = ", ".join(str(arg) if isinstance(arg, Buffer) else repr(arg) for arg in stmt.args)
             yield f"{pad}{stmt.function}({args})"
+        case Barrier():
+            yield f"{pad}barrier"
         case Block():
             for inner in stmt.statements:
-                yield from _lines(inner, depth)
+                yield from lines_of(inner, depth)
 
 
 def block(*statements: Stmt) -> Stmt:

@@ -12,14 +12,14 @@ from compiler.errors import LoweringError
 from compiler.ir.affine import flat_index
 from compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var
 from compiler.ir.interval import Ranges, limits
-from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, exprs_of
+from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, exprs_of
 from compiler.ir.visit import walk
 
-_ALLOCATED = ("local", "register")
+_ALLOCATED = ("local", "register", "shared")
 
 
-def verify(function: LoopFunction, after: str) -> None:
-    """Check a kernel; `after` names the pass that made it.
+def verify(function: LoopFunction, after: str, given: Ranges | None = None) -> None:
+    """Check a kernel; `after` names the pass that made it, `given` the variables that are bound outside of it.
 
     Raises: LoweringError naming the pass and the rule.
     """
@@ -29,7 +29,7 @@ def verify(function: LoopFunction, after: str) -> None:
         for name in names:
             _demand(names.count(name) == 1, f"two buffers are called {name}")
         readable = frozenset((*function.params, *function.workspace))
-        _Checker(frozenset(function.params[:inputs])).statement(function.body, {}, readable)
+        _Checker(frozenset(function.params[:inputs])).statement(function.body, given or {}, readable)
     except _BrokenRuleError as broken:
         raise LoweringError(f"{function.name}, after {after}: {broken}") from None
 
@@ -52,7 +52,7 @@ class _Checker:
     def statement(self, stmt: Stmt, bound: Ranges, buffers: frozenset[Buffer]) -> None:
         for expr in exprs_of(stmt):
             self.expression(expr, bound, buffers)
-        if not isinstance(stmt, (Block, Store, Invoke)):
+        if not isinstance(stmt, (Block, Store, Invoke, Barrier)):
             _demand(stmt.body != Block(()), f"a {type(stmt).__name__} has nothing in it")
         match stmt:
             case Block():

@@ -10,16 +10,16 @@ unless the factors are cast to float32 first.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import HALVES
 from compiler.errors import DefinitionError
-from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Not, Select, Var, is_float
+from compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
+from compiler.ir.numeric import BINARY, intrinsic
 from compiler.runtime.host_array import HostArray
 from compiler.runtime.registry import find_function, get_global_func
 from compiler.te.tensor import (
@@ -171,66 +171,6 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
     return totals
 
 
-def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
-    if is_float(np.asarray(lhs).dtype.name):
-        return np.asarray(np.true_divide(lhs, rhs))
-    down, rest = np.floor_divide(lhs, rhs), np.mod(lhs, rhs)
-    return np.asarray(np.where((rest != 0) & ((lhs < 0) != (rhs < 0)), down + np.ones_like(down), down))
-
-
-_BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
-    BinaryOp.ADD: np.add,
-    BinaryOp.SUB: np.subtract,
-    BinaryOp.MUL: np.multiply,
-    BinaryOp.DIV: _truncated_quotient,
-    BinaryOp.FLOORDIV: np.floor_divide,
-    BinaryOp.FLOORMOD: np.mod,
-    BinaryOp.MIN: np.minimum,
-    BinaryOp.MAX: np.maximum,
-    BinaryOp.AND: np.logical_and,
-    BinaryOp.OR: np.logical_or,
-    BinaryOp.EQ: np.equal,
-    BinaryOp.NE: np.not_equal,
-    BinaryOp.LT: np.less,
-    BinaryOp.LE: np.less_equal,
-    BinaryOp.BIT_AND: np.bitwise_and,
-    BinaryOp.BIT_OR: np.bitwise_or,
-    BinaryOp.BIT_XOR: np.bitwise_xor,
-    BinaryOp.SHL: np.left_shift,
-    BinaryOp.SHR: np.right_shift,
-}
-
-_erf = np.frompyfunc(math.erf, 1, 1)
-
-_CALLS: dict[str, Callable[..., Any]] = {
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "tanh": np.tanh,
-    "erf": _erf,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "pow": np.power,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "abs": np.abs,
-    "fma": lambda a, b, c: a * b + c,
-    "isnan": np.isnan,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class _Evaluator:
     """Values over one index space. Below a lazy choice (`guarded`) indices are clipped, elsewhere they are checked."""
@@ -253,7 +193,7 @@ class _Evaluator:
             case TensorRead():
                 return self._read(expr)
             case Binary(op, lhs, rhs):
-                return _BINARY[op](self.value(lhs), self.value(rhs))
+                return BINARY[op](self.value(lhs), self.value(rhs))
             case Not(value):
                 return np.logical_not(self.value(value))
             case Select(condition, then, otherwise):
@@ -262,10 +202,7 @@ class _Evaluator:
             case Cast(dtype, value):
                 return self.value(value).astype(dtype)
             case Call(name, args, dtype):
-                values = [self.value(arg) for arg in args]
-                if args[0].dtype in HALVES:
-                    values = [value.astype("float32") for value in values]
-                return np.asarray(_CALLS[name](*values)).astype(dtype)
+                return intrinsic(name, [self.value(arg) for arg in args], dtype)
             case _:
                 raise DefinitionError(f"{self.op_name}: a {type(expr).__name__} node has no value here")
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
 from compiler.ir.interval import as_index, limits
-from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, block
+from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, block
 from compiler.ir.visit import transform, walk
 
 _Ranges = dict[Var, tuple[int, int]]
@@ -54,7 +54,7 @@ def _folded(stmt: Stmt, ranges: _Ranges) -> Stmt:
             return stmt if same else replace(stmt, indices=indices, value=value)
         case Allocate():
             return _with_body(stmt, ranges)
-        case Invoke():
+        case Invoke() | Barrier():
             return stmt
 
 

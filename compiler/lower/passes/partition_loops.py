@@ -19,6 +19,7 @@ from compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
 from compiler.ir.stmt import (
     LEAVES,
     Allocate,
+    Barrier,
     Block,
     For,
     If,
@@ -74,7 +75,7 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
             return _around(stmt, _chosen(stmt.body, stmt.var, _limit(stmt), ranges, budget))
         case For():
             return _split(stmt, ranges, budget)
-        case Invoke():
+        case Invoke() | Barrier():
             return stmt
         case Store():
             indices = tuple(_simpler(index, ranges) for index in stmt.indices)
@@ -185,7 +186,7 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:
     """Whether the statement may do anything."""
     match stmt:
-        case Store() | Invoke():
+        case Store() | Invoke() | Barrier():
             return True
         case Block():
             return any(_acts(inner, ranges) for inner in stmt.statements)

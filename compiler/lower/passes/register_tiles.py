@@ -16,6 +16,7 @@ from compiler.dtype import accumulated, item_bytes
 from compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var, binary, cast
 from compiler.ir.stmt import (
     Allocate,
+    Barrier,
     Block,
     For,
     Invoke,
@@ -77,7 +78,7 @@ class _Rewriter:
                 if tile is None:
                     return replace(stmt, body=self.visit(stmt.body))
                 return _rebuilt(tile.outer, self.tiled(tile, None))
-            case Store() | Invoke():
+            case Store() | Invoke() | Barrier():
                 return stmt
         return replace(stmt, body=self.visit(stmt.body))
 

@@ -1,0 +1,87 @@
+"""In: the loop IR of GPU kernels with the numbers of blocks and threads. Out: a function that a GPU runs.
+
+Always: immutable; `str()` is deterministic. A kernel's body has no loops over blocks or threads: each thread runs it
+with its own `blockIdx` and `threadIdx`. Its shared buffers live in the block, local and register ones in the thread.
+Kernels run one after another, each sees what those before it wrote.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from compiler.ir.expr import Buffer, Var
+from compiler.ir.interval import Ranges
+from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, LoopFunction, LoopKind, lines_of, walk_stmt
+
+Extents = tuple[int, int, int]
+"""Along x, y and z."""
+
+INDICES = {kind: Var(str(kind)) for kind in (*BLOCK_KINDS, *THREAD_KINDS)}
+"""The number of the block, and of the thread in it, along each dimension."""
+
+_WORD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What one launch runs: `body.body` in `block` threads of `grid` blocks; `body` says what its buffers are."""
+
+    body: LoopFunction
+    grid: Extents
+    block: Extents
+
+    @property
+    def name(self) -> str:
+        """What the kernel is called."""
+        return self.body.name
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return prod(self.block)
+
+    @property
+    def sizes(self) -> dict[LoopKind, int]:
+        """The number of blocks and of threads along each dimension."""
+        return dict(zip((*BLOCK_KINDS, *THREAD_KINDS), (*self.grid, *self.block), strict=True))
+
+    @property
+    def ranges(self) -> Ranges:
+        """The ranges of `blockIdx` and `threadIdx`."""
+        return {INDICES[kind]: (0, size - 1) for kind, size in self.sizes.items()}
+
+    def bytes_of(self, *scopes: str) -> int:
+        """Bytes of the buffers of these scopes, of a block if shared, of a thread otherwise."""
+        return sum(buffer.nbytes for buffer in self.allocated if buffer.scope in scopes)
+
+    @property
+    def allocated(self) -> tuple[Buffer, ...]:
+        """The buffers that live in the block or in a thread."""
+        return tuple(stmt.buffer for stmt in walk_stmt(self.body.body) if isinstance(stmt, Allocate))
+
+    @property
+    def registers(self) -> int:
+        """An estimate of the 32-bit registers of a thread: what it holds in buffers; the rest depends on the code."""
+        return -(-self.bytes_of("local", "register") // _WORD)
+
+    def __str__(self) -> str:
+        head = f"kernel {self.name}<<<{self.grid}, {self.block}>>>"
+        return "\n".join([f"{head} shared {self.bytes_of('shared')} bytes:", *lines_of(self.body.body, 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFunction:
+    """Kernels that run in order. `params` are the inputs and then the outputs (`outputs` of them), `workspace` the
+    buffers in global memory that one kernel leaves to another.
+    """
+
+    name: str
+    params: tuple[Buffer, ...]
+    workspace: tuple[Buffer, ...]
+    outputs: int
+    kernels: tuple[Kernel, ...]
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)
+        lines = [f"def {self.name}({params}):"]
+        lines.extend(f"  workspace {b.name}: {b.dtype}{list(b.shape)}" for b in self.workspace)
+        return "\n".join([*lines, *map(str, self.kernels)])

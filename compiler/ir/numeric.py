@@ -1,0 +1,84 @@
+"""In: the operators and intrinsics of expressions, and arrays. Out: what they compute, in NumPy.
+
+Always: the meaning that generated code is compared with; halves are computed in float32 and rounded once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.dtype import HALVES
+from compiler.ir.expr import BinaryOp, is_float
+
+Array = NDArray[Any]
+
+
+def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
+    if is_float(np.asarray(lhs).dtype.name):
+        return np.asarray(np.true_divide(lhs, rhs))
+    down, rest = np.floor_divide(lhs, rhs), np.mod(lhs, rhs)
+    return np.asarray(np.where((rest != 0) & ((lhs < 0) != (rhs < 0)), down + np.ones_like(down), down))
+
+
+BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
+    BinaryOp.ADD: np.add,
+    BinaryOp.SUB: np.subtract,
+    BinaryOp.MUL: np.multiply,
+    BinaryOp.DIV: _truncated_quotient,
+    BinaryOp.FLOORDIV: np.floor_divide,
+    BinaryOp.FLOORMOD: np.mod,
+    BinaryOp.MIN: np.minimum,
+    BinaryOp.MAX: np.maximum,
+    BinaryOp.AND: np.logical_and,
+    BinaryOp.OR: np.logical_or,
+    BinaryOp.EQ: np.equal,
+    BinaryOp.NE: np.not_equal,
+    BinaryOp.LT: np.less,
+    BinaryOp.LE: np.less_equal,
+    BinaryOp.BIT_AND: np.bitwise_and,
+    BinaryOp.BIT_OR: np.bitwise_or,
+    BinaryOp.BIT_XOR: np.bitwise_xor,
+    BinaryOp.SHL: np.left_shift,
+    BinaryOp.SHR: np.right_shift,
+}
+"""What an operator makes of two arrays whose shapes broadcast; overflow and division by zero are up to the caller."""
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "tanh": np.tanh,
+    "erf": _erf,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "pow": np.power,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "abs": np.abs,
+    "fma": lambda a, b, c: a * b + c,
+    "isnan": np.isnan,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+}
+
+
+def intrinsic(name: str, values: Sequence[Array], dtype: str) -> Array:
+    """What an intrinsic makes of arrays of one element type."""
+    if values[0].dtype.name in HALVES:
+        values = [value.astype("float32") for value in values]
+    return np.asarray(_CALLS[name](*values)).astype(dtype)

@@ -1,0 +1,122 @@
+"""In: a concrete state whose loops are bound to blocks and threads. Out: the loop IR of its kernels, one a stage with
+a nest of its own.
+
+Always: it computes what the definition says, when a loop over blocks or threads is read as an ordinary one; a reduction
+over threads is a partial result in each of them, and a tree in shared memory that joins these. No barriers yet.
+
+What is computed outside of the loops over threads is shared by them, and so is what a stage called `.shared` holds;
+what is computed inside belongs to one thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from compiler.errors import LoweringError
+from compiler.ir.expr import Expr, const
+from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
+from compiler.lower.build_loops import LoopBuilder
+from compiler.lower.gpu.across_threads import ThreadLoop, joined_across
+from compiler.lower.nests import NestLoop, fixed, join_into, loop_var, vars_of
+from compiler.schedule.state import Annotation, Attached, State
+from compiler.te.tensor import ExternOp, Reduce
+
+_THREADS = {
+    Annotation.THREAD_X: LoopKind.THREAD_X,
+    Annotation.THREAD_Y: LoopKind.THREAD_Y,
+    Annotation.THREAD_Z: LoopKind.THREAD_Z,
+}
+_SHARED = ".shared"
+
+
+def build_kernels(state: State, name: str) -> tuple[LoopFunction, ...]:
+    """The kernels of `state` in the order in which they run, as functions of all its inputs, outputs and workspace.
+
+    Raises: ScheduleError when bounds cannot be inferred, LoweringError for loops that a GPU cannot run as they are
+    bound.
+    """
+    for op in state.dag.ops:
+        if isinstance(op, ExternOp):
+            raise LoweringError(f"{op.name}: calls the function {op.call.function}, which a GPU kernel cannot")
+    builder = _KernelBuilder(state)
+    nests = builder.statements()
+    return tuple(builder.described(f"{name}_kernel{number}", nest) for number, (_, nest) in enumerate(nests))
+
+
+class _KernelBuilder(LoopBuilder):
+    """The loops of a state for a GPU."""
+
+    kinds: ClassVar[Mapping[Annotation, LoopKind]] = {
+        Annotation.NONE: LoopKind.SERIAL,
+        Annotation.UNROLL: LoopKind.UNROLL,
+        Annotation.VECTORIZE: LoopKind.VECTOR,
+        Annotation.VTHREAD: LoopKind.VTHREAD,
+        Annotation.BLOCK_X: LoopKind.BLOCK_X,
+        Annotation.BLOCK_Y: LoopKind.BLOCK_Y,
+        Annotation.BLOCK_Z: LoopKind.BLOCK_Z,
+        **_THREADS,
+    }
+    device = "a GPU"
+    advice = "bind it to blockIdx, threadIdx or vthread"
+
+    def scope_of(self, stage_id: int) -> str:
+        """Shared by the threads of a block, or local to one thread."""
+        among_threads = any(loop.annotation in _THREADS for loop in self.bounds[stage_id].outer)
+        named = self.state.stages[stage_id].op.name.endswith(_SHARED)
+        return "shared" if named or not among_threads else "local"
+
+    def loops_of(self, stage_id: int) -> list[NestLoop]:
+        """The loops of a stage, checked against what blocks and threads can do."""
+        stage = self.state.stages[stage_id]
+        attached = isinstance(stage.location, Attached)
+        private = attached and self.scope_of(stage_id) == "local"
+        loops: list[NestLoop] = []
+        for loop in super().loops_of(stage_id):
+            where = f"{stage.op.name}: the loop {loop.var} over {loop.kind}"
+            if loop.kind in BLOCK_KINDS and attached:
+                raise LoweringError(f"{where} lies inside another stage's kernel; bind the outermost stage to blocks")
+            if loop.kind in BLOCK_KINDS and loop.reduces and loop.extent > 1:
+                raise LoweringError(
+                    f"{where} reduces, but blocks cannot join results; reduce over threads or factor it"
+                )
+            if loop.kind in THREAD_KINDS and loop.reduces and loop.extent == 1:
+                loop = replace(loop, kind=LoopKind.SERIAL)  # every thread has the whole result
+            elif loop.kind in THREAD_KINDS and private and not loop.reduces:
+                raise LoweringError(f"{where} computes what one thread has for itself; compute it further out")
+            if loop.kind in (*BLOCK_KINDS, *THREAD_KINDS) and any(loop.kind is other.kind for other in loops):
+                raise LoweringError(f"{where} is the second one over {loop.kind}; fuse the two, or bind one elsewhere")
+            loops.append(loop)
+        return loops
+
+    def reduction(
+        self, stage_id: int, loops: list[NestLoop], body: Reduce, target: tuple[Expr, ...], guards: list[Expr]
+    ) -> Stmt:
+        """The loops of a reduction; one over threads is done in parts, which are then joined."""
+        across = [loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS]
+        if not across:
+            return super().reduction(stage_id, loops, body, target, guards)
+        name = self.state.stages[stage_id].op.name
+        others = self._threads_around(stage_id, loops)
+        for loop in across:
+            if any(other.kind is loop.kind for other in others):
+                raise LoweringError(f"{name}: {loop.var} reduces over {loop.kind} inside another loop over {loop.kind}")
+        reducing = {var for loop in loops if loop.reduces for var in (loop.var, *(part for part, _, _ in loop.parts))}
+        outer = [guard for guard in guards if not vars_of(guard) & reducing]
+        starts = self.starts(stage_id, body)
+        plan = joined_across(body, self.buffers[stage_id], starts, loops, target, outer, others)
+        update = join_into(body, plan.partials, plan.point)
+        return self.wrap(stage_id, loops, update, guards, (plan.level, plan.around))
+
+    def _threads_around(self, stage_id: int, loops: list[NestLoop]) -> list[ThreadLoop]:
+        """The dimensions of threads, more than one, that a reduction of the stage stands in."""
+        found: dict[LoopKind, ThreadLoop] = {}
+        for loop in self.bounds[stage_id].outer:  # of a fused loop these are the parts, the innermost one last
+            extent = fixed(loop.extent)
+            if loop.annotation in _THREADS and extent > 1:
+                kind = _THREADS[loop.annotation]
+                before = found.get(kind, ThreadLoop(kind, const(0), 1))
+                found[kind] = ThreadLoop(kind, before.place * extent + loop_var(loop.key), before.extent * extent)
+        for own in loops:
+            if own.kind in THREAD_KINDS and not own.reduces and own.extent > 1:
+                found[own.kind] = ThreadLoop(own.kind, own.var, own.extent)
+        return list(found.values())

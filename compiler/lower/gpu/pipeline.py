@@ -1,0 +1,49 @@
+"""In: a concrete state whose loops are bound to blocks and threads. Out: the kernels that code is generated from.
+
+Always: what is returned keeps the limits of the GPU; the passes are one tuple, in order.
+"""
+
+from compiler.errors import LoweringError
+from compiler.ir.kernel import DeviceFunction, Kernel
+from compiler.ir.stmt import LoopFunction
+from compiler.ir.verify import verify
+from compiler.lower.gpu.barriers import insert_barriers
+from compiler.lower.gpu.bind_threads import bind_threads
+from compiler.lower.gpu.build_kernels import build_kernels
+from compiler.lower.gpu.limits import check_limits, check_virtual_threads
+from compiler.lower.gpu.virtual_threads import VirtualThreads
+from compiler.lower.passes import FoldDigits, LoopPass
+from compiler.schedule.state import State
+from compiler.target import HardwareParams
+
+PASSES: tuple[LoopPass, ...] = (FoldDigits(), VirtualThreads(), FoldDigits())
+"""What is done while blocks and threads are still loops."""
+
+
+def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: bool = False) -> DeviceFunction:
+    """The kernels of a concrete state, ready for code generation or for `compiler.simt`.
+
+    `check` verifies every kernel after every pass.
+    Raises: ScheduleError, LoweringError.
+    """
+    if hardware.max_threads_per_block < 1:
+        raise LoweringError(f"{name}: the hardware parameters are those of a processor; name a GPU, such as cuda")
+    kernels = tuple(_lowered(built, hardware, check) for built in build_kernels(state, name))
+    some = kernels[0].body
+    return DeviceFunction(name, some.params, some.workspace, some.outputs, kernels)
+
+
+def _lowered(function: LoopFunction, hardware: HardwareParams, check: bool) -> Kernel:
+    if check:
+        verify(function, "build-kernels")
+    check_virtual_threads(function, hardware)
+    for loop_pass in PASSES:
+        function = loop_pass.apply(function)
+        if check:
+            verify(function, loop_pass.name)
+    kernel = bind_threads(function)
+    check_limits(kernel, hardware)
+    kernel = insert_barriers(kernel)
+    if check:
+        verify(kernel.body, "insert-barriers", kernel.ranges)
+    return kernel

@@ -1,0 +1,118 @@
+"""In: loops and expressions of one stage. Out: the statements they make.
+
+Always: loops of one turn are left out where nothing is bound to them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.errors import LoweringError
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, is_float
+from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
+from compiler.ir.visit import walk
+from compiler.schedule.linear import LoopKey
+from compiler.schedule.state import Number
+from compiler.te.tensor import Combiner, Reduce, values_of
+
+
+@dataclass(frozen=True, slots=True)
+class NestLoop:
+    """A loop to emit: the iterator's variable, and the loops it was fused from with how to get them back."""
+
+    var: Var
+    extent: int
+    kind: LoopKind
+    reduces: bool
+    parts: tuple[tuple[Var, Expr, int], ...]
+
+
+def first_reduction(loops: Sequence[NestLoop]) -> int:
+    """The number of the outermost loop that reduces and has more than one turn."""
+    return next(number for number, loop in enumerate(loops) if loop.reduces and loop.extent > 1)
+
+
+def stores(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence[Expr]) -> Stmt:
+    """Write one element of every buffer; no value reads any of them."""
+    return block(*(Store(buffer, target, value) for buffer, value in zip(buffers, values, strict=True)))
+
+
+def join_into(body: Reduce, buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
+    """Join what is reduced to what the buffers hold. Several results need the old values of each other, and a join
+    may need its operands more than once, so these are read first, but where it is plainly `old op new`. An extreme of
+    floats that is one's own is not: it keeps NaNs, which the plain ones leave out.
+    """
+    old = Load(buffers[0], target)
+    (result, *others) = body.join([Load(buffer, target) for buffer in buffers], values_of(body.source))
+    plain = isinstance(result, Binary) and result.lhs == old and result.rhs == body.source
+    if plain and isinstance(body.combiner, Combiner) and is_float(body.dtype):
+        plain = isinstance(result, Binary) and result.op not in (BinaryOp.MAX, BinaryOp.MIN)
+    if plain and not others:
+        return Store(buffers[0], target, result)
+    held: list[tuple[Buffer, Expr]] = []
+    for side, values in (("new", values_of(body.source)), ("old", [Load(buffer, target) for buffer in buffers])):
+        for buffer, value in zip(buffers, values, strict=True):
+            held.append((Buffer(f"{buffer.name}.{side}", (), value.dtype, "register"), value))
+    loads = [Load(buffer, ()) for buffer, _ in held]
+    count = len(buffers)
+    reads = [Store(buffer, (), value) for buffer, value in held]
+    leaf = block(*reads, stores(buffers, target, body.join(loads[count:], loads[:count])))
+    for buffer, _ in reversed(held):
+        leaf = Allocate(buffer, leaf)
+    return leaf
+
+
+def loop_var(key: LoopKey) -> Var:
+    """The variable of a loop."""
+    return Var(f"{key[1]}.s{key[0]}")
+
+
+def loop_vars(loop: NestLoop) -> set[Var]:
+    """The variables that a loop binds."""
+    return {loop.var, *(var for var, _, _ in loop.parts)}
+
+
+def vars_of(expr: Expr) -> set[Var]:
+    """The variables in an expression."""
+    return {node for node in walk(expr) if isinstance(node, Var)}
+
+
+def fixed(value: Number) -> int:
+    """The number of the one program that is lowered.
+
+    Raises: LoweringError when there are several.
+    """
+    if isinstance(value, int):
+        return value
+    if value.size != 1:
+        raise LoweringError("one program is lowered at a time; pick its tile sizes first")
+    return int(value.reshape(()))
+
+
+def fixed_all(sizes: Mapping[str, Number]) -> dict[str, int]:
+    """Numbers of the one program that is lowered."""
+    return {name: fixed(size) for name, size in sizes.items()}
+
+
+def guarded(conditions: list[Expr], stmt: Stmt) -> Stmt:
+    """The statement where all the conditions hold."""
+    for condition in conditions:
+        stmt = If(condition, stmt)
+    return stmt
+
+
+def looped(loop: NestLoop, stmt: Stmt) -> Stmt:
+    """The statement inside a loop. One of a single turn is left out, but not one over blocks or threads: it says that
+    one block or thread alone runs the statement.
+    """
+    for var, value, extent in reversed(loop.parts):
+        stmt = stmt if extent == 1 else Let(var, value, extent, stmt)
+    left_out = loop.extent == 1 and loop.kind not in (*BLOCK_KINDS, *THREAD_KINDS)
+    return stmt if left_out else For(loop.var, loop.extent, loop.kind, stmt)
+
+
+def nested(loops: list[NestLoop], leaf: Stmt, guards: list[Expr]) -> Stmt:
+    """The statement, where `guards` hold, inside the loops, outermost first."""
+    stmt = guarded(guards, leaf)
+    for loop in reversed(loops):
+        stmt = looped(loop, stmt)
+    return stmt

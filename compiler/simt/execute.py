@@ -1,0 +1,220 @@
+"""In: kernels for a GPU, and arrays for their inputs. Out: their outputs, computed on a processor.
+
+Always: the statements that code is generated from are executed, for all threads of some blocks at once, one lane of
+NumPy arrays a thread; a thread whose condition does not hold is left out. What a GPU would not tell is an error: races
+in shared and global memory, accesses outside of a buffer, reads of what was never written, and barriers that not all
+threads of a block come to. Within a barrier's reach threads run in no order, so none is taken to run in step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from compiler.errors import DefinitionError, LoweringError
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var, is_float
+from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from compiler.ir.numeric import BINARY, intrinsic
+from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, Barrier, Block, For, If, Invoke, Let, Stmt, Store
+from compiler.simt.memory import Array, Memory, Place
+from compiler.simt.tags import Numbers, Tags
+
+MAX_LANES = 1 << 13
+"""Threads that are executed at once: enough to make little of Python's own time, few enough for the cache."""
+
+_EXTREMES = {BinaryOp.MAX: np.fmax, BinaryOp.MIN: np.fmin}
+"""Of a reduction of floats, which leaves NaNs out."""
+
+
+def execute(function: DeviceFunction, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of `function` for arrays of the shapes and types of its inputs, in the order of its parameters.
+
+    Raises: DefinitionError for arrays that do not fit, KernelFaultError for what no GPU would answer for.
+    """
+    taken = function.params[: len(function.params) - function.outputs]
+    if [(array.shape, array.dtype.name) for array in inputs] != [(buffer.shape, buffer.dtype) for buffer in taken]:
+        wanted = ", ".join(f"{buffer}: {buffer.dtype}{list(buffer.shape)}" for buffer in taken)
+        raise DefinitionError(f"{function.name}: the inputs must be {wanted}")
+    place = Place(function.name, 1)
+    memories = {buffer: Memory(buffer, place, given=array) for buffer, array in zip(taken, inputs, strict=True)}
+    made = (*function.workspace, *function.params[len(taken) :])
+    memories.update((buffer, Memory(buffer, place)) for buffer in made)
+    with np.errstate(all="ignore"):
+        for kernel in function.kernels:
+            _launch(kernel, memories, made)
+    results = [memories[buffer] for buffer in function.params[len(taken) :]]
+    for result in results:
+        if not result.known.all():
+            raise place.fault(f"element {int(np.argmin(result.known))} of the output {result.buffer} is never written")
+    return [result.data.reshape(result.buffer.shape) for result in results]
+
+
+def _launch(kernel: Kernel, memories: Mapping[Buffer, Memory], written: Sequence[Buffer]) -> None:
+    place = Place(kernel.name, kernel.threads)
+    for buffer, memory in memories.items():
+        memory.place = place
+        memory.tags = Tags(buffer.size, kernel.threads, blocks_meet=True) if buffer in written else None
+    blocks, together = prod(kernel.grid), max(1, MAX_LANES // kernel.threads)
+    for first in range(0, blocks, together):
+        _Blocks(kernel, place, memories, first, min(together, blocks - first)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The threads that execute a statement, by number within the blocks at work, and what their variables hold."""
+
+    numbers: Numbers
+    values: dict[Var, Array]
+
+    def where(self, mask: Array) -> "_Lanes":
+        """Those of the threads for which the mask holds."""
+        if mask.all():
+            return self
+        values = {var: value[mask] if value.ndim else value for var, value in self.values.items()}
+        return _Lanes(self.numbers[mask], values)
+
+    def with_value(self, var: Var, value: Array) -> "_Lanes":
+        """The same threads with one more variable."""
+        return _Lanes(self.numbers, {**self.values, var: value})
+
+
+class _Blocks:
+    """Some blocks of a launch, from number `first` on, that are executed together."""
+
+    def __init__(self, kernel: Kernel, place: Place, memories: Mapping[Buffer, Memory], first: int, count: int) -> None:
+        self.kernel = kernel
+        self.place = place
+        self.threads = kernel.threads
+        self.first = first
+        self.count = count
+        self.epochs = np.ones(count, np.int64)
+        self.memories = dict(memories)
+        self.conditions: list[If] = []
+
+    def run(self) -> None:
+        """Execute the kernel from its start to its end."""
+        numbers = np.arange(self.count * self.threads, dtype=np.int64)
+        values: dict[Var, Array] = {}
+        rests = (self.first + numbers // self.threads, numbers % self.threads)
+        for rest, kinds in zip(rests, (BLOCK_KINDS, THREAD_KINDS), strict=True):
+            for kind in kinds:
+                extent = self.kernel.sizes[kind]
+                values[INDICES[kind]], rest = rest % extent, rest // extent
+        self.statement(self.kernel.body.body, _Lanes(numbers, values))
+
+    def statement(self, stmt: Stmt, lanes: _Lanes) -> None:
+        """Execute a statement for some threads."""
+        match stmt:
+            case Block():
+                for inner in stmt.statements:
+                    self.statement(inner, lanes)
+            case For():
+                for turn in range(stmt.extent):
+                    self.statement(stmt.body, lanes.with_value(stmt.var, np.asarray(turn)))
+            case Let():
+                self.place.at(stmt)
+                self.statement(stmt.body, lanes.with_value(stmt.var, self.value(stmt.value, lanes)))
+            case If():
+                self.branch(stmt, lanes)
+            case Allocate():
+                self.allocate(stmt.buffer, lanes)
+                self.statement(stmt.body, lanes)
+            case Store():
+                self.store(stmt, lanes)
+            case Barrier():
+                self.barrier(lanes)
+            case Invoke():
+                raise LoweringError(f"{self.kernel.name}: the function {stmt.function} is called inside a GPU kernel")
+
+    def branch(self, stmt: If, lanes: _Lanes) -> None:
+        """Execute the body for the threads for which the condition holds, if there are any."""
+        self.place.at(stmt)
+        taken = lanes.where(np.broadcast_to(self.value(stmt.condition, lanes), lanes.numbers.shape))
+        if taken.numbers.size:
+            self.conditions.append(stmt)
+            self.statement(stmt.body, taken)
+            self.conditions.pop()
+
+    def allocate(self, buffer: Buffer, lanes: _Lanes) -> None:
+        """A new buffer for every block or thread; what lay there before is undefined."""
+        shared = buffer.scope == "shared"
+        if buffer not in self.memories:
+            copies = self.count if shared else self.count * self.threads
+            tags = Tags(buffer.size * copies, self.threads, blocks_meet=False) if shared else None
+            self.memories[buffer] = Memory(buffer, self.place, copies, tags=tags)
+        else:
+            self.memories[buffer].forget(np.unique(lanes.numbers // self.threads) if shared else lanes.numbers)
+
+    def store(self, stmt: Store, lanes: _Lanes) -> None:
+        """Write one element for every thread."""
+        self.place.at(stmt)
+        indices = [self.value(index, lanes) for index in stmt.indices]
+        value, old = stmt.value, Load(stmt.buffer, stmt.indices)
+        if isinstance(value, Binary) and value.op in _EXTREMES and value.lhs == old and is_float(value.dtype):
+            result = _EXTREMES[value.op](self.value(value.lhs, lanes), self.value(value.rhs, lanes))
+        else:
+            result = self.value(value, lanes)
+        copies, who, epochs = self.whereabouts(stmt.buffer, lanes)
+        self.memories[stmt.buffer].write(copies, indices, result, who, epochs)
+
+    def whereabouts(self, buffer: Buffer, lanes: _Lanes) -> tuple[Numbers, Numbers, Numbers]:
+        """For every thread the number of the copy of the buffer that is its own, its name, and its epoch."""
+        blocks = lanes.numbers // self.threads
+        match buffer.scope:
+            case "shared":
+                copies = blocks
+            case "local" | "register":
+                copies = lanes.numbers
+            case _:
+                copies = np.zeros_like(blocks)
+        return copies, self.first * self.threads + lanes.numbers, self.epochs[blocks]
+
+    def barrier(self, lanes: _Lanes) -> None:
+        """All threads of a block, or none, come here; what they did before is done."""
+        came = np.bincount(lanes.numbers // self.threads, minlength=self.count)
+        torn = (came > 0) & (came < self.threads)
+        if torn.any():
+            start = int(np.argmax(torn)) * self.threads
+            here = np.isin(np.arange(start, start + self.threads), lanes.numbers)
+            there, missing = (self.first * self.threads + start + int(np.argmax(each)) for each in (here, ~here))
+            inside = f", inside `if {self.conditions[-1].condition}`" if self.conditions else ""
+            raise self.place.fault(
+                f"{self.place.who(there)} comes to a barrier that {self.place.who(missing)} does not come to{inside}"
+            )
+        self.epochs[came > 0] += 1
+
+    def value(self, expr: Expr, lanes: _Lanes) -> Array:
+        """What an expression is, for every thread or, of no dimensions, for all of them."""
+        match expr:
+            case Const():
+                return np.asarray(expr.value, expr.dtype)
+            case Var():
+                return lanes.values[expr]
+            case Binary():
+                return np.asarray(BINARY[expr.op](self.value(expr.lhs, lanes), self.value(expr.rhs, lanes)))
+            case Not():
+                return np.asarray(np.logical_not(self.value(expr.value, lanes)))
+            case Cast():
+                return self.value(expr.value, lanes).astype(expr.dtype)
+            case Call():
+                return intrinsic(expr.name, [self.value(arg, lanes) for arg in expr.args], expr.dtype)
+            case Select():
+                return self.choice(expr, lanes)
+            case Load():
+                indices = [self.value(index, lanes) for index in expr.indices]
+                copies, who, epochs = self.whereabouts(expr.buffer, lanes)
+                return self.memories[expr.buffer].read(copies, indices, who, epochs)
+        raise LoweringError(f"{self.kernel.name}: a {type(expr).__name__} node has no meaning in a GPU kernel")
+
+    def choice(self, expr: Select, lanes: _Lanes) -> Array:
+        """A lazy choice: a thread reads only what it chooses."""
+        chosen = np.broadcast_to(self.value(expr.condition, lanes), lanes.numbers.shape)
+        if chosen.all():
+            return self.value(expr.then, lanes)
+        if not chosen.any():
+            return self.value(expr.otherwise, lanes)
+        result = np.empty(lanes.numbers.shape, expr.dtype)
+        result[chosen] = self.value(expr.then, lanes.where(chosen))
+        result[~chosen] = self.value(expr.otherwise, lanes.where(~chosen))
+        return result

@@ -1,0 +1,123 @@
+"""In: a buffer and how many copies of it there are. Out: its elements as threads read and write them.
+
+Always: an access outside of the buffer, a read of what was never written and a race raise an error that names the
+element, the thread or the two threads, and the statement.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.errors import KernelFaultError
+from compiler.ir.expr import Buffer
+from compiler.ir.stmt import Allocate, Block, For, Stmt, lines_of
+from compiler.simt.tags import Conflict, Numbers, Tags
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a launch stands: its kernel, how many threads its blocks have, and the statement that they execute."""
+
+    kernel: str
+    threads: int
+    statements: list[Stmt] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+    current: int = 0
+
+    def at(self, statement: Stmt) -> None:
+        """Go to a statement."""
+        number = self.numbers.get(id(statement))
+        if number is None:
+            number = self.numbers[id(statement)] = len(self.statements)
+            self.statements.append(statement)
+        self.current = number
+
+    def text(self, number: int | None = None) -> str:
+        """A statement in words, the current one by default."""
+        statement = self.statements[self.current if number is None else number]
+        inner = not isinstance(statement, (Allocate, Block, For))
+        return f"`{next(iter(lines_of(statement, 0))).strip()}`" if inner else "a loop"
+
+    def who(self, thread: int) -> str:
+        """A thread in words."""
+        block, number = divmod(int(thread), self.threads)
+        return f"thread {number} of block {block}"
+
+    def fault(self, what: str) -> KernelFaultError:
+        """The error that says what is wrong."""
+        return KernelFaultError(f"{self.kernel}: {what}")
+
+
+class Memory:
+    """`copies` of a buffer, one after the other; `given` are the elements of an argument, else nothing is written yet.
+    Accesses are checked for races where `tags` are kept.
+    """
+
+    def __init__(
+        self, buffer: Buffer, place: Place, copies: int = 1, given: Array | None = None, tags: Tags | None = None
+    ) -> None:
+        self.buffer = buffer
+        self.place = place
+        self.tags = tags
+        size = buffer.size * copies
+        self.data = np.zeros(size, buffer.dtype) if given is None else given.reshape(-1)
+        self.known = np.full(size, given is not None)
+
+    def forget(self, copies: Numbers) -> None:
+        """Start anew: what these copies hold is undefined."""
+        self.known.reshape(-1, self.buffer.size)[copies] = False
+
+    def read(self, copies: Numbers, indices: Sequence[Array], who: Numbers, epochs: Numbers) -> Array:
+        """The elements that the threads `who` read, each from its copy."""
+        places = self._places(copies, indices, who)
+        known = self.known[places]
+        if not known.all():
+            first = int(np.argmin(known))
+            raise self.place.fault(
+                f"{self._element(places[first])} is read by {self.place.who(who[first])} before anything is written to "
+                f"it, in {self.place.text()}"
+            )
+        conflict = None if self.tags is None else self.tags.read(places, who, epochs, self.place.current)
+        if conflict is not None:
+            raise self._race(conflict, places, who, wrote=False)
+        return np.asarray(self.data[places])
+
+    def write(self, copies: Numbers, indices: Sequence[Array], values: Array, who: Numbers, epochs: Numbers) -> None:
+        """Write one element a thread."""
+        places = self._places(copies, indices, who)
+        conflict = None if self.tags is None else self.tags.write(places, who, epochs, self.place.current)
+        if conflict is not None:
+            raise self._race(conflict, places, who, wrote=True)
+        self.data[places] = values
+        self.known[places] = True
+
+    def _places(self, copies: Numbers, indices: Sequence[Array], who: Numbers) -> Numbers:
+        total = copies
+        for index, extent in zip(indices, self.buffer.shape, strict=True):
+            outside = np.asarray((index < 0) | (index >= extent))
+            if outside.any():
+                first = int(np.argmax(np.broadcast_to(outside, who.shape)))
+                point = ", ".join(str(int(np.broadcast_to(each, who.shape)[first])) for each in indices)
+                raise self.place.fault(
+                    f"{self.buffer}[{point}] lies outside of {self.buffer}{list(self.buffer.shape)}: accessed by "
+                    f"{self.place.who(who[first])}, in {self.place.text()}"
+                )
+            total = total * extent + index
+        return np.asarray(total)
+
+    def _element(self, place: int) -> str:
+        index = np.unravel_index(int(place) % self.buffer.size, self.buffer.shape) if self.buffer.shape else ()
+        return f"{self.buffer}[{', '.join(str(int(each)) for each in index)}]"
+
+    def _race(self, conflict: Conflict, places: Numbers, who: Numbers, *, wrote: bool) -> KernelFaultError:
+        mine, others = ("written" if each else "read" for each in (wrote, conflict.other_wrote))
+        return self.place.fault(
+            f"{self._element(places[conflict.place])} is {others} by {self.place.who(conflict.other)} and {mine} by "
+            f"{self.place.who(who[conflict.place])} with no barrier between: in {self.place.text(conflict.statement)} "
+            f"and in {self.place.text()}"
+        )

@@ -1,0 +1,95 @@
+"""Golden texts: for schedules on a GPU the loops as they are built, after every pass, and the kernels.
+
+The texts lie in tests/golden/gpu. `pytest --update-golden` writes them anew; read the difference before keeping it.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.lower.gpu.build_kernels import build_kernels
+from compiler.lower.gpu.pipeline import PASSES, lower_for_gpu
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, State, replay
+from compiler.schedule.steps import Annotate, ComputeAt, Split
+from compiler.search.options import SearchOptions
+from compiler.search.space import build_spaces
+from compiler.simt.execute import execute
+from compiler.te.evaluate import evaluate
+from tests.golden_texts import compared
+from tests.property.programs import inputs_of
+from tests.unit.lower.small import doubled, sum_and_peak
+from tests.unit.search.workloads import GPU, gpu_task_of, matmul
+
+BLOCK, THREAD = Annotation.BLOCK_X, Annotation.THREAD_X
+
+
+def tiled() -> State:
+    """A matmul in 2 blocks of 32 threads, of 2 virtual threads with 2 × 2 points each; elements are fetched in twos."""
+    dag = matmul(16, 32, 8)
+    (space,) = build_spaces(gpu_task_of("t", dag), SearchOptions())
+    row = np.ones((1, space.layout.width), dtype=np.int64)
+    row[:, space.layout.placement] = 0
+    for split, parts in zip(space.layout.splits, ([2, 1, 4, 2, 1], [1, 2, 8, 2, 1], [2, 2, 2]), strict=True):
+        row[0, split.columns] = parts
+    for width in space.layout.widths:
+        row[0, width.column] = 2
+    return replay(dag, space.steps(row[0]))
+
+
+def ragged() -> State:
+    """100 points in 4 blocks of 32 threads."""
+    return replay(doubled(100), (Split(1, 0, 100, (32,)), Annotate(1, 0, BLOCK), Annotate(1, 1, THREAD)))
+
+
+def across() -> State:
+    """Two results of every row, each joined over 6 threads."""
+    steps = (Split(1, 1, 20, (6,)), Annotate(1, 2, THREAD), Annotate(1, 0, BLOCK))
+    return replay(sum_and_peak(3, 20), steps)
+
+
+def around() -> State:
+    """The sum of every row, joined over 8 threads, where 8 threads divide by it."""
+    x, k = te.placeholder((3, 20), name="x"), te.reduce_axis(20, "k")
+    total = te.compute((3,), lambda i: te.sum(x[i, k], k), "total")
+    dag = ComputeDAG([x, te.compute((3, 20), lambda i, j: x[i, j] / total[i], "share")])
+    steps = (
+        Split(2, 1, 20, (8,)),
+        Annotate(2, 2, THREAD),
+        Annotate(2, 0, BLOCK),
+        Split(1, 1, 20, (8,)),
+        Annotate(1, 2, THREAD),
+        ComputeAt(1, 2, 0),
+    )
+    return replay(dag, steps)
+
+
+PROGRAMS: dict[str, Callable[[], State]] = {"tiled": tiled, "ragged": ragged, "across": across, "around": around}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_how_kernels_are_made(name: str, update_golden: bool) -> None:
+    state = PROGRAMS[name]()
+    texts = {"state": str(state)}
+    functions = list(build_kernels(state, "k"))
+    texts["build-kernels"] = "\n".join(map(str, functions))
+    for number, loop_pass in enumerate(PASSES):
+        functions = [loop_pass.apply(function) for function in functions]
+        text = "\n".join(map(str, functions))
+        if text != list(texts.values())[-1]:
+            texts[f"{number} {loop_pass.name}"] = text
+    texts["kernels"] = str(lower_for_gpu(state, "k", GPU, check=True))
+    compared(f"gpu/{name}", "\n".join(f"== {after}\n{text}\n" for after, text in texts.items()), update_golden)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_they_compute_the_definition(name: str) -> None:
+    state = PROGRAMS[name]()
+    values = inputs_of(state.dag, np.random.default_rng(0))
+    inputs = [values[tensor] for tensor in state.dag.inputs]
+    found = execute(lower_for_gpu(state, "k", GPU, check=True), inputs)
+    wanted = evaluate(state.dag.outputs, dict(zip(state.dag.inputs, inputs, strict=True)))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,233 @@
+"""Faults that are put into kernels on purpose: each is found, and named by element, threads and statement."""
+
+import re
+
+import numpy as np
+import pytest
+
+from compiler.errors import DefinitionError, KernelFaultError
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
+from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from compiler.ir.stmt import (
+    Allocate,
+    Barrier,
+    Block,
+    For,
+    If,
+    LoopFunction,
+    LoopKind,
+    Stmt,
+    Store,
+    block,
+    map_stmt,
+    walk_stmt,
+)
+from compiler.lower.gpu.barriers import insert_barriers
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split
+from compiler.simt.execute import execute
+from tests.unit.lower.small import matmul
+from tests.unit.search.workloads import GPU
+
+X = Buffer("x", (64,), "float32")
+Y = Buffer("y", (64,), "float32")
+S = Buffer("s", (32,), "float32", "shared")
+L = Buffer("l", (2,), "float32", "local")
+T, B = INDICES[LoopKind.THREAD_X], INDICES[LoopKind.BLOCK_X]
+PLACE = B * 32 + T
+
+
+def kernel_of(*statements: Stmt) -> DeviceFunction:
+    """y of x in two blocks of 32 threads, with s shared among these."""
+    body = LoopFunction("k", (X, Y), (), Allocate(S, block(*statements)), 1)
+    return DeviceFunction("k", (X, Y), (), 1, (Kernel(body, (2, 1, 1), (32, 1, 1)),))
+
+
+def run(*statements: Stmt) -> np.ndarray:
+    """What the statements make of 0, 1, 2, …"""
+    (found,) = execute(kernel_of(*statements), [np.arange(64, dtype="float32")])
+    return found
+
+
+def fetch(index: Expr = T) -> Store:
+    """s[index] = x[block * 32 + thread]"""
+    return Store(S, (index,), Load(X, (PLACE,)))
+
+
+def result(value: Expr) -> Store:
+    """y[block * 32 + thread] = value"""
+    return Store(Y, (PLACE,), value)
+
+
+def other_end() -> Expr:
+    """What thread 31 - t has left in s."""
+    return Load(S, (31 - T,))
+
+
+def fault(text: str) -> str:
+    """A pattern for the whole message."""
+    return f"^{re.escape(text)}$"
+
+
+def test_threads_read_what_others_wrote_behind_a_barrier() -> None:
+    found = run(fetch(), Barrier(), result(other_end()))
+    np.testing.assert_array_equal(found.reshape(2, 32), np.arange(64).reshape(2, 32)[:, ::-1])
+
+
+def test_a_missing_barrier_is_a_race_of_a_reader_with_a_writer() -> None:
+    message = (
+        "k: s[31] is written by thread 31 of block 0 and read by thread 0 of block 0 with no barrier between: in "
+        "`s[threadIdx.x] = x[((blockIdx.x * 32) + threadIdx.x)]` and in "
+        "`y[((blockIdx.x * 32) + threadIdx.x)] = s[(31 - threadIdx.x)]`"
+    )
+    with pytest.raises(KernelFaultError, match=fault(message)):
+        run(fetch(), result(other_end()))
+
+
+def test_overwriting_what_others_still_read_is_a_race() -> None:
+    again = Store(S, (T,), const(0.0))
+    with pytest.raises(KernelFaultError, match=r"s\[0\] is read by thread 31 of block 0 and written by thread 0 of bl"):
+        run(fetch(), Barrier(), result(other_end()), again)
+    run(fetch(), Barrier(), result(other_end()), Barrier(), again)
+
+
+def test_a_writer_races_with_any_of_several_readers() -> None:
+    """Thread 0 reads what it writes itself; that others read it too is not forgotten."""
+    own = If(T < 1, Store(S, (const(0),), const(1.0)))
+    with pytest.raises(KernelFaultError, match=r"s\[0\] is read by thread \d+ of block 0 and written by thread 0 of"):
+        run(fetch(), Barrier(), result(Load(S, (const(0),))), own)
+
+
+def test_two_threads_that_write_one_element_race() -> None:
+    message = (
+        r"k: s\[0\] is written by thread (1 of block 0 and written by thread 0|0 of block 0 and written by thread 1)"
+    )
+    with pytest.raises(KernelFaultError, match=message):
+        run(fetch(T // 2), Barrier(), result(Load(S, (T // 2,))))
+
+
+def test_threads_are_not_taken_to_run_in_step() -> None:
+    shifted = If(T < 31, Store(S, (T,), Load(S, (T + 1,))))
+    with pytest.raises(
+        KernelFaultError, match=r"s\[1\] is read by thread 0 of block 0 and written by thread 1 of bloc"
+    ):
+        run(fetch(), Barrier(), shifted, Barrier(), result(Load(S, (T,))))
+
+
+def test_blocks_race_in_global_memory_whatever_the_barriers() -> None:
+    with pytest.raises(KernelFaultError, match=r"y\[0\] is written by thread 0 of block \d and written by thread 0 of"):
+        run(Store(Y, (T,), const(1.0)), Barrier(), Store(Y, (T + 32,), const(1.0)))
+
+
+@pytest.mark.parametrize(("offset", "element"), [(1, "x[64]"), (-1, "x[-1]")])
+def test_an_access_outside_of_a_buffer_is_found(offset: int, element: str) -> None:
+    thread = "thread 31 of block 1" if offset > 0 else "thread 0 of block 0"
+    message = (
+        f"k: {element} lies outside of x[64]: accessed by {thread}, in "
+        f"`y[((blockIdx.x * 32) + threadIdx.x)] = x[(((blockIdx.x * 32) + threadIdx.x) + {offset})]`"
+    )
+    with pytest.raises(KernelFaultError, match=fault(message)):
+        run(result(Load(X, (PLACE + offset,))))
+
+
+def test_a_write_outside_of_shared_memory_is_found() -> None:
+    with pytest.raises(KernelFaultError, match=r"s\[32\] lies outside of s\[32\]: accessed by thread 31 of block 0"):
+        run(fetch(T + 1), Barrier(), result(const(0.0)))
+
+
+def test_what_a_thread_does_not_choose_it_does_not_read() -> None:
+    inside = Binary(BinaryOp.LT, PLACE, const(63))
+    found = run(result(select(inside, Load(X, (PLACE + 1,)), 0.0)))
+    np.testing.assert_array_equal(found, [*range(1, 64), 0])
+
+
+def test_shared_memory_that_nobody_wrote_is_not_read() -> None:
+    message = (
+        "k: s[31] is read by thread 0 of block 0 before anything is written to it, in "
+        "`y[((blockIdx.x * 32) + threadIdx.x)] = s[(31 - threadIdx.x)]`"
+    )
+    with pytest.raises(KernelFaultError, match=fault(message)):
+        run(If(T < 31, fetch()), Barrier(), result(other_end()))
+
+
+def test_memory_of_a_turn_before_counts_as_never_written() -> None:
+    k = Var("k")
+    once = If(Binary(BinaryOp.LT, k, const(1)), Store(L, (const(0),), const(1.0)))
+    turns = For(k, 2, LoopKind.SERIAL, Allocate(L, block(once, result(Load(L, (const(0),))))))
+    with pytest.raises(KernelFaultError, match=r"l\[0\] is read by thread 0 of block 0 before anything is written to"):
+        run(turns)
+
+
+def test_a_barrier_that_not_all_threads_come_to_is_found() -> None:
+    message = (
+        "k: thread 0 of block 0 comes to a barrier that thread 16 of block 0 does not come to, inside "
+        "`if (threadIdx.x < 16)`"
+    )
+    with pytest.raises(KernelFaultError, match=fault(message)):
+        run(fetch(), If(T < 16, block(Barrier(), result(other_end()))))
+
+
+def test_a_barrier_may_be_left_out_by_whole_blocks() -> None:
+    found = run(result(const(0.0)), If(B < 1, block(fetch(), Barrier(), result(other_end()))))
+    np.testing.assert_array_equal(found, [*range(31, -1, -1), *([0] * 32)])
+
+
+def test_an_output_that_is_not_written_whole_is_found() -> None:
+    with pytest.raises(KernelFaultError, match="element 32 of the output y is never written"):
+        run(If(B < 1, result(const(0.0))))
+
+
+def test_the_largest_leaves_out_what_is_no_number() -> None:
+    start, last = Store(L, (const(0),), const(-1.0)), Load(L, (const(0),))
+    join = Store(L, (const(0),), Binary(BinaryOp.MAX, last, Load(X, (PLACE,))))
+    function = kernel_of(Allocate(L, block(start, join, result(last))))
+    given = np.full(64, np.nan, "float32")
+    given[0] = 3
+    np.testing.assert_array_equal(execute(function, [given])[0], [3, *([-1] * 63)])
+
+
+def test_inputs_of_another_shape_are_refused() -> None:
+    with pytest.raises(DefinitionError, match=r"k: the inputs must be x: float32\[64\]"):
+        execute(kernel_of(result(const(0.0))), [np.zeros(63, "float32")])
+
+
+def tiled_matmul() -> DeviceFunction:
+    """C = A B in blocks of 16 threads, a row of A being fetched by these together."""
+    steps = (
+        CacheRead(0, "shared", (2,)),
+        Split(3, 2, 8, (4,)),
+        ComputeAt(1, 3, 2),
+        Annotate(3, 0, Annotation.BLOCK_X),
+        Annotate(3, 1, Annotation.THREAD_X),
+        Annotate(1, 1, Annotation.THREAD_X),
+    )
+    return lower_for_gpu(replay(matmul(4, 16, 8), steps), "k", GPU, check=True)
+
+
+def without_barrier(stmt: Stmt, number: int) -> Stmt:
+    """The statement without its barrier of that number."""
+    numbers = iter(range(sum(isinstance(each, Barrier) for each in walk_stmt(stmt))))
+    return map_stmt(stmt, lambda each: Block(()) if isinstance(each, Barrier) and next(numbers) == number else None)
+
+
+def test_every_barrier_that_lowering_puts_is_needed() -> None:
+    function = tiled_matmul()
+    rng = np.random.default_rng(0)
+    a, b = rng.random((4, 8), "float32"), rng.random((8, 16), "float32")
+    np.testing.assert_allclose(execute(function, [a, b])[0], a @ b, rtol=1e-5)
+    (kernel,) = function.kernels
+    count = sum(isinstance(stmt, Barrier) for stmt in walk_stmt(kernel.body.body))
+    assert count == 2
+    for left_out in range(count):
+        body = LoopFunction("k", kernel.body.params, (), without_barrier(kernel.body.body, left_out), 1)
+        broken = DeviceFunction("k", function.params, (), 1, (Kernel(body, kernel.grid, kernel.block),))
+        with pytest.raises(KernelFaultError, match=r"A.shared\[0, \d\] is .* with no barrier between"):
+            execute(broken, [a, b])
+
+
+def test_barriers_that_are_inserted_make_a_racing_kernel_right() -> None:
+    racing = kernel_of(fetch(), result(other_end())).kernels[0]
+    function = DeviceFunction("k", (X, Y), (), 1, (insert_barriers(racing),))
+    (found,) = execute(function, [np.arange(64, dtype="float32")])
+    np.testing.assert_array_equal(found.reshape(2, 32), np.arange(64).reshape(2, 32)[:, ::-1])

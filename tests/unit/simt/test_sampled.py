@@ -1,0 +1,35 @@
+"""Every sketch for GPUs of every operator that is tuned, executed thread by thread, computes the definition."""
+
+import numpy as np
+import pytest
+
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.state import replay
+from compiler.search.options import SearchOptions
+from compiler.search.space import build_spaces
+from compiler.simt.execute import execute
+from compiler.te.evaluate import evaluate
+from tests.property.programs import inputs_of
+from tests.unit.search.workloads import GPU, gpu_task_of
+from tests.unit.simt.operators import OPERATORS
+
+PROGRAMS = 3
+"""Of each sketch and placement."""
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_sketch_computes_the_definition_without_a_fault(name: str) -> None:
+    dag = OPERATORS[name]()
+    rng = np.random.default_rng(2)
+    values = inputs_of(dag, rng)
+    wanted = evaluate(dag.outputs, values)
+    for space in build_spaces(gpu_task_of(name, dag), SearchOptions()):
+        count = 0
+        for _, group in space.groups(space.sample(rng, 64)):
+            for row in group.rows[space.legal(group)][:PROGRAMS]:
+                count += 1
+                function = lower_for_gpu(replay(dag, space.steps(row)), "kernel", GPU, check=True)
+                found = execute(function, [values[tensor] for tensor in dag.inputs])
+                for one, other in zip(found, wanted, strict=True):
+                    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=str(function))
+        assert count
