@@ -15,9 +15,10 @@ from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
 from compiler.auto_scheduler.search_policy import SketchPolicy, search_policy_of
 from compiler.config import usable_processors
 from compiler.cost_model import XGBOptions
+from compiler.driver.build import device_source
 from compiler.driver.dispatch import ApplyHistoryBest
 from compiler.driver.hardware import completed, hardware_of
-from compiler.errors import NoRecordError, NotYetError, OptionError
+from compiler.errors import NoRecordError, OptionError
 from compiler.measure.task_inputs import register_task_inputs
 from compiler.runtime.artifact import Array
 from compiler.schedule import dag, task
@@ -165,9 +166,9 @@ class SearchTask(task.SearchTask):
         return self.compute_dag.apply_steps_from_state(state, self.layout if option is None else option)
 
     def print_best(self, log_file: str | Path, print_mode: str = "schedule") -> str:
-        """The best program of a log as text: calls of schedule functions ("schedule"), or device code ("cuda").
+        """The best program of a log as text: calls of schedule functions ("schedule"), or CUDA C ("cuda").
 
-        Raises: as `apply_best`; OptionError for another mode, NotYetError for device code.
+        Raises: as `apply_best`; OptionError for another mode, LoweringError when the program is none for a GPU.
         """
         if print_mode == "schedule":
             return self.compute_dag.print_python_code_from_state(self.best_of(log_file))
@@ -175,7 +176,7 @@ class SearchTask(task.SearchTask):
             raise OptionError(f"print_mode must be 'schedule' or 'cuda', not {print_mode!r}")
         if not self.target.is_gpu:
             raise OptionError(f"a program for {self.target} has no device code; use print_mode 'schedule'")
-        raise NotYetError("no code is generated for GPUs yet; print_mode 'schedule' shows the program")
+        return device_source(self, self.best_of(log_file).steps, "cuda")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (super().__reduce__()[1], self.target_host)

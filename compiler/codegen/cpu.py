@@ -43,7 +43,7 @@ def describe(target: Target) -> tuple[str, str, str]:
         features = ",".join(part for part in (features, "-prefer-256-bit", target.features) if part)
         described = llvm.get_process_triple(), llvm.get_host_cpu_name(), features
     if target != Target.host():
-        _check_names(target, described)
+        check_names(target, described)
     return described
 
 
@@ -53,7 +53,7 @@ _STDERR = 2
 _stderr_lock = Lock()
 
 
-def _check_names(target: Target, described: tuple[str, str, str]) -> None:
+def check_names(target: Target, described: tuple[str, str, str]) -> None:
     """LLVM ignores a name that it does not know and only says so on the error stream: make that an error."""
     triple, cpu, features = described
     try:

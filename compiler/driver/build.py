@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
+from compiler.codegen.cuda_text import cuda_text
 from compiler.codegen.dot_instructions import dots_of
 from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
+from compiler.codegen.nvptx import ptx, write_device
 from compiler.driver.hardware import hardware_of
 from compiler.errors import LoweringError, refusing_depth
 from compiler.ir.stmt import LoopFunction
+from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
 from compiler.runtime.function import KernelFunction
@@ -94,6 +97,17 @@ def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
         return str(function)
     text = _text(task, function).llvm
     return text if form == "llvm" else assembly(text, task.target)
+
+
+def device_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
+    """The program of a task for a GPU as text for people: `form` is "loops", "cuda" (CUDA C), "llvm" or "ptx".
+
+    Raises: ScheduleError, LoweringError, TargetError.
+    """
+    function = lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware)
+    if form == "ptx":
+        return ptx(function, task.target)
+    return str(function) if form == "loops" else cuda_text(function) if form == "cuda" else write_device(function)
 
 
 def _text(task: SearchTask, function: LoopFunction) -> KernelText:

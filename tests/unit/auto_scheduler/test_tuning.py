@@ -28,6 +28,7 @@ from compiler.auto_scheduler import (
     XGBModel,
     load_records,
     register_workload,
+    save_records,
 )
 from compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
 from compiler.errors import MeasureError, NoRecordError, NotYetError, OptionError
@@ -100,9 +101,11 @@ def test_j4_a_gpu_is_searched_for_and_not_measured_yet(tmp_path: Path) -> None:
     assert "blockIdx.x" in str(first.state)
     with LocalRPCMeasureContext() as context, pytest.raises(NotYetError, match="not built or measured yet"):
         task.tune(TuningOptions(2, runner=context.runner), policy)
-    (tmp_path / "log.json").touch()
-    with pytest.raises(NotYetError, match="no code is generated"):
-        task.print_best(tmp_path / "log.json", "cuda")
+    log = tmp_path / "log.json"
+    save_records(log, [first], [MeasureResult((1.0,), MeasureStatus.OK, "", 1.0, 0.0)])
+    text = task.print_best(log, "cuda")
+    assert "__shared__ float A_shared[" in text
+    assert "__syncthreads();" in text
 
 
 @pytest.mark.parametrize("workload", [zero_rank_compute, zero_rank_reduce])

@@ -1,0 +1,200 @@
+"""In: the kernels of a GPU function. Out: CUDA C of them, for people.
+
+Always: what it says is what the kernels do; the machine code is not made from it. Names are those of the loop IR, with
+`_` for what C does not allow in them. A kernel takes all parameters and then the workspace, in order.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+
+from compiler.dtype import BFLOAT16, HALVES
+from compiler.errors import LoweringError
+from compiler.ir.affine import flat_index
+from compiler.ir.expr import (
+    Binary,
+    BinaryOp,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Not,
+    Select,
+    Var,
+    is_float,
+)
+from compiler.ir.interval import as_index
+from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from compiler.ir.operators import SYMBOLS
+from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Let, LoopKind, Stmt, Store, walk_stmt
+
+_TYPES = {
+    "float64": "double",
+    "float32": "float",
+    "float16": "__half",
+    BFLOAT16: "__nv_bfloat16",
+    "bool": "bool",
+    "int64": "long long",
+    "int32": "int",
+    "int16": "short",
+    "int8": "signed char",
+    "uint64": "unsigned long long",
+    "uint32": "unsigned int",
+    "uint16": "unsigned short",
+    "uint8": "unsigned char",
+}
+_RENAMED = {"abs": "fabs", "round": "rint"}
+_SYMBOLS = {**SYMBOLS, BinaryOp.AND: "&&", BinaryOp.OR: "||", BinaryOp.FLOORDIV: "/", BinaryOp.FLOORMOD: "%"}
+_HELPERS = {
+    "floordiv": "__device__ long long floordiv(long long a, long long b) { return a / b - (a % b != 0 && (a < 0) != (b"
+    " < 0)); }",
+    "floormod": "__device__ long long floormod(long long a, long long b) { return a - floordiv(a, b) * b; }",
+}
+_HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
+
+
+def cuda_text(function: DeviceFunction) -> str:
+    """The kernels as CUDA C.
+
+    Raises: LoweringError for an expression that has no form in C.
+    """
+    kernels = "\n".join(line for kernel in function.kernels for line in _kernel(function, kernel))
+    helpers = list(_HELPERS.values()) if "floordiv(" in kernels or "floormod(" in kernels else []
+    headers = [f"#include <{header}>" for kind, header in _HEADERS.items() if kind in kernels]
+    return "\n".join([*headers, *helpers, kernels])
+
+
+def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
+    written = {stmt.buffer for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, Store)}
+    params = ", ".join(
+        f"{'' if buffer in written else 'const '}{_TYPES[buffer.dtype]}* __restrict__ {_name(buffer.name)}"
+        for buffer in (*function.params, *function.workspace)
+    )
+    grid, block = (f"dim3({', '.join(map(str, extents))})" for extents in (kernel.grid, kernel.block))
+    yield f"// {kernel.name}<<<{grid}, {block}>>>"
+    yield f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}({params}) {{'
+    yield from _lines(kernel.body.body, 1)
+    yield "}"
+
+
+def _name(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    match stmt:
+        case Block():
+            for inner in stmt.statements:
+                yield from _lines(inner, depth)
+            return
+        case Store():
+            yield f"{pad}{_place(stmt.buffer, stmt.indices)} = {_text(stmt.value)};"
+            return
+        case Barrier():
+            yield f"{pad}__syncthreads();"
+            return
+        case For():
+            var = _name(stmt.var.name)
+            if stmt.kind in (LoopKind.UNROLL, LoopKind.VECTOR):
+                yield f"{pad}#pragma unroll"
+            yield f"{pad}for (int {var} = 0; {var} < {stmt.extent}; ++{var}) {{"
+        case If():
+            yield f"{pad}if ({_text(stmt.condition)}) {{"
+        case Let() | Allocate():
+            yield f"{pad}{{"
+            inner = stmt
+            while isinstance(inner, (Let, Allocate)):
+                yield f"{pad}  {_definition(inner)}"
+                inner = inner.body
+            yield from _lines(inner, depth + 1)
+            yield f"{pad}}}"
+            return
+        case _:
+            raise LoweringError(f"a {type(stmt).__name__} has no form in a GPU kernel")
+    yield from _lines(stmt.body, depth + 1)
+    yield f"{pad}}}"
+
+
+def _definition(stmt: Let | Allocate) -> str:
+    if isinstance(stmt, Let):
+        return f"const int {_name(stmt.var.name)} = {_text(stmt.value)};"
+    shared = "__shared__ " if stmt.buffer.scope == "shared" else ""
+    size = f"[{stmt.buffer.size}]" if stmt.buffer.shape else ""
+    return f"{shared}{_TYPES[stmt.buffer.dtype]} {_name(stmt.buffer.name)}{size};"
+
+
+def _place(buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+    index = f"[{_text(as_index(flat_index(buffer.shape, indices)))}]"
+    return f"{_name(buffer.name)}{index if buffer.shape or buffer.scope not in ('register', 'local') else ''}"
+
+
+def _text(expr: Expr) -> str:
+    match expr:
+        case Const():
+            return _literal(expr)
+        case Var():
+            return f"(int){expr.name}" if expr in INDICES.values() else _name(expr.name)
+        case Load():
+            return _place(expr.buffer, expr.indices)
+        case Not():
+            return f"!{_text(expr.value)}"
+        case Cast():
+            return f"({_TYPES[expr.dtype]})({_text(expr.value)})"
+        case Select():
+            return f"({_text(expr.condition)} ? {_text(expr.then)} : {_text(expr.otherwise)})"
+        case Call():
+            return _call(expr)
+        case Binary():
+            return _binary(expr)
+    raise LoweringError(f"a {type(expr).__name__} has no form in C")
+
+
+def _literal(expr: Const) -> str:
+    if expr.dtype == "bool":
+        return "true" if expr.value else "false"
+    if not is_float(expr.dtype):
+        return str(expr.value)
+    if not math.isfinite(expr.value):
+        return "NAN" if math.isnan(expr.value) else "INFINITY" if expr.value > 0 else "-INFINITY"
+    return f"{expr.value!r}f" if expr.dtype == "float32" else f"({_TYPES[expr.dtype]}){expr.value!r}"
+
+
+def _call(expr: Call) -> str:
+    """A call of a math function; halves go through float."""
+    first = expr.args[0].dtype
+    half = first in HALVES
+    args = [f"(float){_text(arg)}" if half else _text(arg) for arg in expr.args]
+    single = half or first == "float32"
+    suffix = "f" if single and expr.name != "isnan" else ""
+    if expr.name == "sigmoid":
+        text = f"(1 / (1 + exp{suffix}(-({args[0]}))))"
+    else:
+        name = expr.name if expr.name == "abs" and not is_float(first) else _RENAMED.get(expr.name, expr.name)
+        text = f"{name}{suffix}({', '.join(args)})"
+    return f"({_TYPES[expr.dtype]}){text}" if half else text
+
+
+def _binary(expr: Binary) -> str:
+    lhs, rhs = _text(expr.lhs), _text(expr.rhs)
+    if expr.op in (BinaryOp.MIN, BinaryOp.MAX):
+        if expr.lhs.dtype in HALVES:
+            return f"({_TYPES[expr.dtype]})f{expr.op}f((float){lhs}, (float){rhs})"
+        return f"{f'f{expr.op}' if is_float(expr.dtype) else expr.op}({lhs}, {rhs})"
+    if expr.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and not _is_natural(expr.lhs):
+        return f"{expr.op}({lhs}, {rhs})"
+    return f"({lhs} {_SYMBOLS[expr.op]} {rhs})"
+
+
+def _is_natural(expr: Expr) -> bool:
+    """Whether an index is never negative: a sum or product of variables and such literals."""
+    match expr:
+        case Var():
+            return True
+        case Const():
+            return expr.value >= 0
+        case Binary(op=BinaryOp.ADD | BinaryOp.MUL | BinaryOp.FLOORDIV | BinaryOp.FLOORMOD):
+            return _is_natural(expr.lhs) and _is_natural(expr.rhs)
+    return False

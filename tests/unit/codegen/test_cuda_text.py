@@ -1,0 +1,89 @@
+"""CUDA C of kernels: readable, and, where there is NVIDIA's compiler, valid."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from compiler import te
+from compiler.codegen.cuda_text import cuda_text
+from compiler.ir.expr import Expr
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split
+from tests.unit.lower.small import golden, matmul, sum_and_peak
+from tests.unit.search.workloads import GPU
+
+# ruff: noqa: E501 - golden text is as wide as it is
+
+BLOCK, THREAD = Annotation.BLOCK_X, Annotation.THREAD_X
+COMPILER = shutil.which("nvcc")
+
+
+def fetched() -> str:
+    """C = A B in blocks of 16 threads, a row of A being fetched by these together."""
+    steps = (
+        CacheRead(0, "shared", (2,)),
+        Split(3, 2, 8, (4,)),
+        ComputeAt(1, 3, 2),
+        Annotate(3, 0, BLOCK),
+        Annotate(3, 1, THREAD),
+        Annotate(1, 1, THREAD),
+    )
+    return cuda_text(lower_for_gpu(replay(matmul(4, 16, 8), steps), "product", GPU))
+
+
+def elementwise(name: str, dtype: str = "float32") -> str:
+    """A function of every element, with a negative index, a choice, an extreme and a cast."""
+    x = te.placeholder((40,), dtype, "x")
+
+    def value(i: te.Axis) -> Expr:
+        inside = te.logical_and(i >= 3, (7 - i) // 2 > -9)
+        return te.if_then_else(inside, te.maximum(te.exp(x[i - 3]), te.sigmoid(x[(i - 3) % 7])), te.cast(dtype, i))
+
+    dag = ComputeDAG([x, te.compute((40,), value, "y")])
+    return cuda_text(lower_for_gpu(replay(dag, (Annotate(1, 0, THREAD),)), name, GPU))
+
+
+def test_a_kernel_reads_like_one_that_a_person_would_write() -> None:
+    assert fetched() == golden(
+        """
+        // product_kernel0<<<dim3(4, 1, 1), dim3(16, 1, 1)>>>
+        extern "C" __global__ void __launch_bounds__(16) product_kernel0(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C) {
+          C[((int)threadIdx.x + ((int)blockIdx.x * 16))] = 0.0f;
+          for (int k_0_s3 = 0; k_0_s3 < 2; ++k_0_s3) {
+            {
+              __shared__ float A_shared[4];
+              __syncthreads();
+              if (((int)threadIdx.x < 4)) {
+                A_shared[(int)threadIdx.x] = A[(((int)threadIdx.x + (k_0_s3 * 4)) + ((int)blockIdx.x * 8))];
+              }
+              __syncthreads();
+              for (int k_1_s3 = 0; k_1_s3 < 4; ++k_1_s3) {
+                C[((int)threadIdx.x + ((int)blockIdx.x * 16))] = (C[((int)threadIdx.x + ((int)blockIdx.x * 16))] + (A_shared[k_1_s3] * B[(((int)threadIdx.x + (k_0_s3 * 64)) + (k_1_s3 * 16))]));
+              }
+            }
+          }
+        }
+        """
+    )
+
+
+def test_only_what_may_be_negative_is_rounded_down_by_a_function() -> None:
+    text = elementwise("negative")
+    assert "(3 + floordiv((((int)threadIdx.x * -1) + 1), 2))" in text
+    assert "__device__ long long floordiv" in text
+    assert "floordiv" not in fetched()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no nvcc")
+def test_it_compiles(tmp_path: Path) -> None:
+    steps = (Split(1, 1, 20, (6,)), Annotate(1, 2, THREAD), Annotate(1, 0, BLOCK))
+    across = cuda_text(lower_for_gpu(replay(sum_and_peak(3, 20), steps), "across", GPU))
+    source = tmp_path / "kernels.cu"
+    source.write_text("\n".join((elementwise("half", "float16"), fetched(), across)))
+    command = [str(COMPILER), "-arch=sm_80", "--ptx", str(source), "-o", str(tmp_path / "kernels.ptx")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr

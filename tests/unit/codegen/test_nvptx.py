@@ -1,0 +1,113 @@
+"""PTX of the kernels of operators: LLVM makes it, and NVIDIA's assembler, where there is one, takes it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.codegen.nvptx import ptx
+from compiler.errors import LoweringError, TargetError
+from compiler.ir.kernel import DeviceFunction
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split
+from compiler.search.options import SearchOptions
+from compiler.search.space import build_spaces
+from compiler.target import Target
+from tests.unit.lower.small import doubled, matmul
+from tests.unit.search.workloads import GPU, gpu_task_of
+from tests.unit.simt.operators import OPERATORS
+
+BLOCK, THREAD = Annotation.BLOCK_X, Annotation.THREAD_X
+ASSEMBLER = shutil.which("ptxas")
+
+
+def assembled(text: str, folder: Path, arch: str) -> str:
+    """What the assembler says of the registers and the memory of the kernels; "" without one."""
+    if ASSEMBLER is None:
+        return ""
+    source = folder / "kernel.ptx"
+    source.write_text(text)
+    run = subprocess.run(
+        [ASSEMBLER, "-v", f"-arch={arch}", str(source), "-o", str(folder / "kernel.cubin")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.returncode == 0, f"{run.stderr}\n{text}"
+    return run.stderr
+
+
+def fetched() -> DeviceFunction:
+    """C = A B in blocks of 16 threads, a row of A being fetched by these together."""
+    steps = (
+        CacheRead(0, "shared", (2,)),
+        Split(3, 2, 8, (4,)),
+        ComputeAt(1, 3, 2),
+        Annotate(3, 0, BLOCK),
+        Annotate(3, 1, THREAD),
+        Annotate(1, 1, THREAD),
+    )
+    return lower_for_gpu(replay(matmul(4, 16, 8), steps), "k", GPU, check=True)
+
+
+def test_a_kernel_has_blocks_threads_barriers_and_shared_memory(tmp_path: Path) -> None:
+    text = ptx(fetched(), Target("cuda"))
+    assert ".target sm_70" in text
+    assert re.search(r"\.visible \.entry k_kernel0\(", text)
+    assert ".maxntid 16" in text
+    for register in ("%tid.x", "%ctaid.x"):
+        assert register in text
+    assert "%tid.y" not in text
+    assert len(re.findall(r"bar(rier)?\.sync", text)) >= 2
+    assert re.search(r"\.shared \.align 16 \.b8 \S+\[16\];", text)
+    assert "st.shared" in text
+    assert "ld.shared" in text
+    assert "ld.global" in text
+    said = assembled(text, tmp_path, "sm_80")
+    assert said == "" or "16 bytes smem" in said
+
+
+def test_numbers_of_blocks_and_threads_that_are_one_are_not_read() -> None:
+    text = ptx(lower_for_gpu(replay(doubled(8), ()), "k", GPU), Target("cuda"))
+    assert "%tid" not in text
+    assert "%ctaid" not in text
+
+
+@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"])
+def test_every_gpu_that_is_supported_has_code(arch: str, tmp_path: Path) -> None:
+    text = ptx(fetched(), Target("cuda", arch=arch))
+    assert f".target {arch}" in text
+    if arch not in ("sm_70",):  # newer assemblers have left it behind
+        assembled(text, tmp_path, arch)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_sketch_of_every_operator_is_assembled(name: str, tmp_path: Path) -> None:
+    dag = OPERATORS[name]()
+    rng = np.random.default_rng(2)
+    for space in build_spaces(gpu_task_of(name, dag), SearchOptions()):
+        _, group = next(iter(space.groups(space.sample(rng, 64))))
+        row = group.rows[space.legal(group)][0]
+        function = lower_for_gpu(replay(dag, space.steps(row)), "kernel", GPU, check=True)
+        text = ptx(function, Target("cuda", arch="sm_80"))
+        assert text.count(".visible .entry") == len(function.kernels)
+        assembled(text, tmp_path, "sm_80")
+
+
+def test_a_library_function_is_refused_by_name() -> None:
+    x = te.placeholder((8,), name="x")
+    dag = ComputeDAG([x, te.compute((8,), lambda i: te.sin(x[i]), "y")])
+    with pytest.raises(LoweringError, match="k: no code for GPUs for the library functions sinf"):
+        ptx(lower_for_gpu(replay(dag, (Annotate(1, 0, THREAD),)), "k", GPU), Target("cuda"))
+
+
+def test_an_unknown_gpu_is_refused() -> None:
+    with pytest.raises(TargetError, match="sm_12345"):
+        ptx(fetched(), Target("cuda", arch="sm_12345"))
