@@ -12,11 +12,11 @@ from compiler.lower.gpu.bind_threads import bind_threads
 from compiler.lower.gpu.build_kernels import build_kernels
 from compiler.lower.gpu.limits import check_limits, check_virtual_threads
 from compiler.lower.gpu.virtual_threads import VirtualThreads
-from compiler.lower.passes import FoldDigits, LoopPass
+from compiler.lower.passes import FoldDigits, LegalizeLoops, LoopPass
 from compiler.schedule.state import State
 from compiler.target import HardwareParams
 
-PASSES: tuple[LoopPass, ...] = (FoldDigits(), VirtualThreads(), FoldDigits())
+PASSES: tuple[LoopPass, ...] = (FoldDigits(), VirtualThreads(), FoldDigits(), LegalizeLoops())
 """What is done while blocks and threads are still loops."""
 
 
