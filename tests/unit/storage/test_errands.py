@@ -1,6 +1,7 @@
 """An errand is done by one worker at a time and answered once, whatever happens in between."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,7 +123,8 @@ def test_what_ended_long_ago_is_swept(store: ErrandStore, tmp_path: Path) -> Non
     store.offer(QUEUE, "build", SESSION, b"")
     (tmp_path / "queues" / QUEUE / "notes.txt").write_text("mine")
     (tmp_path / "queues" / QUEUE / f".{new_id()}.tmp").write_text("half a")
-    now = ULID.from_str(SESSION).timestamp
-    assert store.sweep(now + 60.0) == 0
+    # The session got its id when this module was imported, the files are of this moment.
+    now = time.time()
+    assert store.sweep(ULID.from_str(SESSION).timestamp + 60.0) == 0
     assert store.sweep(now + KEPT_SECONDS + 60.0) == 3
     assert (tmp_path / "queues" / QUEUE / "notes.txt").exists()
