@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
+from benchmarks.plot import Shown
 from tasks.pages.svg import LEGEND_STEP, circle, colour_of, polyline, svg_document, svg_legend, svg_text
 
 LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
@@ -17,19 +18,9 @@ LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
 Curve = Sequence[tuple[float, float, float]]
 
 
-class Searched(Protocol):
-    """What a chart needs of a figure."""
+class Searched(Shown, Protocol):
+    """What this chart needs of a figure besides."""
 
-    @property
-    def case(self) -> str: ...
-    @property
-    def backend(self) -> str: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def unit(self) -> str: ...
     @property
     def details(self) -> Mapping[str, object]: ...
 

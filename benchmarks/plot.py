@@ -12,8 +12,8 @@ from tasks.pages.svg import LEGEND_STEP, colour_of, rect, svg_document, svg_lege
 ROW, GAP, LABELS, BARS, VALUES = 14, 10, 330, 420, 190
 
 
-class Bar(Protocol):
-    """What a chart needs of a figure."""
+class Shown(Protocol):
+    """What every chart needs of a figure."""
 
     @property
     def case(self) -> str: ...
@@ -22,11 +22,16 @@ class Bar(Protocol):
     @property
     def threads(self) -> int: ...
     @property
-    def metric(self) -> str: ...
-    @property
     def value(self) -> float: ...
     @property
     def unit(self) -> str: ...
+
+
+class Bar(Shown, Protocol):
+    """What this one needs besides."""
+
+    @property
+    def metric(self) -> str: ...
     @property
     def peak_ratio(self) -> float | None: ...
 

@@ -45,10 +45,9 @@ class Tags:
 
     def read(self, places: Numbers, who: Numbers, epochs: Numbers, statement: int) -> Conflict | None:
         """Note that `who[i]` reads element `places[i]`; a thread that writes it at the same time, if any."""
-        writer = self.writer[places]
-        meets = self._at_once(self.write_epoch[places], writer, who, epochs) & (writer != who)
-        if meets.any():
-            return self._conflict(meets, writer, self.write_statement[places], wrote=True)
+        written = self._written(places, who, epochs)
+        if written is not None:
+            return written
         reader = self.reader[places]
         lasting = self._at_once(self.read_epoch[places], reader, who, epochs)
         before = np.where(lasting, self.other_reader[places], _NOBODY)
@@ -63,10 +62,9 @@ class Tags:
 
     def write(self, places: Numbers, who: Numbers, epochs: Numbers, statement: int) -> Conflict | None:
         """Note that `who[i]` writes element `places[i]`; a thread that accesses it at the same time, if any."""
-        writer = self.writer[places]
-        meets = self._at_once(self.write_epoch[places], writer, who, epochs) & (writer != who)
-        if meets.any():
-            return self._conflict(meets, writer, self.write_statement[places], wrote=True)
+        written = self._written(places, who, epochs)
+        if written is not None:
+            return written
         reader = self.reader[places]
         lasting = self._at_once(self.read_epoch[places], reader, who, epochs)
         reader = np.where(reader != who, reader, self.other_reader[places])
@@ -80,6 +78,12 @@ class Tags:
         if also.any():
             return self._conflict(also, self.writer[places], self.write_statement[places], wrote=True)
         return None
+
+    def _written(self, places: Numbers, who: Numbers, epochs: Numbers) -> Conflict | None:
+        """A write by another thread that meets the accesses, if there is one."""
+        writer = self.writer[places]
+        meets = self._at_once(self.write_epoch[places], writer, who, epochs) & (writer != who)
+        return self._conflict(meets, writer, self.write_statement[places], wrote=True) if meets.any() else None
 
     def _at_once(self, tag_epochs: Numbers, tag_who: Numbers, who: Numbers, epochs: Numbers) -> NDArray[Any]:
         """Where no barrier lies between what is tagged and now."""

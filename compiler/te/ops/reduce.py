@@ -95,31 +95,30 @@ def _place(source: Tensor, axis: int, reducer: te.Reducer, keepdims: bool, index
 
 def softmax(call: OpCall) -> Tensor:
     """exp(x - max(x)) / sum(exp(x - max(x))) along `axis`, with one division for each sum."""
-    source = call.tensor(0)
     axis = call.integer("axis")
-    kept = tuple(extent for place, extent in enumerate(source.shape) if place != axis)
-
-    def without(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return indices[:axis] + indices[axis + 1 :]
-
-    peak = _reduce(source, (axis,), te.max, kept, keepdims=False, name=f"{call.name}_max")
-    power = te.compute(call.shape, lambda *i: te.exp(source[i] - peak[without(i)]), name=f"{call.name}_exp")
-    total = _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{call.name}_sum")
-    inverse = te.compute(kept, lambda *i: 1.0 / total[i], name=f"{call.name}_inverse")
-    return te.compute(call.shape, lambda *i: power[i] * inverse[without(i)], name=call.name)
+    _, power, total = _exponentials(call)
+    inverse = te.compute(total.shape, lambda *i: 1.0 / total[i], name=f"{call.name}_inverse")
+    return te.compute(call.shape, lambda *i: power[i] * inverse[_without(i, axis)], name=call.name)
 
 
 def log_softmax(call: OpCall) -> Tensor:
     """x - max(x) - log(sum(exp(x - max(x)))) along `axis`."""
-    source = call.tensor(0)
-    axis = call.integer("axis")
+    source, axis = call.tensor(0), call.integer("axis")
+    peak, _, total = _exponentials(call)
+    log = te.compute(total.shape, lambda *i: te.log(total[i]), name=f"{call.name}_log")
+    return te.compute(
+        call.shape, lambda *i: source[i] - peak[_without(i, axis)] - log[_without(i, axis)], name=call.name
+    )
+
+
+def _exponentials(call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
+    """max(x), exp(x - max(x)) and the sums of these along `axis`; the first and the last are without it."""
+    source, axis = call.tensor(0), call.integer("axis")
     kept = tuple(extent for place, extent in enumerate(source.shape) if place != axis)
-
-    def without(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return indices[:axis] + indices[axis + 1 :]
-
     peak = _reduce(source, (axis,), te.max, kept, keepdims=False, name=f"{call.name}_max")
-    power = te.compute(call.shape, lambda *i: te.exp(source[i] - peak[without(i)]), name=f"{call.name}_exp")
-    total = _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{call.name}_sum")
-    log = te.compute(kept, lambda *i: te.log(total[i]), name=f"{call.name}_log")
-    return te.compute(call.shape, lambda *i: source[i] - peak[without(i)] - log[without(i)], name=call.name)
+    power = te.compute(call.shape, lambda *i: te.exp(source[i] - peak[_without(i, axis)]), name=f"{call.name}_exp")
+    return peak, power, _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{call.name}_sum")
+
+
+def _without(indices: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
+    return indices[:axis] + indices[axis + 1 :]

@@ -12,8 +12,8 @@ from compiler.ir.expr import Expr
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split
-from tests.unit.lower.small import golden, matmul, sum_and_peak
+from compiler.schedule.steps import Annotate, Split
+from tests.unit.lower.small import fetched_product, golden, sum_and_peak
 from tests.unit.search.workloads import GPU
 
 # ruff: noqa: E501 - golden text is as wide as it is
@@ -24,15 +24,7 @@ COMPILER = shutil.which("nvcc")
 
 def fetched() -> str:
     """C = A B in blocks of 16 threads, a row of A being fetched by these together."""
-    steps = (
-        CacheRead(0, "shared", (2,)),
-        Split(3, 2, 8, (4,)),
-        ComputeAt(1, 3, 2),
-        Annotate(3, 0, BLOCK),
-        Annotate(3, 1, THREAD),
-        Annotate(1, 1, THREAD),
-    )
-    return cuda_text(lower_for_gpu(replay(matmul(4, 16, 8), steps), "product", GPU))
+    return cuda_text(lower_for_gpu(fetched_product(), "product", GPU))
 
 
 def elementwise(name: str, dtype: str = "float32") -> str:

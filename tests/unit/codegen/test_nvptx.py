@@ -15,11 +15,11 @@ from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split
+from compiler.schedule.steps import Annotate
 from compiler.search.options import SearchOptions
 from compiler.search.space import build_spaces
 from compiler.target import Target
-from tests.unit.lower.small import doubled, matmul
+from tests.unit.lower.small import doubled, fetched_product
 from tests.unit.search.workloads import GPU, gpu_task_of
 from tests.unit.simt.operators import OPERATORS
 
@@ -46,15 +46,7 @@ def assembled(text: str, folder: Path, arch: str) -> str:
 
 def fetched() -> DeviceFunction:
     """C = A B in blocks of 16 threads, a row of A being fetched by these together."""
-    steps = (
-        CacheRead(0, "shared", (2,)),
-        Split(3, 2, 8, (4,)),
-        ComputeAt(1, 3, 2),
-        Annotate(3, 0, BLOCK),
-        Annotate(3, 1, THREAD),
-        Annotate(1, 1, THREAD),
-    )
-    return lower_for_gpu(replay(matmul(4, 16, 8), steps), "k", GPU, check=True)
+    return lower_for_gpu(fetched_product(), "k", GPU, check=True)
 
 
 def test_a_kernel_has_blocks_threads_barriers_and_shared_memory(tmp_path: Path) -> None:

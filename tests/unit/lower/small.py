@@ -6,8 +6,8 @@ from compiler import te
 from compiler.ir.stmt import LoopFunction
 from compiler.lower.build_loops import build_loops
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step
+from compiler.schedule.state import Annotation, State, replay
+from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split, Step
 
 
 def doubled(n: int) -> ComputeDAG:
@@ -46,3 +46,16 @@ def loops(dag: ComputeDAG, *steps: Step) -> LoopFunction:
 def golden(text: str) -> str:
     """A golden text as it stands in a test: without the indentation and the first line break."""
     return textwrap.dedent(text).strip()
+
+
+def fetched_product() -> State:
+    """C = A B for a GPU, in blocks of 16 threads, a row of A being fetched by these together."""
+    steps = (
+        CacheRead(0, "shared", (2,)),
+        Split(3, 2, 8, (4,)),
+        ComputeAt(1, 3, 2),
+        Annotate(3, 0, Annotation.BLOCK_X),
+        Annotate(3, 1, Annotation.THREAD_X),
+        Annotate(1, 1, Annotation.THREAD_X),
+    )
+    return replay(matmul(4, 16, 8), steps)
