@@ -18,6 +18,7 @@ Always: everything a user can cause derives from `RetuneError`.
     │   ├── UnsupportedOperatorError an operator or attribute has no conversion
     │   │   └── UnknownValueError        an operand must be known beforehand, and an input decides on it
     │   └── DynamicShapeError        a dimension is not a number
+    ├── ShapeMismatchError       an array does not fit what a network says of its input (also a ValueError)
     ├── StoreError               the record store cannot be used
     │   ├── SchemaError              a file was written by a newer version
     │   └── CorruptRecordError       a file cannot be read back
@@ -105,6 +106,10 @@ class UnknownValueError(UnsupportedOperatorError):
 
 class DynamicShapeError(ModelError):
     """A dimension of the network is not a number."""
+
+
+class ShapeMismatchError(RetuneError, ValueError):
+    """An array does not fit what a network says of its input."""
 
 
 class StoreError(RetuneError):

@@ -1,0 +1,257 @@
+"""In: pieces of a network and the control flow between them. Out: a `Program`. Always: its text is deterministic.
+
+A network whose shapes or course are known only when it runs is a few functions. Their statements call *regions*: pieces
+without control flow at run time, of which one `Graph` is made for each set of shapes that turns up.
+
+Program   = functions by name (`main` is what the caller calls), constants by name
+Function  = name, parameters, statements in order, results
+Statement = Call | HostCall | Branch | Loop
+Region    = name, inputs, constants, determining inputs, outputs; makes a `Graph` once shapes are known
+
+In a function every name is defined once, by a parameter or a statement, and statements read only what is defined above
+them. Functions are closed: what a branch or a loop's body takes from around it is passed to it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from compiler.errors import DefinitionError
+from compiler.graph.ir import Array, Graph, Value
+from compiler.graph.region import GraphRegion, Param, Region
+
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """outputs = region(inputs)"""
+
+    region: Region
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """outputs = region(inputs), by NumPy on the host: the data decides how many elements the outputs have."""
+
+    region: Region
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of a branch: a function and what it is called with."""
+
+    function: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """outputs = then if condition else otherwise. The condition has one element, a bool."""
+
+    condition: str
+    then: Arm
+    otherwise: Arm
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Turn after turn, until `count` turns are made or the condition is false: at first this one, then the body's.
+
+    `body` is called with (turn, condition, *carried, *captured) and gives (condition, *carried, *rows): the turn is an
+    int64 and the condition a bool, both of rank 0; the shapes of what is carried may change from turn to turn. Without
+    a count only the condition ends the loop; without a condition it begins. `outputs` are what is carried after the
+    last turn; each of `collected` is what the turns gave for one of the rows, stacked along a new first axis. If there
+    was no turn, it has no rows, of the dimensions that the body's result tells, 0 for those that are not numbers.
+    """
+
+    count: str | None
+    condition: str | None
+    body: str
+    carried: tuple[str, ...]
+    captured: tuple[str, ...]
+    outputs: tuple[str, ...]
+    collected: tuple[str, ...]
+
+
+Statement = Call | HostCall | Branch | Loop
+
+
+def reads(statement: Statement) -> tuple[str, ...]:
+    """The names that a statement reads, each once."""
+    match statement:
+        case Call() | HostCall():
+            names: tuple[str, ...] = statement.inputs
+        case Branch():
+            names = (statement.condition, *statement.then.inputs, *statement.otherwise.inputs)
+        case Loop():
+            ends = tuple(name for name in (statement.count, statement.condition) if name is not None)
+            names = (*ends, *statement.carried, *statement.captured)
+    return tuple(dict.fromkeys(names))
+
+
+def defines(statement: Statement) -> tuple[str, ...]:
+    """The names that a statement defines."""
+    return (*statement.outputs, *statement.collected) if isinstance(statement, Loop) else statement.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Statements over parameters. A result is any name of the function or a constant of the program, perhaps twice.
+
+    `results` tell the values by their names here; dtype and dimensions are what is known of them.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    body: tuple[Statement, ...]
+    results: tuple[Param, ...]
+
+    def __str__(self) -> str:
+        results = ", ".join(map(str, self.results))
+        lines = [f"function {self.name}({', '.join(map(str, self.params))}) -> ({results})"]
+        return "\n".join([*lines, *(f"  {_text(statement)}" for statement in self.body)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A network with control flow or shapes that are known only when it runs. Compared by identity.
+
+    `outputs` are the names that the results of `main` have for the caller; `constants` hold read-only arrays, which
+    regions and statements name as they do what a function defines; a function's own names come first.
+    """
+
+    name: str
+    functions: Mapping[str, Function]
+    constants: Mapping[str, Array]
+    outputs: tuple[str, ...]
+
+    @property
+    def main(self) -> Function:
+        """What the caller calls; its parameters are the inputs of the network."""
+        return self.functions[MAIN]
+
+    @property
+    def inputs(self) -> tuple[Param, ...]:
+        """The inputs of the network."""
+        return self.main.params
+
+    def regions(self) -> tuple[Region, ...]:
+        """All regions, each once, in order."""
+        calls = (s for function in self.functions.values() for s in function.body if isinstance(s, Call | HostCall))
+        return tuple({call.region.key: call.region for call in calls}.values())
+
+    def static_graph(self) -> Graph | None:
+        """The network as one graph, when all shapes are known and there is no control flow at run time."""
+        shapes = {param.name: param.shape for param in self.inputs}
+        known = {name: shape for name, shape in shapes.items() if shape is not None}
+        match self.main.body:
+            case (Call(region=region, inputs=names, outputs=outputs),) if len(known) == len(shapes):
+                results = tuple(result.name for result in self.main.results)
+                if region.determining or outputs != results or self.outputs != region.outputs:
+                    return None
+                if names != tuple(shapes) or region.inputs != names:
+                    return None
+                return region.specialise(known, {}, self.constants)
+        return None
+
+    def verify(self) -> None:
+        """Check the structure. Raises: DefinitionError that names the function and the value at fault."""
+        if MAIN not in self.functions:
+            raise DefinitionError(f"program {self.name} has no function {MAIN}")
+        if len(self.outputs) != len(self.main.results):
+            raise DefinitionError(f"program {self.name}: {MAIN} gives {len(self.main.results)} results")
+        for name, function in self.functions.items():
+            if name != function.name:
+                raise DefinitionError(f"program {self.name}: function {function.name} is filed as {name}")
+            self._verify_function(function)
+
+    def _verify_function(self, function: Function) -> None:
+        where = f"program {self.name}, function {function.name}"
+        defined: set[str] = set()
+        for param in function.params:
+            if param.name in defined:
+                raise DefinitionError(f"{where}: two parameters have the name {param.name}")
+            defined.add(param.name)
+        for statement in function.body:
+            for name in reads(statement):
+                if name not in defined and name not in self.constants:
+                    raise DefinitionError(f"{where}: '{_text(statement)}' reads {name} before it is defined")
+            for name in defines(statement):
+                if name in defined:
+                    raise DefinitionError(f"{where}: '{_text(statement)}' defines {name} a second time")
+                defined.add(name)
+            self._verify_arity(where, statement)
+        for result in function.results:
+            if result.name not in defined and result.name not in self.constants:
+                raise DefinitionError(f"{where}: nothing computes its result {result.name}")
+
+    def _verify_arity(self, where: str, statement: Statement) -> None:
+        for what, wanted, given in self._arities(statement):
+            if wanted != given:
+                raise DefinitionError(f"{where}: '{_text(statement)}' has {given} of {what}, which are {wanted}")
+
+    def _arities(self, statement: Statement) -> Iterator[tuple[str, int, int]]:
+        match statement:
+            case Call() | HostCall():
+                region = statement.region
+                yield f"the inputs of {region.name}", len(region.inputs), len(statement.inputs)
+                yield f"the outputs of {region.name}", len(region.outputs), len(statement.outputs)
+                missing = [name for name in region.constants if name not in self.constants]
+                yield f"the constants of {region.name}", len(region.constants), len(region.constants) - len(missing)
+            case Branch():
+                for arm in (statement.then, statement.otherwise):
+                    function = self._called(arm.function)
+                    yield f"the parameters of {arm.function}", len(function.params), len(arm.inputs)
+                    yield f"the results of {arm.function}", len(function.results), len(statement.outputs)
+            case Loop():
+                function = self._called(statement.body)
+                passed = 2 + len(statement.carried) + len(statement.captured)
+                yield f"the parameters of {statement.body}", len(function.params), passed
+                yield f"the results of {statement.body}", len(function.results), 1 + len(defines(statement))
+                yield "what is carried", len(statement.carried), len(statement.outputs)
+
+    def _called(self, name: str) -> Function:
+        if name not in self.functions:
+            raise DefinitionError(f"program {self.name} has no function {name}")
+        return self.functions[name]
+
+    def __str__(self) -> str:
+        constants = [f"const {Value(name, array.shape, array.dtype.name)}" for name, array in self.constants.items()]
+        head = f"program {self.name} -> ({', '.join(self.outputs)})"
+        return "\n".join([head, *constants, *map(str, self.functions.values())])
+
+
+def _text(statement: Statement) -> str:
+    outputs = ", ".join(defines(statement))
+    match statement:
+        case Call() | HostCall():
+            region = statement.region
+            fixed = dict(zip(region.inputs, statement.inputs, strict=False))
+            words = [", ".join(statement.inputs)]
+            words += [f"constants {', '.join(region.constants)}"] if region.constants else []
+            words += [f"by {', '.join(fixed[name] for name in region.determining)}"] if region.determining else []
+            verb = "call" if isinstance(statement, Call) else "host"
+            return f"{outputs} = {verb} {region.name}({'; '.join(words)})"
+        case Branch():
+            arms = [f"{arm.function}({', '.join(arm.inputs)})" for arm in (statement.then, statement.otherwise)]
+            return f"{outputs} = {arms[0]} if {statement.condition} else {arms[1]}"
+        case Loop():
+            passed = [f"{', '.join(statement.carried)}"]
+            passed += [f"captured {', '.join(statement.captured)}"] if statement.captured else []
+            ends = "" if statement.count is None else f" for {statement.count} turns"
+            ends += "" if statement.condition is None else f" while {statement.condition}"
+            return f"{outputs} = loop{ends} {statement.body}({'; '.join(passed)})"
+
+
+def of_graph(graph: Graph) -> Program:
+    """A program that is one call of one graph."""
+    region = GraphRegion(graph)
+    params = tuple(Param(value.name, value.dtype, value.shape) for value in graph.inputs)
+    results = tuple(Param(value.name, value.dtype, value.shape) for value in graph.output_values())
+    call = Call(region, region.inputs, region.outputs)
+    return Program(graph.name, {MAIN: Function(MAIN, params, (call,), results)}, {}, graph.outputs)

@@ -1,0 +1,202 @@
+"""In: a piece of a network whose shapes may be known only when it runs. Out: a `Graph` for each set of shapes.
+
+Always: a `Graph` serves all inputs of its shapes that have the same values of the determining inputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from compiler.errors import ShapeMismatchError
+from compiler.graph.evaluate import evaluate
+from compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
+from compiler.graph.ir import Array, Graph
+
+Dimension = int | str | None
+"""A number; a symbol, which stands for one number wherever a function's parameters name it; None when unknown."""
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """What is known of a tensor beforehand: `dims` is None when not even the rank is, `dtype` when nothing says it."""
+
+    name: str
+    dtype: str | None
+    dims: tuple[Dimension, ...] | None = None
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape, if every dimension is a number."""
+        dims = () if self.dims is None else self.dims
+        numbers = tuple(extent for extent in dims if isinstance(extent, int))
+        return numbers if self.dims is not None and len(numbers) == len(dims) else None
+
+    def __str__(self) -> str:
+        inner = "..." if self.dims is None else ", ".join("?" if dim is None else str(dim) for dim in self.dims)
+        return f"{self.name}: {self.dtype or '?'}[{inner}]"
+
+
+@runtime_checkable
+class Region(Protocol):
+    """A piece of a network without control flow at run time.
+
+    `inputs` and `constants` are the region's own names for what it reads: arrays of the run, and arrays of the
+    program's constants of those names. `determining` are the inputs whose values, not only shapes, decide on the shapes
+    of results: a `Graph` serves only inputs with the same values of these. `key` is equal for regions that compute the
+    same from the same constants, in every process.
+    """
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What a call passes, in order."""
+        ...
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The constants of the program that it reads."""
+        ...
+
+    @property
+    def determining(self) -> tuple[str, ...]:
+        """Those of `inputs` whose values decide on shapes."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What a call gets, in order; the outputs of every `Graph` of the region have these names."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """A hash (32 hex digits) of what is computed."""
+        ...
+
+    def specialise(
+        self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> Graph:
+        """The graph, not optimised, for inputs of these shapes.
+
+        `shapes` has every input, `values` at least the determining ones; inputs in `values` are constants of the graph,
+        so the graph's inputs are the others, in the region's order, and `constants` are those of the program.
+        Raises: UnknownValueError that names inputs whose values are needed too: call again with these; ModelError,
+        with the node's name, when the shapes do not fit.
+        """
+        ...
+
+    def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
+        """The outputs, by NumPy: correct for all inputs, slow. Raises: as `specialise`."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Which function reads what `to_bytes` writes."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The region as data, without the program's constants."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphRegion:
+    """A region of shapes that are all known: a `Graph`, which holds its constants itself."""
+
+    graph: Graph
+
+    @property
+    def name(self) -> str:
+        """The graph's."""
+        return self.graph.name
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The graph's."""
+        return tuple(value.name for value in self.graph.inputs)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """None of the program's."""
+        return ()
+
+    @property
+    def determining(self) -> tuple[str, ...]:
+        """None: all shapes are known."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The graph's."""
+        return self.graph.outputs
+
+    @property
+    def key(self) -> str:
+        """The graph's fingerprint."""
+        return self.graph.fingerprint()
+
+    def specialise(
+        self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> Graph:
+        """The graph itself. Raises: ShapeMismatchError for other shapes than the graph's."""
+        del values, constants
+        for value in self.graph.inputs:
+            if shapes.get(value.name) != value.shape:
+                raise ShapeMismatchError(f"graph {self.name}: input {value} got the shape {shapes.get(value.name)}")
+        return self.graph
+
+    def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
+        """The outputs for arrays of the graph's inputs. Raises: DefinitionError when they do not fit."""
+        del constants
+        return evaluate(self.graph, inputs)
+
+    @property
+    def kind(self) -> str:
+        """Read by `GraphRegion.from_bytes`."""
+        return "graph"
+
+    def to_bytes(self) -> bytes:
+        """The graph."""
+        return graph_to_bytes(self.graph)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "GraphRegion":
+        """The region that these bytes were made of. Raises: ArtifactError when there is none."""
+        return cls(graph_from_bytes(data))
+
+
+def bind(params: Sequence[Param], arrays: Mapping[str, Array], where: str) -> dict[str, int]:
+    """The number that each symbol in `params` stands for in `arrays`, one for each of them.
+
+    Raises: ShapeMismatchError that names `where` and the input when an array is missing or has another dtype, rank or
+    extent, and when two extents that have one symbol differ.
+    """
+    bound: dict[str, tuple[int, str]] = {}
+    for param in params:
+        array = arrays.get(param.name)
+        if array is None:
+            raise ShapeMismatchError(f"{where}: no array is given for the input {param}")
+        if param.dtype not in (None, array.dtype.name):
+            raise ShapeMismatchError(f"{where}: the input {param} is given elements of {array.dtype.name}")
+        if param.dims is None:
+            continue
+        if array.ndim != len(param.dims):
+            raise ShapeMismatchError(
+                f"{where}: the input {param} has rank {len(param.dims)}, and is given an array of rank {array.ndim}, "
+                f"{list(array.shape)}"
+            )
+        for axis, (dim, extent) in enumerate(zip(param.dims, array.shape, strict=True)):
+            if isinstance(dim, int) and dim != extent:
+                raise ShapeMismatchError(f"{where}: the input {param} is given an array of {list(array.shape)}")
+            if isinstance(dim, str):
+                place = f"dimension {axis} of {param.name}"
+                first, whence = bound.setdefault(dim, (extent, place))
+                if first != extent:
+                    raise ShapeMismatchError(
+                        f"{where}: {dim} is {first} in {whence} and {extent} in {place}; these must be equal"
+                    )
+    return {symbol: extent for symbol, (extent, _) in bound.items()}
