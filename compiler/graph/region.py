@@ -73,6 +73,11 @@ class Region(Protocol):
         ...
 
     @property
+    def results(self) -> tuple[Param, ...]:
+        """What is known of the outputs beforehand, in their order; a virtual machine must know at least their dtypes."""
+        ...
+
+    @property
     def key(self) -> str:
         """A hash (32 hex digits) of what is computed."""
         ...
@@ -133,6 +138,11 @@ class GraphRegion:
     def outputs(self) -> tuple[str, ...]:
         """The graph's."""
         return self.graph.outputs
+
+    @property
+    def results(self) -> tuple[Param, ...]:
+        """The graph's outputs."""
+        return tuple(Param(value.name, value.dtype, value.shape) for value in self.graph.output_values())
 
     @property
     def key(self) -> str:
