@@ -74,7 +74,7 @@ class Region(Protocol):
 
     @property
     def results(self) -> tuple[Param, ...]:
-        """What is known of the outputs beforehand, in their order; a virtual machine must know at least their dtypes."""
+        """What is known of the outputs beforehand, in order; a virtual machine must know their dtypes at least."""
         ...
 
     @property
