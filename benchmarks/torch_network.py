@@ -60,6 +60,10 @@ class Writer:
         """A node that calls `function`."""
         return self._graph.call_function(function, arguments, named)
 
+    def method(self, name: str, receiver: Any) -> Any:
+        """A node that calls a method of a tensor by its name: methods themselves cannot be saved."""
+        return self._graph.call_method(name, (receiver,))
+
     def value(self, name: str) -> Any:
         """The node of a value; one that fetches a parameter where it is constant."""
         if name not in self.values:
@@ -204,7 +208,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
 }
 _OPERATORS: Mapping[str, Callable[[Writer, onnx.NodeProto, Attributes], Any]] = {
     "BatchNormalization": _batch_norm,
-    "Cast": lambda write, node, _: write.call(torch.Tensor.float, write.value(node.input[0])),
+    "Cast": lambda write, node, _: write.method("float", write.value(node.input[0])),
     "Clip": _clip,
     "Concat": lambda write, node, attrs: write.call(torch.cat, [write.value(x) for x in node.input], attrs["axis"]),
     "Conv": _convolution,
