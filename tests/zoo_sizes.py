@@ -14,3 +14,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "unet": {"image": 32, "width": 4},
     "vit_small": {"batch": 2, "image": 32, "patch": 8, "layers": 2, "width": 24, "heads": 3, "hidden": 56},
 }
+
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "gpt2_greedy": {"width": 16, "heads": 4, "hidden": 40, "words": 50, "positions": 24},
+}
+"""As above, those with loops and shapes that are known when they run."""

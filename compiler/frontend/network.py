@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from compiler.errors import ModelFormatError
 from compiler.frontend import zoo
 from compiler.frontend.onnx.importer import load_model
 from compiler.frontend.onnx.model_file import read_model
+from compiler.frontend.onnx.program import load_program
 from compiler.graph.ir import Graph
+from compiler.graph.program import Program
+from compiler.graph.region import Dimension
 
 
 def load_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
@@ -19,6 +23,18 @@ def load_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | Non
     if name_or_path in zoo.NAMES:
         return load_model(zoo.build(name_or_path), name=name_or_path, shapes=shapes)
     return load_model(_existing(name_or_path), shapes=shapes)
+
+
+def load_program_network(
+    name_or_path: str, *, shapes: Mapping[str, Sequence[Dimension]] | None = None, **options: Any
+) -> Program:
+    """Import a network whose shapes or course need not be known before it runs.
+
+    `options` are those of a zoo network, such as `tokens="tokens"`. Raises: as `load_network`, but for dynamic shapes.
+    """
+    if name_or_path in zoo.NAMES or name_or_path in zoo.PROGRAM_NAMES:
+        return load_program(zoo.build(name_or_path, **options), name=name_or_path, shapes=shapes)
+    return load_program(_existing(name_or_path), shapes=shapes)
 
 
 def network_bytes(name_or_path: str) -> bytes:

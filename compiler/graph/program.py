@@ -111,6 +111,14 @@ class Function:
     body: tuple[Statement, ...]
     results: tuple[Param, ...]
 
+    def constants(self) -> tuple[str, ...]:
+        """The constants of the program that the function reads."""
+        own = {param.name for param in self.params}.union(*map(defines, self.body))
+        read = [name for statement in self.body for name in reads(statement)] + [result.name for result in self.results]
+        regions = [s.region for s in self.body if isinstance(s, Call | HostCall)]
+        inner = [name for region in regions for name in region.constants]
+        return tuple(dict.fromkeys([name for name in read if name not in own] + inner))
+
     def __str__(self) -> str:
         results = ", ".join(map(str, self.results))
         lines = [f"function {self.name}({', '.join(map(str, self.params))}) -> ({results})"]

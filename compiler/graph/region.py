@@ -89,13 +89,13 @@ class Region(Protocol):
 
         `shapes` has every input, `values` at least the determining ones; inputs in `values` are constants of the graph,
         so the graph's inputs are the others, in the region's order, and `constants` are those of the program.
-        Raises: UnknownValueError that names inputs whose values are needed too: call again with these; ModelError,
-        with the node's name, when the shapes do not fit.
+        Raises: UnknownValueError that names inputs whose values are needed too: call again with these;
+        ShapeMismatchError, with the node's name, when the shapes do not fit.
         """
         ...
 
     def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs, by NumPy: correct for all inputs, slow. Raises: as `specialise`."""
+        """The outputs, by NumPy: correct for all inputs, slow. Raises: ShapeMismatchError when these do not fit."""
         ...
 
     @property

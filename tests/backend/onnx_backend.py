@@ -16,8 +16,10 @@ from compiler.driver.compile_network import compile_graph
 from compiler.errors import DynamicShapeError, UnknownValueError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.frontend.onnx.importer import load_model
+from compiler.frontend.onnx.program import load_program
 from compiler.graph.ir import Graph
 from compiler.graph.pipeline import optimize
+from compiler.graph.run_program import run_program
 from compiler.target import Target
 
 Array = NDArray[Any]
@@ -57,6 +59,20 @@ class CompiledModel(BackendRep):  # type: ignore[misc]
         graph = _specialised(self._model, named)
         self.folded = bool(named) and not graph.inputs
         return _executor(graph)
+
+
+class InterpretedProgram(BackendRep):  # type: ignore[misc]
+    """A model as a program that the reference interpreter runs."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """Import `model`. Raises: ModelError when that cannot be done."""
+        self._program = load_program(model)
+
+    def run(self, inputs: Sequence[Array] | Mapping[str, Array], **_: Any) -> tuple[Array, ...]:
+        """The outputs for arrays of the inputs."""
+        names = [param.name for param in self._program.inputs]
+        pairs = inputs.items() if isinstance(inputs, Mapping) else zip(names, inputs, strict=True)
+        return run_program(self._program, {name: np.asarray(array) for name, array in pairs})
 
 
 def _executor(graph: Graph) -> GraphExecutor:

@@ -21,7 +21,7 @@ import onnx
 import pytest
 from onnx.backend.test import BackendTest
 
-from tests.backend.onnx_backend import CompiledModel, RetuneBackend
+from tests.backend.onnx_backend import CompiledModel, InterpretedProgram, RetuneBackend
 
 _FILE = Path(__file__).with_name("onnx_nodes.txt")
 _EVERY = 25
@@ -66,6 +66,25 @@ def _run(case: unittest.TestCase) -> None:
 @pytest.mark.parametrize("name", _PASSING[::_EVERY])
 def test_some(name: str, suite: dict[str, unittest.TestCase]) -> None:
     _run(suite[name])
+
+
+def test_programs(suite: dict[str, unittest.TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has control flow, open dimensions or data that decides on shapes, by the reference interpreter."""
+    flow = ("test_if", "test_loop", "test_scan")
+    names = [
+        name
+        for name, outcome in _recorded().items()
+        if outcome in ("specialised", "folded") or (outcome == "compiled" and name.startswith(flow))
+    ]
+    monkeypatch.setattr(RetuneBackend, "prepare", lambda model, *_, **__: InterpretedProgram(model))
+    failed = {}
+    for name in names:
+        try:
+            _run(suite[name])
+        except Exception as error:
+            failed[name] = str(error)
+    assert failed == {}
+    assert len(names) > 300
 
 
 @pytest.mark.slow

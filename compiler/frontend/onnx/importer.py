@@ -92,7 +92,7 @@ def load_model(
     model = expand_functions(original, CONVERTERS)
     opset = opset_of(model)
     inputs = _read_inputs(model, shapes or {})
-    _check_operators(model)
+    check_operators(model)
     check_model(original)
     graph = _convert(model, name or "network", inputs, opset)
     verify(graph)
@@ -124,7 +124,7 @@ def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
                     extents.append(dimension.dim_value)
                 else:
                     dynamic.append(f"dimension {axis} ({dimension.dim_param or '?'}) of input {entry.name!r}")
-        values.append(Value(entry.name, tuple(extents), _dtype_of(entry)))
+        values.append(Value(entry.name, tuple(extents), dtype_of(entry)))
     if dynamic:
         raise DynamicShapeError(
             f"the model is not static: {', '.join(dynamic)}; give numbers for these with --shape NAME=1,3,224,224 "
@@ -133,7 +133,7 @@ def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
     return values
 
 
-def _dtype_of(entry: onnx.ValueInfoProto) -> str:
+def dtype_of(entry: onnx.ValueInfoProto) -> str:
     """The dtype of an input. Raises: ModelFormatError when it has none, UnsupportedOperatorError when we have not."""
     kind = entry.type.tensor_type.elem_type
     if kind not in onnx.TensorProto.DataType.values() or kind == onnx.TensorProto.UNDEFINED:
@@ -158,7 +158,7 @@ def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor)
     return extents
 
 
-def _check_operators(model: onnx.ModelProto) -> None:
+def check_operators(model: onnx.ModelProto) -> None:
     """Find the nodes that no converter takes, without converting anything."""
     missing = [
         missing_operator(node)

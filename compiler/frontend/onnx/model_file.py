@@ -62,14 +62,14 @@ def check_model(model: onnx.ModelProto) -> None:
     Raises: ModelFormatError with its first complaint.
     """
     try:
-        onnx.checker.check_model(_without_large_weights(model))
+        onnx.checker.check_model(without_large_weights(model))
     except onnx.checker.ValidationError as error:
         raise ModelFormatError(f"model {model.graph.name} is not valid ONNX: {_first_line(error)}") from None
     except ValueError:
         return  # larger than a protocol message may be, all the same: ONNX cannot check it in memory
 
 
-def _without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with inputs in place of large initialisers, or itself when it has none."""
     large = {tensor.name for tensor in model.graph.initializer if len(tensor.raw_data) > _LARGE_BYTES}
     if not large:

@@ -31,10 +31,11 @@ def _dropout(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _constant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    return [builder.constant(_constant_array(node), node.outputs[0])]
+    return [builder.constant(constant_array(node), node.outputs[0])]
 
 
-def _constant_array(node: OnnxNode) -> Array:
+def constant_array(node: OnnxNode) -> Array:
+    """What a Constant node holds. Raises: UnsupportedOperatorError for strings and sparse tensors."""
     tensor = node.tensor("value")
     if tensor is not None:
         return tensor

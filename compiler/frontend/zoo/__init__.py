@@ -12,7 +12,7 @@ from compiler.errors import ModelFormatError, OptionError
 from compiler.frontend.onnx.model_file import check_model
 from compiler.frontend.zoo.bert import bert_base
 from compiler.frontend.zoo.dcgan import dcgan
-from compiler.frontend.zoo.gpt2 import gpt2_block
+from compiler.frontend.zoo.gpt2 import gpt2_block, gpt2_greedy
 from compiler.frontend.zoo.mlp import mlp
 from compiler.frontend.zoo.mobilenet import mobilenet_v2
 from compiler.frontend.zoo.resnet import resnet18, resnet50
@@ -33,7 +33,12 @@ _NETWORKS: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "vit_small": vit_small,
 }
 
+_PROGRAMS: Mapping[str, Callable[..., onnx.ModelProto]] = {"gpt2_greedy": gpt2_greedy}
+
 NAMES: tuple[str, ...] = tuple(sorted(_NETWORKS))
+"""Networks of static shapes, which can be tuned."""
+PROGRAM_NAMES: tuple[str, ...] = tuple(sorted(_PROGRAMS))
+"""Those with loops and shapes that are known when they run: `compiler.frontend.onnx.program` imports them."""
 
 
 def build(name: str, **options: Any) -> onnx.ModelProto:
@@ -41,10 +46,11 @@ def build(name: str, **options: Any) -> onnx.ModelProto:
 
     Raises: ModelFormatError when the zoo has no such network, OptionError when it has no such option.
     """
-    if name not in _NETWORKS:
-        raise ModelFormatError(f"no network {name!r} in the zoo; it has {', '.join(NAMES)}")
+    known = {**_NETWORKS, **_PROGRAMS}
+    if name not in known:
+        raise ModelFormatError(f"no network {name!r} in the zoo; it has {', '.join((*NAMES, *PROGRAM_NAMES))}")
     try:
-        model = _NETWORKS[name](**options)
+        model = known[name](**options)
     except TypeError as error:
         raise OptionError(f"network {name}: {error}") from None
     check_model(model)

@@ -14,11 +14,11 @@ from compiler.frontend.zoo.layers import LayerWriter
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What the blocks of a transformer have in common: `width` is divided among `heads`, `hidden` is the width inside
-    the feed-forward part.
+    the feed-forward part. A symbol stands for a batch or a number of tokens that is known when the network runs.
     """
 
-    batch: int
-    tokens: int
+    batch: int | str
+    tokens: int | str
     width: int
     heads: int
     hidden: int
@@ -28,10 +28,16 @@ class Sizes:
         """Channels of one head."""
         return self.width // self.heads
 
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The batch and the tokens in the target of a Reshape that keeps both, where 0 stands for a symbol."""
+        batch, tokens = (extent if isinstance(extent, int) else 0 for extent in (self.batch, self.tokens))
+        return batch, tokens
+
 
 def split_heads(write: LayerWriter, x: str, sizes: Sizes, name: str) -> str:
     """(batch, tokens, width) as (batch, heads, tokens, width / heads)."""
-    shape = write.integers((sizes.batch, sizes.tokens, sizes.heads, sizes.head_width), f"{name}_split_shape")
+    shape = write.integers((*sizes.rows, sizes.heads, sizes.head_width), f"{name}_split_shape")
     apart = write.node("Reshape", [x, shape], f"{name}_split")
     return write.node("Transpose", [apart], f"{name}_heads", perm=[0, 2, 1, 3])
 
@@ -39,7 +45,7 @@ def split_heads(write: LayerWriter, x: str, sizes: Sizes, name: str) -> str:
 def join_heads(write: LayerWriter, x: str, sizes: Sizes, name: str) -> str:
     """(batch, heads, tokens, width / heads) as (batch, tokens, width)."""
     turned = write.node("Transpose", [x], f"{name}_turned", perm=[0, 2, 1, 3])
-    shape = write.integers((sizes.batch, sizes.tokens, sizes.width), f"{name}_joined_shape")
+    shape = write.integers((*sizes.rows, sizes.width), f"{name}_joined_shape")
     return write.node("Reshape", [turned, shape], f"{name}_joined")
 
 

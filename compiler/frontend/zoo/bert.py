@@ -16,8 +16,8 @@ _HIDDEN_BY = -10000.0
 
 def bert_base(
     *,
-    batch: int = 1,
-    tokens: int = 128,
+    batch: int | str = 1,
+    tokens: int | str = 128,
     layers: int = 12,
     width: int = 768,
     heads: int = 12,
@@ -28,6 +28,8 @@ def bert_base(
 ) -> onnx.ModelProto:
     """Inputs `input_ids`, `attention_mask` (1 for a token, 0 for none) and `token_type_ids`, int64 (batch, tokens);
     outputs `last_hidden_state` (batch, tokens, width) and `pooler_output` (batch, width).
+
+    A symbol in place of a number leaves the batch or the number of tokens, up to `positions`, to whoever runs it.
     """
     write = LayerWriter("bert_base", None, seed)
     ids, attended, types = (
@@ -60,12 +62,21 @@ def _embedding(write: LayerWriter, ids: str, types: str, sizes: Sizes, words: in
     table = write.normal((words, width), 0.5, "word_table")
     word = write.node("Gather", [table, ids], "word", axis=0)
     kind = write.node("Gather", [write.normal((2, width), 0.3, "type_table"), types], "type", axis=0)
-    places = write.weight(np.arange(sizes.tokens, dtype=np.int64)[None], "places")
+    places = _places(write, ids, sizes.tokens, positions)
     place = write.node("Gather", [write.normal((positions, width), 0.3, "place_table"), places], "place", axis=0)
     both = write.node("Add", [word, kind], "word_and_type")
     return write.layer_norm(
         write.node("Add", [both, place], "embedding_sum"), width, "embedding", epsilon=_EPSILON
     )
+
+
+def _places(write: LayerWriter, ids: str, tokens: int | str, positions: int) -> str:
+    """The number of each token, (1, tokens); if their number is not known, a part of all numbers, as exporters do."""
+    if isinstance(tokens, int):
+        return write.weight(np.arange(tokens, dtype=np.int64)[None], "places")
+    every = write.weight(np.arange(positions, dtype=np.int64)[None], "all_places")
+    count = write.extent(ids, 1, "tokens_count")
+    return write.node("Slice", [every, *write.part(0, count, 1, "places")], "places")
 
 
 def _layer(write: LayerWriter, x: str, mask: str, sizes: Sizes, name: str, output: str) -> str:

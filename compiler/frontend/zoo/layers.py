@@ -1,6 +1,7 @@
 """In: layers in order. Out: an ONNX model. Always: seeded weights keep activations sane."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from math import prod, sqrt
 from typing import Any
 
@@ -21,6 +22,8 @@ class LayerWriter:
     def __init__(self, name: str, input_shape: Sequence[int] | None, seed: int) -> None:
         """`input_shape` is that of the only input, `input`; None where the inputs are declared by `feed`."""
         self._rng = np.random.default_rng(seed)
+        self._prefix = ""
+        self._weights: set[str] = set()
         self._model = onnx.ModelProto(producer_name="retune", ir_version=IR_VERSION)
         self._model.opset_import.append(helper.make_opsetid("", OPSET))
         self._graph = self._model.graph  # written in place: a large network is never held twice
@@ -29,25 +32,56 @@ class LayerWriter:
         if input_shape is not None:
             self.feed(self.input, input_shape)
 
-    def feed(self, name: str, shape: Sequence[int], dtype: int = TensorProto.FLOAT) -> str:
+    def feed(self, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> str:
         """Declare an input; `dtype` is ONNX's number of an element type."""
         self._graph.input.append(helper.make_tensor_value_info(name, dtype, list(shape)))
         return name
 
+    def prefixed(self, prefix: str) -> "LayerWriter":
+        """A writer of the same graph whose results have a prefix, but not its weights: to use these a second time."""
+        other = copy(self)
+        other._prefix = prefix
+        return other
+
+    def body(self, prefix: str) -> "LayerWriter":
+        """As `prefixed`, for a graph of its own, the body of a loop: it takes weights from around it."""
+        other = self.prefixed(prefix)
+        other._graph = onnx.GraphProto(name=f"{prefix}body")
+        return other
+
     def node(self, op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """Any operator with one result."""
-        self._graph.node.append(helper.make_node(op_type, list(inputs), [name], name=f"{name}_node", **attributes))
+        (name,) = self.nodes(op_type, inputs, [name], **attributes)
         return name
+
+    def nodes(self, op_type: str, inputs: Sequence[str], names: Sequence[str], **attributes: Any) -> tuple[str, ...]:
+        """Any operator."""
+        made = [self._prefix + name for name in names]
+        self._graph.node.append(helper.make_node(op_type, list(inputs), made, name=f"{made[0]}_node", **attributes))
+        return tuple(made)
 
     def split(self, x: str, axis: int, names: Sequence[str]) -> tuple[str, ...]:
         """Equal parts of `x` along an axis."""
-        self._graph.node.append(helper.make_node("Split", [x], list(names), name=f"{names[0]}_split", axis=axis))
-        return tuple(names)
+        made = [self._prefix + name for name in names]
+        self._graph.node.append(helper.make_node("Split", [x], made, name=f"{made[0]}_split", axis=axis))
+        return tuple(made)
+
+    def extent(self, x: str, axis: int, name: str) -> str:
+        """How far a dimension of `x` reaches: an int64 of shape (1,)."""
+        shape = self.node("Shape", [x], f"{name}_shape")
+        return self.node("Gather", [shape, self.integers((axis,), f"{name}_axis")], name)
+
+    def part(self, start: int, end: str, axis: int, name: str) -> tuple[str, str, str]:
+        """The operands of a Slice from `start` to the value `end` of one axis."""
+        return self.integers((start,), f"{name}_start"), end, self.integers((axis,), f"{name}_axis")
 
     def weight(self, array: NDArray[Any], name: str) -> str:
-        """A named initializer."""
-        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
-        self._graph.initializer.add(name=name, data_type=dtype, dims=array.shape, raw_data=array.tobytes())
+        """A named initializer; if there is one of this name, that one."""
+        if name not in self._weights:
+            dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+            weights = self._model.graph.initializer
+            weights.add(name=name, data_type=dtype, dims=array.shape, raw_data=array.tobytes())
+            self._weights.add(name)
         return name
 
     def normal(self, shape: Sequence[int], deviation: float, name: str) -> str:
@@ -126,12 +160,19 @@ class LayerWriter:
         """The model whose result is `output`."""
         return self.finish_all({output: output_shape})
 
-    def finish_all(self, outputs: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    def finish_all(self, outputs: Mapping[str, Sequence[int | str]]) -> onnx.ModelProto:
         """The model with these results, each with its shape."""
-        self._graph.output.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)) for name, shape in outputs.items()
-        )
+        for name, shape in outputs.items():
+            self.result(name, shape)
         return self._model
+
+    def finish_body(self) -> onnx.GraphProto:
+        """The body of a loop, whose results were declared by `result`."""
+        return self._graph
+
+    def result(self, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> None:
+        """Declare a result."""
+        self._graph.output.append(helper.make_tensor_value_info(name, dtype, list(shape)))
 
     def _normal(self, shape: tuple[int, ...], deviation: float) -> Floats:
         numbers = self._rng.standard_normal(shape, dtype=np.float32)

@@ -22,8 +22,9 @@ def vit_small(
 ) -> onnx.ModelProto:
     """Input (batch, 3, image, image), output (batch, classes); `image` is a multiple of `patch`."""
     write = LayerWriter("vit_small", (batch, 3, image, image), seed)
-    sizes = Sizes(batch, (image // patch) ** 2 + 1, width, heads, hidden)
-    x = _patches(write, sizes, patch)
+    tokens = (image // patch) ** 2 + 1
+    sizes = Sizes(batch, tokens, width, heads, hidden)
+    x = _patches(write, (batch, tokens, width), patch)
     for layer in range(layers):
         x = _layer(write, x, sizes, f"layer{layer}")
     x = write.layer_norm(x, width, "norm", epsilon=_EPSILON)
@@ -32,9 +33,9 @@ def vit_small(
     return write.finish(write.fully_connected(flat, (width, classes), "logits"), (batch, classes))
 
 
-def _patches(write: LayerWriter, sizes: Sizes, patch: int) -> str:
-    """Patches as vectors behind the class token, with the vectors of their places added."""
-    batch, tokens, width = sizes.batch, sizes.tokens, sizes.width
+def _patches(write: LayerWriter, shape: tuple[int, int, int], patch: int) -> str:
+    """Patches as vectors behind the class token, with the vectors of their places added: (batch, tokens, width)."""
+    batch, tokens, width = shape
     weight = write.normal((width, 3, patch, patch), (3 * patch * patch) ** -0.5, "patch_weight")
     bias = write.normal((width,), 0.02, "patch_bias")
     attributes = {"strides": [patch] * 2, "kernel_shape": [patch] * 2}

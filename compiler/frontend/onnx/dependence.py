@@ -1,0 +1,177 @@
+"""In: an ONNX node, and on which values its operands depend. Out: which values must be known to import it.
+
+Always: the shape of a value is known where the value is, so what is computed from shapes depends on no value.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from compiler.frontend.onnx.model_file import is_standard
+
+Names = frozenset[str]
+Roots = Callable[[str], Names]
+"""The values that one depends on: those that a region is given, or none if it is known as soon as shapes are."""
+
+NOTHING: Names = frozenset()
+
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+NEEDED: Mapping[str, tuple[int, ...]] = {
+    **{f"Reduce{name}": (1,) for name in _REDUCTIONS},
+    "BlackmanWindow": (0,),
+    "Col2Im": (1, 2),
+    "Compress": (1,),
+    "ConstantOfShape": (0,),
+    "CumProd": (1,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "NonMaxSuppression": (0, 1, 2, 3, 4),
+    "NonZero": (0,),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unique": (0,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+}
+"""The operands that converters must know, by operator; what is missing here costs a second import when it is met."""
+
+ON_THE_HOST = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+"""Operators whose data, not some small operand, decides how many elements there are."""
+
+CONTROL_FLOW = ("If", "Loop", "Scan")
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What a node depends on: values that decide on its course, values that decide on shapes, values of its results."""
+
+    decides: Names
+    needs: Names
+    results: tuple[Names, ...]
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def body(node: onnx.NodeProto, key: str) -> onnx.GraphProto:
+    """The graph `key` of a node."""
+    graphs: list[onnx.GraphProto] = [attribute.g for attribute in node.attribute if attribute.name == key]
+    return graphs[0]
+
+
+def free_names(graph: onnx.GraphProto) -> tuple[str, ...]:
+    """The names that a graph takes from around it, in the order of their first use."""
+    own = {entry.name for entry in graph.input} | {tensor.name for tensor in graph.initializer}
+    found: dict[str, None] = {}
+    for node in graph.node:
+        found.update((name, None) for name in read_names(node) if name not in own)
+        own.update(node.output)
+    found.update((entry.name, None) for entry in graph.output if entry.name not in own)
+    return tuple(found)
+
+
+def read_names(node: onnx.NodeProto) -> tuple[str, ...]:
+    """The names that a node reads, its graphs included, each once; operands that are left out are none."""
+    found = dict.fromkeys(name for name in node.input if name)
+    for graph in bodies(node):
+        found.update(dict.fromkeys(free_names(graph)))
+    return tuple(found)
+
+
+def needed_operands(node: onnx.NodeProto) -> tuple[str, ...]:
+    """The operands that must be known to import an ordinary node."""
+    places = NEEDED.get(node.op_type, ()) if is_standard(node.domain) else ()
+    return tuple(node.input[place] for place in places if place < len(node.input) and node.input[place])
+
+
+def examine(node: onnx.NodeProto, roots: Roots) -> Dependence:
+    """What the node depends on if it is imported, loops unrolled."""
+    match node.op_type:
+        case "If":
+            return _of_condition(node, roots)
+        case "Loop":
+            return _of_loop(node, roots)
+        case "Scan":
+            return _of_scan(node, roots)
+        case "Shape" | "Size":
+            return Dependence(NOTHING, NOTHING, (NOTHING,))
+    needs = _union(roots(name) for name in needed_operands(node))
+    values = _union(roots(name) for name in node.input if name)
+    decides = needs if node.op_type in ON_THE_HOST else NOTHING
+    return Dependence(decides, needs, (values,) * len(node.output))
+
+
+def _union(parts: Iterator[Names]) -> Names:
+    return NOTHING.union(*parts)
+
+
+def _of_graph(graph: onnx.GraphProto, roots: Roots, given: Mapping[str, Names]) -> Dependence:
+    inner = dict(given)
+
+    def found(name: str) -> Names:
+        return inner[name] if name in inner else roots(name)
+
+    decides, needs = NOTHING, NOTHING
+    for node in graph.node:
+        seen = examine(node, found)
+        decides, needs = decides | seen.decides, needs | seen.needs
+        inner.update(zip(node.output, seen.results, strict=False))
+    return Dependence(decides, needs, tuple(found(entry.name) for entry in graph.output))
+
+
+def _of_condition(node: onnx.NodeProto, roots: Roots) -> Dependence:
+    one, other = (_of_graph(body(node, key), roots, {}) for key in ("then_branch", "else_branch"))
+    condition = roots(node.input[0])
+    results = tuple(a | b | condition for a, b in zip(one.results, other.results, strict=True))
+    return Dependence(condition | one.decides | other.decides, one.needs | other.needs, results)
+
+
+def _of_loop(node: onnx.NodeProto, roots: Roots) -> Dependence:
+    ends = _union(roots(name) for name in node.input[:2] if name)
+    turn, condition, *names = (entry.name for entry in body(node, "body").input)
+    fixed = {turn: NOTHING, condition: NOTHING}
+    seen = _settled(body(node, "body"), roots, fixed, names, [roots(name) for name in node.input[2:]], skip=1)
+    return Dependence(ends | seen.decides | seen.results[0], seen.needs, seen.results[1:])
+
+
+def _of_scan(node: onnx.NodeProto, roots: Roots) -> Dependence:
+    count = next((attribute.i for attribute in node.attribute if attribute.name == "num_scan_inputs"), 0)
+    operands, names = list(node.input), [entry.name for entry in body(node, "body").input]
+    fixed = {name: roots(operand) for name, operand in zip(names[-count:], operands[-count:], strict=False)}
+    return _settled(body(node, "body"), roots, fixed, names[:-count], [roots(name) for name in operands[:-count]], 0)
+
+
+def _settled(
+    graph: onnx.GraphProto, roots: Roots, fixed: Mapping[str, Names], names: list[str], start: list[Names], skip: int
+) -> Dependence:
+    """What a body depends on when its results, but for the first `skip`, are the operands `names` of the next turn."""
+    carried = start
+    while True:
+        seen = _of_graph(graph, roots, {**fixed, **dict(zip(names, carried, strict=False))})
+        more = [a | b for a, b in zip(carried, seen.results[skip:], strict=False)]
+        if more == carried:
+            return seen
+        carried = more

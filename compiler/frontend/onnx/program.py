@@ -1,0 +1,142 @@
+"""In: an ONNX model, perhaps with unknown dimensions, conditions and loops. Out: a verified `Program`.
+
+Always: what can be imported statically is; the program keeps the model's weights, by their names, once.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from compiler.errors import ModelFormatError
+from compiler.frontend.onnx.dependence import bodies
+from compiler.frontend.onnx.importer import CONVERTERS, Constants, check_operators, dtype_of
+from compiler.frontend.onnx.model_edits import at_supported_opset, expand_functions, with_fixed_inputs
+from compiler.frontend.onnx.model_file import check_model, opset_of, read_model, without_large_weights
+from compiler.frontend.onnx.partition import Workshop
+from compiler.frontend.onnx.tidy import Tidy, definitions
+from compiler.frontend.onnx.types import narrowed, param_of, write_dims
+from compiler.graph.ir import Array
+from compiler.graph.program import MAIN, Function, Program
+from compiler.graph.region import Dimension, Param
+
+_log = logging.getLogger(__name__)
+
+Dimensions = Mapping[str, Sequence[Dimension]]
+
+
+def load_program(
+    source: str | Path | bytes | onnx.ModelProto,
+    *,
+    name: str | None = None,
+    shapes: Dimensions | None = None,
+    constants: Constants | None = None,
+) -> Program:
+    """Import an ONNX model whose shapes and course need not be known before it runs.
+
+    `name` is the program's (else the file's stem, else the model's own). `shapes` gives dimensions to inputs: a number,
+    a symbol, or None for any; `constants` fixes inputs for good. Inputs and outputs keep their names and order.
+    Dimensions with one symbol are equal when the program runs.
+
+    Raises: ModelFormatError when there is no such file or it is not ONNX, or a shape does not fit;
+    UnsupportedOperatorError that names every node without a converter.
+    """
+    model = with_fixed_inputs(read_model(source), constants or {})
+    if name is None:
+        name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
+    original = at_supported_opset(model)
+    model = expand_functions(original, CONVERTERS)
+    opset = opset_of(model)
+    params = _params(model, shapes or {})
+    check_operators(model)
+    check_model(_of_some_rank(original))
+    tidy = Tidy(definitions(model.graph))
+    tidy.weights(model.graph.initializer)
+    graph = tidy.graph(_with_types(model, params), {}, {tensor.name for tensor in model.graph.initializer})
+    shop = Workshop(opset, tidy.constants, tidy.constant, tidy.fresh)
+    shop.define(MAIN, graph, params)
+    outputs = tuple(entry.name for entry in model.graph.output)
+    program = Program(name or "network", shop.functions, _used(shop.functions, tidy.constants), outputs)
+    program.verify()
+    _log.info("imported %s: %d functions, %d regions", program.name, len(program.functions), len(program.regions()))
+    return program
+
+
+def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[Param, ...]:
+    """The inputs of the model, with what the caller says of them."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    fed = [entry for entry in model.graph.input if entry.name not in weights]
+    unknown = sorted(set(shapes) - {entry.name for entry in fed})
+    if unknown:
+        raise ModelFormatError(
+            f"a shape is given for {', '.join(unknown)}, but the inputs are {', '.join(entry.name for entry in fed)}"
+        )
+    params = []
+    for entry in fed:
+        if not entry.type.HasField("tensor_type"):
+            raise ModelFormatError(f"input {entry.name!r} is not a tensor")
+        param = Param(entry.name, dtype_of(entry), param_of(entry).dims)
+        params.append(narrowed(param, shapes[entry.name]) if entry.name in shapes else param)
+    return tuple(params)
+
+
+def _of_some_rank(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model for ONNX's checker, which takes no input of unknown rank."""
+    if all(entry.type.tensor_type.HasField("shape") for entry in model.graph.input):
+        return model
+    light = onnx.ModelProto()
+    light.CopyFrom(without_large_weights(model))
+    for entry in light.graph.input:
+        if entry.type.HasField("tensor_type"):
+            entry.type.tensor_type.shape.SetInParent()
+    return light
+
+
+def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphProto:
+    """The graph with what ONNX infers of its values, those of the graphs inside it too; large weights are left out."""
+    light = onnx.ModelProto()
+    light.CopyFrom(without_large_weights(model))
+    given = {param.name: param.dims for param in params if param.dims is not None}
+    for entry in light.graph.input:
+        if entry.name in given:
+            write_dims(entry, given[entry.name])
+    _forget(light.graph.output)
+    _forget_claims(light.graph)
+    try:
+        graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    except Exception as error:  # whatever its C++ code throws; what is not known costs regions, and decides nothing
+        _log.info("no shapes are inferred: %s", error)
+        graph = light.graph
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [entry for entry in graph.input if entry.name not in weights]
+    del graph.input[:]
+    graph.input.extend(kept)
+    return graph
+
+
+def _forget_claims(graph: onnx.GraphProto) -> None:
+    """Take away what the file says of shapes inside it, which may be of another input, or of a loop's first turn alone.
+
+    What follows from the inputs is inferred anew. Scalars stay, and the rows that a loop collects.
+    """
+    _forget(graph.value_info)
+    for node in graph.node:
+        for inner in bodies(node):
+            carried = len(node.input) - 2 if node.op_type == "Loop" else 0
+            _forget((*inner.input[2 : 2 + carried], *inner.output[1 : 1 + carried]))
+            if node.op_type == "If":
+                _forget(inner.output)
+            _forget_claims(inner)
+
+
+def _forget(entries: Iterable[onnx.ValueInfoProto]) -> None:
+    for entry in entries:
+        if entry.type.HasField("tensor_type") and entry.type.tensor_type.shape.dim:
+            entry.type.tensor_type.ClearField("shape")
+
+
+def _used(functions: Mapping[str, Function], constants: Mapping[str, Array]) -> dict[str, Array]:
+    """The constants that the functions read."""
+    used = {name for function in functions.values() for name in function.constants()}
+    return {name: array for name, array in constants.items() if name in used}

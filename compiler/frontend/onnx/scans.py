@@ -1,0 +1,133 @@
+"""In: an ONNX Scan. Out: ONNX nodes with a Loop that compute the same. Always: sequences have one length, or it fails.
+
+What a turn takes from the sequences it gathers; what the loop collects is turned round and transposed after it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from compiler.errors import UnsupportedOperatorError
+from compiler.frontend.onnx.attributes import read_attributes
+from compiler.frontend.onnx.conversion import name_of
+from compiler.frontend.onnx.dependence import body
+from compiler.frontend.onnx.types import param_of
+from compiler.graph.ir import Array
+from compiler.graph.region import Param
+
+_END = np.iinfo(np.int64).max
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """Writes ONNX nodes with names by `constant` (array, wish) and `fresh` (wish); `known` describes their results."""
+
+    constant: Callable[[Array, str], str]
+    fresh: Callable[[str], str]
+    label: str
+    made: list[onnx.NodeProto] = field(default_factory=list)
+    known: list[Param] = field(default_factory=list)
+
+    def emit(self, op: str, inputs: Sequence[str], result: Param | None = None, **attributes: Any) -> str:
+        """Append a node; its result is described by `result`, or is a new one of whole numbers."""
+        result = result or Param(self.fresh(f"{self.label}_{op.lower()}"), "int64")
+        self.made.append(helper.make_node(op, list(inputs), [result.name], name=self.label, **attributes))
+        self.known.append(result)
+        return result.name
+
+    def numbers(self, numbers: int | list[int]) -> str:
+        return self.constant(np.asarray(numbers, "int64"), f"{self.label}_numbers")
+
+    def sliced(self, name: str, start: int, end: int, step: int = 1, result: Param | None = None) -> str:
+        """A part of the first axis."""
+        return self.emit("Slice", [name, *(self.numbers([number]) for number in (start, end, 0, step))], result)
+
+
+def as_loop(
+    node: onnx.NodeProto,
+    types: Mapping[str, Param],
+    constant: Callable[[Array, str], str],
+    fresh: Callable[[str], str],
+) -> tuple[list[onnx.NodeProto], list[Param]]:
+    """The nodes in place of a Scan, whose results keep their names, and what is known of new values.
+
+    Raises: UnsupportedOperatorError when its attributes do not fit, or the rank of a row that is collected along
+    another axis than the first is not known.
+    """
+    label, attributes, inner = name_of(node), read_attributes(node), body(node, "body")
+    count = attributes.get("num_scan_inputs", 0)
+    if not 0 < count <= len(node.input) or len(inner.input) != len(node.input):
+        raise UnsupportedOperatorError(f"{label!r} (Scan): num_scan_inputs {count} does not fit its operands")
+    state, sequences = list(node.input[:-count]), list(node.input[-count:])
+    axes = attributes.get("scan_input_axes") or [0] * count
+    backwards = attributes.get("scan_input_directions") or [0] * count
+    write = _Nodes(constant, fresh, label)
+    length = _length(write, sequences[0], axes[0])
+    found = [types.get(name, Param(name, None)) for name in sequences[1:]]
+    same = [_of_length(write, one, axis, length) for one, axis in zip(found, axes[1:], strict=True)]
+    turn, on = fresh(f"{label}_turn"), fresh(f"{label}_on")
+    rows = _Nodes(constant, fresh, label)
+    last = rows.emit("Sub", [length, rows.numbers(1)]) if any(backwards) else ""
+    for name, entry, axis, back in zip([sequences[0], *same], inner.input[-count:], axes, backwards, strict=True):
+        place = rows.emit("Sub", [last, turn]) if back else turn
+        rows.emit("Gather", [name, place], param_of(entry), axis=axis)
+    turns = onnx.GraphProto(name=label)
+    turns.input.append(helper.make_tensor_value_info(turn, TensorProto.INT64, ()))
+    turns.input.append(helper.make_tensor_value_info(on, TensorProto.BOOL, ()))
+    turns.input.extend(inner.input[:-count])
+    turns.node.extend([*rows.made, *inner.node])
+    turns.output.append(helper.make_tensor_value_info(on, TensorProto.BOOL, ()))
+    turns.output.extend(inner.output)
+    turns.value_info.extend([*inner.value_info, *inner.input[-count:]])
+    results, after = _collected(write, node, attributes, len(state), types)
+    loop = helper.make_node("Loop", [length, "", *state], results, name=label, body=turns)
+    return [*write.made, loop, *after.made], [*write.known, *after.known]
+
+
+def _length(write: _Nodes, sequence: str, axis: int) -> str:
+    """The number of turns, a scalar."""
+    count = Param(write.fresh(f"{write.label}_length"), "int64", ())
+    return write.emit("Gather", [write.emit("Shape", [sequence]), write.numbers(axis)], count)
+
+
+def _of_length(write: _Nodes, sequence: Param, axis: int, length: str) -> str:
+    """The sequence itself, by way of a shape that says how long it must be."""
+    shape = write.emit("Shape", [sequence.name])
+    before, after = write.sliced(shape, 0, axis), write.sliced(shape, axis + 1 if axis != -1 else _END, _END)
+    row = write.emit("Unsqueeze", [length, write.numbers([0])])
+    target = write.emit("Concat", [before, row, after], axis=0)
+    return write.emit("Reshape", [sequence.name, target], replace(sequence, name=write.fresh(sequence.name)))
+
+
+def _collected(
+    write: _Nodes, node: onnx.NodeProto, attributes: Mapping[str, Any], carried: int, types: Mapping[str, Param]
+) -> tuple[list[str], _Nodes]:
+    """The names of the loop's results, and the nodes that make the scan's results of them."""
+    results = list(node.output)
+    rows = results[carried:]
+    axes = attributes.get("scan_output_axes") or [0] * len(rows)
+    reverse = attributes.get("scan_output_directions") or [0] * len(rows)
+    after = _Nodes(write.constant, write.fresh, write.label)
+    for place, (name, axis, back) in enumerate(zip(rows, axes, reverse, strict=True), carried):
+        if not name or not (axis or back):
+            continue
+        known = types.get(name, Param(name, None))
+        steps = results[place] = write.fresh(name)
+        after.known.append(Param(steps, known.dtype))
+        if back:
+            turned = Param(write.fresh(name), known.dtype) if axis else known
+            steps = after.sliced(steps, -1, -_END, -1, turned)
+        if axis:
+            dims = known.dims
+            if dims is None or not -len(dims) <= axis < len(dims):
+                raise UnsupportedOperatorError(
+                    f"{write.label!r} (Scan): collects along axis {axis} rows of unknown rank"
+                )
+            order = list(range(1, len(dims)))
+            order.insert(axis % len(dims), 0)
+            after.emit("Transpose", [steps], known, perm=order)
+    return results, after

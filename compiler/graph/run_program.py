@@ -1,0 +1,80 @@
+"""In: a program and arrays for its inputs. Out: the arrays of its outputs. Always: plain NumPy, statement by statement.
+
+The oracle of the tests, and what the virtual machine computes where nothing is compiled.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compiler.errors import ShapeMismatchError
+from compiler.graph.ir import Array
+from compiler.graph.program import Branch, Call, Function, HostCall, Loop, Program
+from compiler.graph.region import Param, bind
+
+
+def run_program(program: Program, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
+    """Run `program` and return its outputs in order.
+
+    Raises: ShapeMismatchError when an array is missing or does not fit: see `bind`.
+    """
+    bind(program.inputs, inputs, f"program {program.name}")
+    return _run(program, program.main, [inputs[param.name] for param in program.inputs])
+
+
+def truth(condition: Array, where: str) -> bool:
+    """A condition of one element. Raises: ShapeMismatchError that names `where` when it has another number of them."""
+    if condition.size != 1:
+        raise ShapeMismatchError(f"{where}: the condition has {condition.size} elements instead of one")
+    return bool(condition.item())
+
+
+def stacked(rows: Sequence[Array], described: Param) -> Array:
+    """What the turns of a loop gave, along a new first axis; if there were none, of the dimensions that are described.
+
+    Raises: ShapeMismatchError when the rows have different shapes.
+    """
+    if not rows:
+        extents = [extent if isinstance(extent, int) else 0 for extent in described.dims or ()]
+        return np.zeros((0, *extents), described.dtype or "float32")
+    if len({row.shape for row in rows}) > 1:
+        raise ShapeMismatchError(f"the rows {described} that a loop collects have different shapes")
+    return np.stack(rows)
+
+
+def _run(program: Program, function: Function, arguments: Sequence[Array]) -> tuple[Array, ...]:
+    held = {**program.constants, **{p.name: a for p, a in zip(function.params, arguments, strict=True)}}
+    for statement in function.body:
+        match statement:
+            case Call() | HostCall():
+                region = statement.region
+                given = {name: held[read] for name, read in zip(region.inputs, statement.inputs, strict=True)}
+                results = region.evaluate(given, program.constants)
+                held.update(zip(statement.outputs, results, strict=True))
+            case Branch():
+                arm = statement.then if truth(held[statement.condition], function.name) else statement.otherwise
+                results = _run(program, program.functions[arm.function], [held[name] for name in arm.inputs])
+                held.update(zip(statement.outputs, results, strict=True))
+            case Loop():
+                held.update(_loop(program, statement, held))
+    return tuple(held[result.name] for result in function.results)
+
+
+def _loop(program: Program, loop: Loop, held: Mapping[str, Array]) -> dict[str, Array]:
+    function = program.functions[loop.body]
+    going = True if loop.condition is None else truth(held[loop.condition], loop.body)
+    turns = None if loop.count is None else int(held[loop.count].item())
+    carried = [held[name] for name in loop.carried]
+    captured = [held[name] for name in loop.captured]
+    columns: list[list[Array]] = [[] for _ in loop.collected]
+    turn = 0
+    while going and (turns is None or turn < turns):
+        condition, *results = _run(program, function, [np.asarray(turn), np.asarray(True), *carried, *captured])
+        carried, rows = results[: len(carried)], results[len(carried) :]
+        for column, row in zip(columns, rows, strict=True):
+            column.append(row)
+        going = truth(condition, loop.body)
+        turn += 1
+    described = function.results[1 + len(carried) :]
+    whole = [stacked(column, row) for column, row in zip(columns, described, strict=True)]
+    return dict(zip((*loop.outputs, *loop.collected), (*carried, *whole), strict=True))
