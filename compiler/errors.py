@@ -76,6 +76,17 @@ class LoweringError(RetuneError):
     """A schedule cannot be turned into code within the target's limits."""
 
 
+class DeviceLimitError(LoweringError):
+    """A kernel asks for more than a GPU has; `limit` is what of."""
+
+    def __init__(self, message: str, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[type["DeviceLimitError"], tuple[str, str]]:
+        return type(self), (str(self), self.limit)
+
+
 class KernelFaultError(RetuneError):
     """Threads of a kernel race, access what is not there or was never written, or do not all come to a barrier."""
 
@@ -146,6 +157,16 @@ class MismatchError(RetuneError, ValueError):
 
 class MeasureError(RetuneError):
     """The measuring infrastructure itself failed."""
+
+
+class DeviceError(RetuneError):
+    """A GPU that is asked for is not there, or what was asked of it failed. After one that is `lasting` the process can
+    ask it for nothing more.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
 
 
 class OptionError(RetuneError):

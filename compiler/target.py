@@ -6,10 +6,11 @@ Always: `str(target)` is stable and parses back to an equal target.
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from compiler.errors import TargetError
+from compiler.gpu_facts import GpuFacts, facts_of
 
 _OPTIONS = {
     "llvm": {"-mtriple": "triple", "-mcpu": "cpu", "-mattr": "features", "-device": "device"},
@@ -116,7 +117,8 @@ class HardwareParams:
     `max_shared_memory_per_block` and `max_local_memory_per_block` (registers of all threads) in bytes,
     `max_threads_per_block`, `max_vthread_extent` (how many virtual threads one thread may run), `warp_size` (threads
     that run in step). The first eight fields, in this order, are those of a record. `vector_registers` is how many
-    vector registers there are, `stack_bytes` how much stack the buffers of one thread may take.
+    vector registers there are, `stack_bytes` how much stack the buffers of one thread may take, `facts` what estimates
+    know of a GPU (None: what is usual).
     """
 
     num_cores: int
@@ -129,15 +131,26 @@ class HardwareParams:
     warp_size: int = 0
     vector_registers: int = 32
     stack_bytes: int = 256 * 1024
+    facts: GpuFacts | None = None
 
     @property
     def lane_masks(self) -> bool:
         """Whether vectors can leave lanes out at no cost: registers of 64 bytes are those of AVX-512."""
         return self.vector_unit_bytes >= 64
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether these are the parameters of a GPU."""
+        return self.max_threads_per_block > 0
+
+    @property
+    def gpu(self) -> GpuFacts:
+        """What is known of the GPU, or of a usual one."""
+        return self.facts or facts_of("")
+
     def to_row(self) -> list[int]:
         """The eight numbers that a record keeps."""
-        return list(astuple(self)[:_IN_RECORD])
+        return [int(getattr(self, name)) for name in _RECORDED]
 
     @classmethod
     def from_row(cls, row: Sequence[int]) -> Self:
@@ -146,9 +159,10 @@ class HardwareParams:
         Raises: TargetError when there are not eight whole numbers.
         """
         whole = all(isinstance(value, int) and not isinstance(value, bool) for value in row)
-        if len(row) != _IN_RECORD or not whole:
-            raise TargetError(f"hardware parameters are {_IN_RECORD} whole numbers, got {list(row)!r}")
-        return cls(*row)
+        if len(row) != len(_RECORDED) or not whole:
+            raise TargetError(f"hardware parameters are {len(_RECORDED)} whole numbers, got {list(row)!r}")
+        cores, vector, line, shared, local, threads, virtual, warp = row
+        return cls(cores, vector, line, shared, local, threads, virtual, warp)
 
 
-_IN_RECORD = 8
+_RECORDED = tuple(field.name for field in fields(HardwareParams))[:8]

@@ -41,7 +41,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     began = time.monotonic() - tuning.elapsed
     bar = ProgressBar(run_id, job.network)
-    with open_workers(measuring, job.plan) as workers:
+    with open_workers(measuring, job.plan, job.gpu) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
             if tuning.is_stalled(job.early_stopping):
                 announce(PhaseStarted(f"stopped early: {job.early_stopping} trials brought nothing"))

@@ -1,5 +1,6 @@
-"""In: a job for a fleet. Out: the same for the machine of its device, and flows that reach the fleet. Always: a job for
-this machine passes through as it is.
+"""In: a job for a fleet or a GPU. Out: the same for the machine of its device, and flows that reach the fleet.
+
+Always: a job for this machine's processor passes through as it is.
 """
 
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 from prefect import Flow, flow
 
 from compiler.driver.bench import DeviceFacts
+from compiler.measure.cuda_runner import gpu_identity
 from compiler.measure.fleet import BUILD, device_queue
 from flows.parameters import TuneJob
 from tasks.fleet import describe_device
@@ -18,10 +20,13 @@ AnyFlow = TypeVar("AnyFlow", bound=Flow[Any, Any])
 
 
 def located(job: TuneJob) -> TuneJob:
-    """The job with what its fleet's device says of itself: target, cores, cache. What was asked for stays.
+    """The job with what its fleet's device says of itself: target, cores, cache; or with the name of its GPU, as far as
+    there is one. What was asked for stays.
 
     Raises: MeasureError when no worker serves the device.
     """
+    if job.gpu is not None:
+        return replace(job, machine=gpu_identity(job.gpu))
     if job.plan is None:
         return job
     facts = reaching_fleet(describe_on, job)(job.on_device, job.plan)

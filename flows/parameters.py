@@ -153,6 +153,13 @@ class TuneJob:
         return self.machine or config.device_name()
 
     @property
+    def gpu(self) -> int | None:
+        """The number, in CUDA, of the GPU of this machine that the job tunes for; None when it is not for one. Which
+        GPU has number 0 is for `CUDA_VISIBLE_DEVICES` to say.
+        """
+        return 0 if self.target and Target(self.target).is_gpu and not self.fleet else None
+
+    @property
     def plan(self) -> FleetPlan | None:
         """How the job reaches the workers of its fleet; None when this machine does all itself."""
         return FleetPlan(self.fleet, self.storage, self.on_device) if self.fleet else None

@@ -23,12 +23,14 @@ class Workers:
 
 
 @contextmanager
-def open_workers(options: MeasureOptions, plan: FleetPlan | None = None) -> Iterator[Workers]:
-    """Without a plan, build processes on all cores of this machine and one process that times programs on
-    `options.threads` threads; else the workers of a fleet.
+def open_workers(
+    options: MeasureOptions, plan: FleetPlan | None = None, gpu: int | None = None
+) -> Iterator[Workers]:
+    """Without a plan, build processes on all cores of this machine and one process that times programs, on
+    `options.threads` threads or on the GPU of a number; else the workers of a fleet.
     """
     if plan is None:
-        with LocalMeasurer.with_options(options) as measurer:
+        with LocalMeasurer.with_options(options, gpu=gpu) as measurer:
             yield Workers(measurer, measurer.builder, measurer.runner)
         return
     with open_courier(plan) as courier:

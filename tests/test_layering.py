@@ -28,6 +28,7 @@ RANK = {
     "dtype": 0,
     "packing": 0,
     "target": 0,
+    "gpu_facts": 0,
     "ir": 1,
     "runtime": 1,
     "te": 2,
@@ -52,6 +53,7 @@ RANK = {
 
 NEIGHBOURS = {
     ("target", "errors"),
+    ("target", "gpu_facts"),
     ("dtype", "errors"),
     ("packing", "errors"),
     ("settings", "errors"),

@@ -21,8 +21,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from compiler.auto_scheduler.loop_state import State
 from compiler.config import usable_processors
-from compiler.errors import MeasureError, NotYetError, OptionError
+from compiler.errors import DeviceError, MeasureError, OptionError
 from compiler.measure.builder import LocalBuilder
+from compiler.measure.cuda_runner import CudaRunner
 from compiler.measure.fleet import FleetRunner
 from compiler.measure.log import LoggedTask, LoggedTrial, code_target, is_timed
 from compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
@@ -235,6 +236,7 @@ class ProgramMeasurer:
         max_continuous_error: int = -1,
         *,
         threads: int = 1,
+        gpu: bool = False,
     ) -> None:
         self.callbacks = tuple(callbacks)
         self.verbose = verbose
@@ -243,27 +245,45 @@ class ProgramMeasurer:
         self._failures: dict[str, int] = {}
         self._best: dict[str, tuple[float, MeasureInput]] = {}
         self._own: list[LocalBuilder | LocalRunner | FleetRunner] = []
-        self._measurer = self._made_of(builder, runner, threads)
+        self._measurer = self._made_of(builder, runner, threads, gpu)
 
     @classmethod
     def of(cls, options: TuningOptions, tasks: Sequence[SearchTask]) -> "ProgramMeasurer":
         """What the options ask for, for programs of these tasks.
 
-        Raises: OptionError when an array for an input of a task does not fit, NotYetError for a GPU.
+        Raises: OptionError when an array for an input of a task does not fit, or some tasks are for processors and some
+        for GPUs; DeviceError for GPUs when there is none.
         """
         for task in tasks:
             check_measurable(task)
+        gpu = any(task.target.is_gpu for task in tasks)
+        if gpu and not all(task.target.is_gpu for task in tasks):
+            raise OptionError("some of the tasks are for processors and some for GPUs; tune these after those")
         threads = max((task.hardware.num_cores for task in tasks), default=1)
         threads = max(1, min(threads, len(usable_processors())))
         callbacks = options.measure_callbacks or ()
-        return cls(options.builder, options.runner, callbacks, options.verbose, threads=threads)
+        made = cls(options.builder, options.runner, callbacks, options.verbose, threads=threads, gpu=gpu)
+        if isinstance(made.runner, CudaRunner):
+            try:
+                made.runner.check()
+            except DeviceError:
+                made.close()
+                raise
+        return made
+
+    @property
+    def runner(self) -> object:
+        """What times the programs; None where that is a measurer of one's own."""
+        return getattr(self._measurer, "runner", None)
 
     def _made_of(
-        self, builder: LocalBuilder | str, runner: LocalRunner | FleetRunner | Measurer | str, threads: int
+        self, builder: LocalBuilder | str, runner: LocalRunner | FleetRunner | Measurer | str, threads: int, gpu: bool
     ) -> Measurer:
         if not isinstance(runner, (LocalRunner, FleetRunner, str)):
             return runner
         times = LocalRunner(options=MeasureOptions(threads=threads)) if isinstance(runner, str) else runner
+        if gpu and isinstance(times, LocalRunner) and not isinstance(times, CudaRunner):
+            times = CudaRunner(times.options)
         lane = times.processors if times.options.overlap else ()
         builds = builder if isinstance(builder, LocalBuilder) else LocalBuilder(lane=lane)
         self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]
@@ -328,10 +348,8 @@ class ProgramMeasurer:
 def check_measurable(task: SearchTask) -> None:
     """See to it that programs of the task can be measured here.
 
-    Raises: OptionError when an array for an input does not fit, NotYetError for a GPU.
+    Raises: OptionError when an array for an input does not fit.
     """
-    if task.target.is_gpu:
-        raise NotYetError(f"{task.name}: programs for {task.target} can be searched for, but not built or measured yet")
     for place, array in special_inputs(task).items():
         tensor = task.dag.inputs[place]
         if array.shape != tensor.shape or array.dtype.name != tensor.dtype:

@@ -13,7 +13,6 @@ from compiler.errors import LoweringError
 from compiler.ir.expr import Binary, Buffer, Expr, Load, Var
 from compiler.ir.stmt import (
     Allocate,
-    Barrier,
     Block,
     For,
     If,
@@ -22,6 +21,7 @@ from compiler.ir.stmt import (
     LoopKind,
     Stmt,
     Store,
+    Together,
     exprs_of,
     walk_stmt,
 )
@@ -65,7 +65,7 @@ class BodyEmitter(ExpressionEmitter):
                 self.allocate(stmt)
             case Invoke():
                 raise LoweringError(f"the function {stmt.function} is called inside a loop")
-            case Barrier():
+            case Together():
                 raise LoweringError("the threads of a block wait for each other, but a CPU has no blocks of threads")
 
     def loop(self, loop: For) -> None:
@@ -260,7 +260,8 @@ class BodyEmitter(ExpressionEmitter):
         if mask is not None and place.stride == 1:
             self.masked_write(self.address(place, stmt.buffer), value, mask)
         elif value.lanes == 1 or place.stride == 1 or storage.lanes > 1:
-            align = 64 if stmt.buffer.scope == "register" and storage.lanes > 1 else size
+            wide = stmt.buffer.scope == "register" and storage.lanes > 1
+            align = 64 if wide else self.alignment(stmt.buffer, stmt.indices, value.lanes)
             self.writer.put(f"store {kind} {value.text}, ptr {self.address(place, stmt.buffer)}, align {align}")
         else:
             for lane, scalar in enumerate(

@@ -28,7 +28,7 @@ from compiler.ir.expr import (
 from compiler.ir.interval import as_index
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.operators import SYMBOLS
-from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Let, LoopKind, Stmt, Store, walk_stmt
+from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Let, LoopKind, Shuffle, Stmt, Store, walk_stmt
 
 _TYPES = {
     "float64": "double",
@@ -96,6 +96,9 @@ def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
         case Barrier():
             yield f"{pad}__syncthreads();"
             return
+        case Shuffle():
+            yield f"{pad}{_place(stmt.buffer, stmt.indices)} = {_shuffle(stmt)};"
+            return
         case For():
             var = _name(stmt.var.name)
             if stmt.kind in (LoopKind.UNROLL, LoopKind.VECTOR):
@@ -116,6 +119,13 @@ def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
             raise LoweringError(f"a {type(stmt).__name__} has no form in a GPU kernel")
     yield from _lines(stmt.body, depth + 1)
     yield f"{pad}}}"
+
+
+def _shuffle(stmt: Shuffle) -> str:
+    """All threads of the warp take part: those that the mask names and the block lacks have left already."""
+    if stmt.distance is None:
+        return f"__shfl_sync(0xffffffff, {_text(stmt.value)}, 0, {stmt.width})"
+    return f"__shfl_down_sync(0xffffffff, {_text(stmt.value)}, {stmt.distance}, {stmt.width})"
 
 
 def _definition(stmt: Let | Allocate) -> str:

@@ -71,7 +71,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         place = self.place(buffer, expr.indices)
         if lanes > 1 and storage.lanes == 1 and place.stride != 1:
             return self.gather(expr, place, lanes)
-        align = 64 if storage.lanes > 1 else item_bytes(buffer.dtype)
+        align = 64 if storage.lanes > 1 else self.alignment(buffer, expr.indices, lanes)
         # Registers have room for the lanes that are not wanted.
         mask = None if buffer.scope == "register" else self.mask_of(lanes)
         loaded = self.writer.loaded.setdefault(buffer.name, {})

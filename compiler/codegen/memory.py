@@ -138,6 +138,10 @@ class MemoryEmitter(ABC):
             self.fallbacks[key] = pointer
         return self.fallbacks[key]
 
+    def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:  # noqa: ARG002
+        """Bytes that divide the address of an access; processors ask for no more than an element."""
+        return item_bytes(buffer.dtype)
+
     def each_lane(self, make: Callable[[], str]) -> list[str]:
         """`make` once an active lane, with the vector variable standing for that lane alone."""
         assert self.vector is not None

@@ -1,8 +1,11 @@
 """In: the kernels of a GPU function. Out: their LLVM text, and the PTX that LLVM makes of it.
 
-Always: the same expressions and loops as for a processor; added are the numbers of block and thread, shared memory and
-barriers. A kernel takes the addresses of all parameters and then of the workspace, in order; they must not overlap.
+Always: the same expressions and loops as for a processor; added are the numbers of block and thread, shared memory,
+barriers, shuffles, and vectors that are aligned. A kernel takes the addresses of all parameters and then of the
+workspace, in order, which are multiples of 16; they must not overlap.
 """
+
+from math import gcd
 
 import llvmlite.binding as llvm
 
@@ -10,17 +13,22 @@ from compiler.codegen.body import BodyEmitter
 from compiler.codegen.cpu import check_names, parse_module
 from compiler.codegen.intrinsics import DECLARATIONS
 from compiler.codegen.types import item_bytes, memory_type
-from compiler.codegen.values import Scalar, Storage
+from compiler.codegen.values import Ramp, Scalar, Storage
+from compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
+from compiler.codegen.warp_shuffle import shuffled
 from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer
+from compiler.gpu_facts import facts_of
+from compiler.ir.alignment import VECTOR_BYTES, first_alignment
+from compiler.ir.expr import Buffer, Expr
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import Allocate, Barrier, LoopKind, Stmt
+from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt
 from compiler.target import Target
 
-_TRIPLE = "nvptx64-nvidia-cuda"
+GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"
-_VECTOR_BYTES = 16
-_ALIGNMENT = 64
+_MOST_REGISTERS = 255
+_INDEX_REGISTERS = 40
+_MOST_RESIDENT = 8
 _REGISTERS = {
     LoopKind.BLOCK_X: "ctaid.x",
     LoopKind.BLOCK_Y: "ctaid.y",
@@ -40,10 +48,10 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     arch = target.arch or _OLDEST
-    check_names(target, (_TRIPLE, arch, ""))
-    module = parse_module(write_device(function))
-    machine = llvm.Target.from_triple(_TRIPLE).create_target_machine(cpu=arch, opt=3)
-    module.triple = _TRIPLE
+    check_names(target, (GPU_TRIPLE, arch, ""))
+    module = parse_module(write_device(function, arch))
+    machine = llvm.Target.from_triple(GPU_TRIPLE).create_target_machine(cpu=arch, opt=3)
+    module.triple = GPU_TRIPLE
     module.data_layout = str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(machine, options)
@@ -60,23 +68,33 @@ def _check_calls(name: str, text: str) -> None:
         raise LoweringError(f"{name}: no code for GPUs for the library functions {', '.join(needed)}")
 
 
-def write_device(function: DeviceFunction) -> str:
-    """The module of a function's kernels."""
+def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
+    """The module of a function's kernels for GPUs of an architecture."""
     parts = [_kernel(function, kernel, number) for number, kernel in enumerate(function.kernels)]
     reads = (f"declare i32 @llvm.nvvm.read.ptx.sreg.{register}()" for register in _REGISTERS.values())
-    declarations = "\n".join(("declare void @llvm.nvvm.barrier0()", *reads, *DECLARATIONS))
+    declarations = "\n".join(("declare void @llvm.nvvm.barrier0()", *reads, *SHUFFLES, *DECLARATIONS))
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))
-        bounds.append(f'!{number} = !{{ptr @{kernel.name}, !"kernel", i32 1, {", ".join(extents)}}}')
+        least = f'!"minctasm", i32 {_resident(kernel, arch)}'
+        bounds.append(f'!{number} = !{{ptr @{kernel.name}, !"kernel", i32 1, {", ".join(extents)}, {least}}}')
     names = ", ".join(f"!{number}" for number in range(len(bounds)))
     return "\n\n".join([declarations, *parts, "\n".join([f"!nvvm.annotations = !{{{names}}}", *bounds]), ""])
+
+
+def _resident(kernel: Kernel, arch: str) -> int:
+    """Blocks that a multiprocessor is to have room for: the assembler gives each thread its share of the registers. Of
+    these there are twice as many as its buffers take and some for indices, so that nothing need be spilled.
+    """
+    wanted = min(_MOST_REGISTERS, 2 * kernel.registers + _INDEX_REGISTERS)
+    blocks = int(facts_of(arch).resident(kernel.threads, wanted, kernel.bytes_of("shared")))
+    return min(_MOST_RESIDENT, max(1, blocks))
 
 
 def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
     buffers = (*function.params, *function.workspace)
     pointers = {buffer: f"%b{place}" for place, buffer in enumerate(buffers)}
-    emitter = _DeviceEmitter(pointers, f"shared{number}_")
+    emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel.threads)
     for kind, register in _REGISTERS.items():
         if kernel.sizes[kind] == 1:
             emitter.env[INDICES[kind]] = 0
@@ -87,24 +105,27 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
         emitter.env[INDICES[kind]] = Scalar(f"%{name}", 0)
     emitter.statement(kernel.body.body)
     emitter.writer.put("ret void")
-    params = ", ".join(f"ptr noalias nocapture align {_ALIGNMENT} %b{place}" for place in range(len(buffers)))
+    params = ", ".join(f"ptr noalias nocapture align {VECTOR_BYTES} %b{place}" for place in range(len(buffers)))
     code = f"define ptx_kernel void @{kernel.name}({params}) {{\nentry:\n{emitter.writer.text()}\n}}"
     return "\n".join([*emitter.definitions(), code])
 
 
 class _DeviceEmitter(BodyEmitter):
-    """Writes the body of one kernel; its shared buffers are called `prefix` and their number."""
+    """Writes the body of one kernel; its shared buffers are called `prefix` and their number, a block has so many
+    `threads`.
+    """
 
-    def __init__(self, pointers: dict[Buffer, str], prefix: str) -> None:
-        super().__init__(pointers, _VECTOR_BYTES)
+    def __init__(self, pointers: dict[Buffer, str], prefix: str, threads: int) -> None:
+        super().__init__(pointers, VECTOR_BYTES)
         self.prefix = prefix
+        self.threads = threads
         self.shared: dict[Buffer, str] = {}
 
     def definitions(self) -> list[str]:
         """The lines that define the shared buffers."""
         return [
             f"@{name} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] poison, "
-            f"align {_VECTOR_BYTES if buffer.nbytes % _VECTOR_BYTES == 0 else item_bytes(buffer.dtype)}"
+            f"align {_start_alignment(buffer)}"
             for buffer, name in self.shared.items()
         ]
 
@@ -117,5 +138,31 @@ class _DeviceEmitter(BodyEmitter):
             name = self.shared.setdefault(stmt.buffer, f"{self.prefix}{len(self.shared)}")
             self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) @{name} to ptr)")
             self.statement(stmt.body)
+        elif isinstance(stmt, Shuffle):
+            self.shuffle(stmt)
         else:
             super().statement(stmt)
+
+    def shuffle(self, stmt: Shuffle) -> None:
+        """Write what another thread of the warp has."""
+        value = shuffled(self.result, self.evaluate(stmt.value), stmt.distance, stmt.width, self.threads)
+        stored = self.to_memory(value, stmt.buffer.dtype)
+        pointer = self.address(self.place(stmt.buffer, stmt.indices), stmt.buffer)
+        kind, align = memory_type(stmt.buffer.dtype), item_bytes(stmt.buffer.dtype)
+        self.writer.put(f"store {kind} {stored.text}, ptr {pointer}, align {align}")
+        self.writer.loaded.pop(stmt.buffer.name, None)
+
+    def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:
+        """Bytes that divide the address of an access: a vector is moved at once only if all of its own do."""
+        item = item_bytes(buffer.dtype)
+        ramp = self.env.get(self.vector) if self.vector is not None else None
+        if lanes == 1 or self.vector is None or not isinstance(ramp, Ramp):
+            return item
+        first = gcd(first_alignment(buffer, indices, self.vector), _start_alignment(buffer))
+        turn = ramp.lanes if ramp.base is not None else 0  # of a long loop's turns each begins a multiple of it further
+        return gcd(first, ramp.offset * item, turn * item, VECTOR_BYTES)
+
+
+def _start_alignment(buffer: Buffer) -> int:
+    """Bytes that divide the address of a buffer's first element."""
+    return item_bytes(buffer.dtype) if buffer.scope == "shared" and buffer.nbytes % VECTOR_BYTES else VECTOR_BYTES

@@ -13,6 +13,7 @@ from compiler.codegen.dot_instructions import dots_of
 from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
 from compiler.codegen.nvptx import ptx, write_device
+from compiler.driver.device_build import build_device_kernel
 from compiler.driver.hardware import hardware_of
 from compiler.errors import LoweringError, refusing_depth
 from compiler.ir.stmt import LoopFunction
@@ -48,9 +49,11 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code or the name is none of a
     function, TargetError when there is no code generation for the target.
     """
-    describe(task.target)
     if not _C_NAME.fullmatch(name):
         raise LoweringError(f"a kernel cannot be called {name!r}: letters, digits and _ make the name of a function")
+    if task.target.is_gpu:
+        return build_device_kernel(task, steps, name)
+    describe(task.target)
     with refusing_depth(name, LoweringError):
         function = lower(replay(task.dag, steps), name, task.hardware, task.layout, dots=dots_of(task))
         text = _text(task, function)

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from compiler.codegen.cpu import describe
+from compiler.codegen.nvptx import GPU_TRIPLE
 from compiler.driver.build import build_kernel
 from compiler.driver.dispatch import DispatchContext, FallbackContext
 from compiler.driver.hardware import hardware_of
@@ -24,6 +25,7 @@ from compiler.graph.to_plan import to_plan
 from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.default import default_steps
+from compiler.schedule.default_gpu import default_gpu_steps
 from compiler.schedule.state import State, replay
 from compiler.schedule.steps import Step, load_steps
 from compiler.schedule.task import SearchTask
@@ -170,7 +172,8 @@ def _told(task: SearchTask, state: State) -> _Choice:
 def _default(task: SearchTask, note: str = "") -> _Choice:
     if note:
         _log.warning("%s: %s; using the default schedule", task.name, note)
-    return _Choice(BuildRequest(task, default_steps(task.dag), task.name), None, Origin.DEFAULT, note)
+    steps = default_gpu_steps(task.dag) if task.target.is_gpu else default_steps(task.dag)
+    return _Choice(BuildRequest(task, steps, task.name), None, Origin.DEFAULT, note)
 
 
 def _build(choices: list[_Choice], build: BuildKernels) -> tuple[list[_Choice], list[KernelArtifact]]:
@@ -200,7 +203,7 @@ def _build_or_default(choice: _Choice, build: BuildKernels) -> tuple[_Choice, Ke
 
 
 def _metadata(graph: Graph, target: Target, threads: int) -> dict[str, object]:
-    triple, cpu, features = describe(target)
+    triple, cpu, features = (GPU_TRIPLE, target.arch, "") if target.is_gpu else describe(target)
     return {
         "network": graph.name,
         "fingerprint": graph.fingerprint(),

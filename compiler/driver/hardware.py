@@ -3,10 +3,11 @@
 Always: what the target's own instruction set offers, never more, as LLVM itself uses it.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 
 from compiler.codegen.cpu import describe, vector_bytes
 from compiler.config import usable_processors
+from compiler.gpu_facts import facts_of
 from compiler.target import HardwareParams, Target
 
 _PLAIN_BYTES = 16
@@ -32,7 +33,7 @@ def hardware_of(target: Target, threads: int) -> HardwareParams:
     Raises: TargetError when LLVM does not know the triple, the processor or a feature.
     """
     if target.is_gpu:
-        return _CUDA
+        return replace(_CUDA, facts=facts_of(target.arch))
     width, registers = _vector_unit(target)
     return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
 
@@ -45,8 +46,8 @@ def completed(hardware: HardwareParams, target: Target) -> HardwareParams:
         missing = [name for name in _OF_PROCESSORS if getattr(hardware, name) < 1]
         usual = hardware_of(target, len(usable_processors())) if missing else hardware
         return replace(hardware, **{name: getattr(usual, name) for name in missing})
-    given = {name: value for name, value in asdict(hardware).items() if value}
-    return replace(_CUDA, **given)
+    given = {field.name: value for field in fields(hardware) if (value := getattr(hardware, field.name))}
+    return replace(hardware_of(target, 1), **given)
 
 
 def _vector_unit(target: Target) -> tuple[int, int]:

@@ -79,6 +79,8 @@ class GraphExecutor:
         functions = functions or {}
         network.verify(functions)
         check_machine(network)
+        if any(call.device for call in network.plan.calls):
+            raise ArtifactError(f"network {network.plan.name} runs on several devices: use HeterogeneousExecutor")
         plan = network.plan
         self.network = network
         self.threads = threads

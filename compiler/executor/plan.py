@@ -58,11 +58,14 @@ class BufferSpec:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kernel call; `label` says for people which nodes of the network it computes."""
+    """One kernel call; `label` says for people which nodes of the network it computes, `device` is the number of the
+    device that it runs on, 0 for the processor.
+    """
 
     kernel: str
     buffers: tuple[int, ...]
     label: str = ""
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,9 @@ class Plan:
             place = f"+{buffer.offset}" if buffer.kind is BufferKind.INTERMEDIATE else ""
             view = f" = %{buffer.storage}" if buffer.storage != number else ""
             lines.append(f"  %{number} {buffer.kind}{place} {buffer.name}: {buffer.dtype}{list(buffer.shape)}{view}")
-        lines += [f"  {call.kernel}({', '.join(f'%{number}' for number in call.buffers)})" for call in self.calls]
+        for call in self.calls:
+            where = f" on device {call.device}" if call.device else ""
+            lines.append(f"  {call.kernel}({', '.join(f'%{number}' for number in call.buffers)}){where}")
         lines.append(f"  return {', '.join(f'%{number}' for number in self.outputs)}")
         return "\n".join(lines)
 
@@ -171,7 +176,8 @@ def _from_data(data: Mapping[str, Any]) -> Plan:
         for entry in data["buffers"]
     )
     calls = tuple(
-        Call(_text(entry["kernel"]), _ints(entry["buffers"]), _text(entry["label"])) for entry in data["calls"]
+        Call(_text(entry["kernel"]), _ints(entry["buffers"]), _text(entry["label"]), _int(entry.get("device", 0)))
+        for entry in data["calls"]
     )
     return Plan(
         name=_text(data["name"]),

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from compiler.dtype import is_float
 from compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
 from compiler.features.estimate import estimate_columns, operation_cost
-from compiler.features.gpu import gpu_columns
+from compiler.features.gpu import gpu_columns, is_bound, shared_tensors
+from compiler.features.gpu_estimate import gpu_estimates
 from compiler.features.lowering import innermost
 from compiler.features.memory import allocation_columns, intensity_columns, memory_columns
 from compiler.features.nest import Floats, Nest, column, nest_arrays
@@ -51,12 +52,15 @@ def extract(
     volumes = [touched_bytes(nest, touch) for nest, touch in zip(arrays, touched, strict=True)]
     features = np.empty((programs, len(nests), len(FEATURE_NAMES)), dtype=np.float32)
     statements: list[dict[str, Floats | float]] = []
+    shared = shared_tensors(arrays)
     for row, nest in enumerate(arrays):
         producers = [_producer(row, touch, arrays, touched, volumes) for touch in touched[row]]
         values = dict(_statement(nest, touched[row], producers, volumes[row], hardware, dots))
         cost = operation_cost(nest.source.ops, is_float(nest.source.write.tensor.dtype))
         values.update(estimate_columns(values, cost, any(nest.reduce), hardware))
         values.update(gpu_columns(row, arrays))
+        if is_bound(nest):
+            values.update(gpu_estimates(nest, touched[row], shared, values, cost, hardware.gpu))
         statements.append(values)
     total = np.zeros(programs)
     for values in statements:

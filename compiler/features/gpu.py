@@ -9,11 +9,12 @@ import numpy as np
 
 from compiler.features.buffers import Columns
 from compiler.features.nest import Floats, Nest, size_of
+from compiler.features.warp import SHARED
 from compiler.schedule.bounds import StageNest
 from compiler.schedule.state import Annotation
+from compiler.te.tensor import Tensor
 
-SHARED = ".shared"
-"""How the name of a stage ends whose buffer all threads of a block share."""
+_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
 _EXTENTS = {
     "gpu_blocks_x": Annotation.BLOCK_X,
@@ -27,12 +28,29 @@ _EXTENTS = {
 _BOUND = frozenset(_EXTENTS.values())
 
 
+def is_bound(nest: Nest) -> bool:
+    """Whether a statement runs on a GPU."""
+    return any(loop.annotation in _BOUND for loop in nest.source.loops)
+
+
+def is_shared(nest: Nest) -> bool:
+    """Whether the threads of a block share what a statement inside another's loops computes."""
+    outer = nest.source.loops[: nest.depth - nest.source.own]
+    return nest.source.op.name.endswith(SHARED) or not any(loop.annotation in _THREADS for loop in outer)
+
+
+def shared_tensors(nests: Sequence[Nest]) -> frozenset[Tensor]:
+    """The results that lie in the shared memory of a block."""
+    inside = (nest for nest in nests if nest.source.attached and is_bound(nest) and is_shared(nest))
+    return frozenset(write.tensor for nest in inside for write in nest.source.writes)
+
+
 def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
     """Columns of statement `row` of a program: how its kernel, a root stage and what is computed inside its loops, is
     launched, and what the buffers inside take of shared memory and of each thread's registers.
     """
     nest = nests[row]
-    if not any(loop.annotation in _BOUND for loop in nest.source.loops):
+    if not is_bound(nest):
         return
     yield "is_gpu", 1.0
     for name, annotation in _EXTENTS.items():
@@ -42,7 +60,7 @@ def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
     for other in nests:
         if not other.source.attached or other.source.loops[0].key[0] != root:
             continue
-        if other.source.op.name.endswith(SHARED):
+        if is_shared(other):
             shared = shared + _buffer_bytes(other)
         else:
             local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)

@@ -12,8 +12,10 @@ A program has one row per statement. Every value but the flags in `FLAG_NAMES` i
   whether that runs in lanes, how many products a dot product sums
 * parallel: chunks, balance and grain of the parallel loop
 * memory: bytes touched inside each group of loops, and bytes moved with a cache of 16 KiB ... 8 MiB
-* estimate: cycles from first principles: arithmetic, memory, the statement, the whole program, its share of it
-* gpu: blocks, threads, virtual threads, and bytes of shared memory and registers of the kernel; 0 on a processor
+* estimate: cycles from first principles: arithmetic, memory, the statement, the whole program, its share of it, of a
+  processor's core or of a GPU
+* gpu: blocks, threads, virtual threads, bytes of shared memory and registers of the kernel, warps that run at a time,
+  waves of blocks, bytes of the sectors asked for, words in the busiest bank's queue; 0 on a processor
 
 Where the well-known Ansor table has columns that are dead or wrong, these differ on purpose:
 
@@ -40,7 +42,7 @@ from collections.abc import Iterator
 
 from compiler.schedule.counts import COUNTED
 
-FEATURE_VERSION = 4
+FEATURE_VERSION = 5
 """Version of the table; a cost model that was trained on another one cannot be used."""
 
 BUFFERS = 5
@@ -129,6 +131,11 @@ GPU_NAMES = (
     "gpu_vthreads",
     "gpu_shared_bytes",
     "gpu_local_bytes",
+    "gpu_registers",
+    "gpu_active_warps",
+    "gpu_waves",
+    "gpu_sector_bytes",
+    "gpu_bank_conflicts",
 )
 
 FEATURE_NAMES = (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.errors import LoweringError
+from compiler.executor.placement import GPU_PLACE
 from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from compiler.graph.ir import Graph
 from compiler.graph.memory import Request, plan_memory
@@ -24,7 +25,12 @@ def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact])
     for value in graph.inputs:
         table.own(value.name)
     calls = [
-        Call(call.name, tuple(_arguments(table, call, kernels[call.name])), " + ".join(call.nodes))
+        Call(
+            call.name,
+            tuple(_arguments(table, call, kernels[call.name])),
+            " + ".join(call.nodes),
+            0 if kernels[call.name].device is None else GPU_PLACE,
+        )
         for call in cut.kernels
     ]
     outputs = tuple(table.output(name) for name in graph.outputs)

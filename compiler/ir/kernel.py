@@ -18,6 +18,9 @@ Extents = tuple[int, int, int]
 INDICES = {kind: Var(str(kind)) for kind in (*BLOCK_KINDS, *THREAD_KINDS)}
 """The number of the block, and of the thread in it, along each dimension."""
 
+WARP = 32
+"""Threads that run in step, on every NVIDIA GPU."""
+
 _WORD = 4
 
 
@@ -61,7 +64,7 @@ class Kernel:
     @property
     def registers(self) -> int:
         """An estimate of the 32-bit registers of a thread: what it holds in buffers; the rest depends on the code."""
-        return -(-self.bytes_of("local", "register") // _WORD)
+        return -(-self.bytes_of("local") // _WORD)
 
     def __str__(self) -> str:
         head = f"kernel {self.name}<<<{self.grid}, {self.block}>>>"

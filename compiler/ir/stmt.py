@@ -7,6 +7,7 @@ Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: seri
      | Allocate(buffer, body)            the buffer lives as long as the body
      | Invoke(function, args, written)   call a registered function; only outside of all loops
      | Barrier()                         the threads of a GPU block wait for each other
+     | Shuffle(buffer, indices, value, distance, width)     threads of a GPU's warp hand each other values
      | Block(statements)
 """
 
@@ -101,13 +102,35 @@ class Invoke:
     written: frozenset[Buffer]
 
 
+class Together:
+    """What the threads of a GPU's block or warp do together, without statements inside; no processor has it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(Together):
     """No thread of a block goes on before all have come here; what they wrote before is seen by all after it."""
 
 
-Stmt = For | Let | If | Store | Allocate | Block | Invoke | Barrier
-LEAVES = (Store, Invoke, Barrier)
+@dataclass(frozen=True, slots=True)
+class Shuffle(Together):
+    """Every thread of a warp writes an element of its own buffer: what `value` is in the thread `distance` further on.
+
+    Groups of `width` threads, a power of two, hand values to each other alone: what would come from beyond the group is
+    one's own value, and what would come from a thread that the block lacks is undefined. Of `distance` None all get
+    what the first of the group has. All threads of a warp come here together.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    distance: int | None
+    width: int
+
+
+Stmt = For | Let | If | Store | Allocate | Block | Invoke | Barrier | Shuffle
+LEAVES = (Store, Invoke, Barrier, Shuffle)
 """Statements without statements inside."""
 
 
@@ -160,6 +183,10 @@ def lines_of(stmt: Stmt, depth: int) -> Iterator[str]:
             yield f"{pad}{stmt.function}({args})"
         case Barrier():
             yield f"{pad}barrier"
+        case Shuffle():
+            place = f"{stmt.buffer}[{', '.join(map(str, stmt.indices))}]"
+            whose = "the first" if stmt.distance is None else f"{stmt.distance} further"
+            yield f"{pad}{place} = shuffle {stmt.value} of {whose} in {stmt.width}"
         case Block():
             for inner in stmt.statements:
                 yield from lines_of(inner, depth)
@@ -208,7 +235,7 @@ def map_exprs(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
                 return replace(node, value=rule(node.value))
             case If():
                 return replace(node, condition=rule(node.condition))
-            case Store():
+            case Store() | Shuffle():
                 return replace(node, indices=tuple(map(rule, node.indices)), value=rule(node.value))
         return None
 
@@ -222,6 +249,6 @@ def exprs_of(stmt: Stmt) -> Iterator[Expr]:
             yield stmt.value
         case If():
             yield stmt.condition
-        case Store():
+        case Store() | Shuffle():
             yield from stmt.indices
             yield stmt.value

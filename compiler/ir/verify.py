@@ -12,7 +12,20 @@ from compiler.errors import LoweringError
 from compiler.ir.affine import flat_index
 from compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var
 from compiler.ir.interval import Ranges, limits
-from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, exprs_of
+from compiler.ir.stmt import (
+    LEAVES,
+    Allocate,
+    Block,
+    For,
+    If,
+    Invoke,
+    Let,
+    LoopFunction,
+    Shuffle,
+    Stmt,
+    Store,
+    exprs_of,
+)
 from compiler.ir.visit import walk
 
 _ALLOCATED = ("local", "register", "shared")
@@ -52,7 +65,7 @@ class _Checker:
     def statement(self, stmt: Stmt, bound: Ranges, buffers: frozenset[Buffer]) -> None:
         for expr in exprs_of(stmt):
             self.expression(expr, bound, buffers)
-        if not isinstance(stmt, (Block, Store, Invoke, Barrier)):
+        if not isinstance(stmt, (Block, *LEAVES)):
             _demand(stmt.body != Block(()), f"a {type(stmt).__name__} has nothing in it")
         match stmt:
             case Block():
@@ -79,6 +92,12 @@ class _Checker:
                         _demand(not written, f"the input {buffer} is written")
             case Store():
                 _demand(stmt.buffer not in self.constant, f"the input {stmt.buffer} is written")
+                self.access(stmt.buffer, stmt.indices, bound, buffers)
+            case Shuffle():
+                own = stmt.buffer.scope in ("local", "register")
+                _demand(own, f"{stmt.buffer} ({stmt.buffer.scope}) is written by a shuffle")
+                known = stmt.width in (1, 2, 4, 8, 16, 32) and 0 <= (stmt.distance or 0) < stmt.width
+                _demand(known, f"a shuffle over {stmt.distance} in groups of {stmt.width}")
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
 
     def expression(self, expr: Expr, bound: Ranges, buffers: frozenset[Buffer]) -> None:

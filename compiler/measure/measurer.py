@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 from compiler.measure.builder import LocalBuilder
+from compiler.measure.cuda_runner import CudaRunner
 from compiler.measure.fleet import FleetRunner
 from compiler.measure.options import MeasureOptions
 from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
@@ -72,9 +73,9 @@ class LocalMeasurer:
         self.runner = runner
 
     @classmethod
-    def with_options(cls, options: MeasureOptions, n_parallel: int | None = None) -> Self:
-        """A builder and a runner that follow `options`."""
-        runner = LocalRunner(options=options)
+    def with_options(cls, options: MeasureOptions, n_parallel: int | None = None, gpu: int | None = None) -> Self:
+        """A builder and a runner that follow `options`; programs run on the GPU number `gpu`, if one is given."""
+        runner = LocalRunner(options=options) if gpu is None else CudaRunner(options, gpu)
         lane = runner.processors if options.overlap else ()
         return cls(LocalBuilder(options.build_timeout_s, n_parallel, lane=lane), runner)
 

@@ -70,7 +70,7 @@ def run_stream(
     key: str, artifacts: Sequence[KernelArtifact], best_seconds: float, options: MeasureOptions
 ) -> Iterator[str | MeasureResult]:
     """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
-    buffers = _buffers_of(key)
+    buffers = buffers_of(key)
     yield STARTED
     for artifact in artifacts:
         begun = time.perf_counter()
@@ -87,7 +87,7 @@ def compare_stream(
 
     The kernels were run and checked before: here they share packed constants, in whatever order those are.
     """
-    buffers = _buffers_of(key)
+    buffers = buffers_of(key)
     yield STARTED
     kernels = [buffers.bind(artifact, options.threads) for artifact in artifacts]
     for kernel in kernels:
@@ -103,7 +103,8 @@ def compare_stream(
             yield MeasureResult(timing.costs, MeasureStatus.OK, "", 0.0, False, timing.contention)
 
 
-def _buffers_of(key: str) -> TaskBuffers:
+def buffers_of(key: str) -> TaskBuffers:
+    """The buffers of the task of that key. Raises: MeasureError when this worker was not told of it."""
     if key not in _tasks:
         raise MeasureError("this worker was replaced before it was told of the task; ask again")
     _tasks.move_to_end(key)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from compiler.config import usable_processors
-from compiler.errors import MeasureError, OptionError, RetuneError
+from compiler.errors import DeviceError, MeasureError, OptionError, RetuneError
 from compiler.measure.attribution import collect
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
@@ -23,7 +23,6 @@ from compiler.schedule.task import SearchTask
 
 _LOG = logging.getLogger(__name__)
 
-_WORKER = "compiler.measure.run_worker"
 _BUILD_REFERENCE = "compiler.measure.build_worker:build_reference"
 _PREPARE_SECONDS = 120.0
 _USES_PER_WORKER = 5000
@@ -38,6 +37,9 @@ class LocalRunner:
     `build_func` and `reference_steps` are the dotted paths of what makes a task's untuned kernel, whose
     answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and (dag) -> steps.
     """
+
+    worker = "compiler.measure.run_worker"
+    """The module of the functions that the worker process runs."""
 
     def __init__(
         self,
@@ -68,8 +70,8 @@ class LocalRunner:
         self._references: dict[str, KernelArtifact] = {}
         self.processors = processors = choose_processors(self.options.threads)
         self._worker = WorkerProcess(
-            initializer=f"{_WORKER}:set_up",
-            initargs=(processors,),
+            initializer=f"{self.worker}:set_up",
+            initargs=self._initial_arguments(),
             maximum_uses=_USES_PER_WORKER,
             environment=openmp_environment(processors),
         )
@@ -84,8 +86,8 @@ class LocalRunner:
         bounds), WRONG_ANSWER or RUN_TIMEOUT. When the task's untuned kernel itself fails, so do all its
         candidates.
 
-        Raises: MeasureError when the worker cannot work at all; OptionError when an array that is registered for an
-        input does not fit, see `compiler.measure.task_inputs`.
+        Raises: MeasureError when the worker cannot work at all, DeviceError when there is no GPU to work on;
+        OptionError when an array that is registered for an input does not fit, see `compiler.measure.task_inputs`.
         """
         artifacts = [build.artifact for build in builds if build.artifact is not None]
         results = iter(self._run_built(task, artifacts, math.inf if best_seconds is None else best_seconds))
@@ -107,7 +109,7 @@ class LocalRunner:
             return []
         self._prepare(task, artifacts[0])
         stream = self._worker.stream(
-            f"{_WORKER}:compare_stream",
+            f"{self.worker}:compare_stream",
             _key(task),
             artifacts,
             turns,
@@ -138,6 +140,14 @@ class LocalRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _initial_arguments(self) -> tuple[object, ...]:
+        """What the worker's `set_up` is given."""
+        return (self.processors,)
+
+    def _reference_task(self, task: SearchTask) -> SearchTask:
+        """The task whose untuned kernel has the right answers."""
+        return task
+
     def _run_built(self, task: SearchTask, artifacts: Sequence[KernelArtifact], best: float) -> list[MeasureResult]:
         if not artifacts:
             return []
@@ -147,7 +157,7 @@ class LocalRunner:
             if error.from_outside:
                 raise
             return [self._without_reference(task, describe(error))] * len(artifacts)
-        except (MeasureError, OptionError):
+        except (MeasureError, OptionError, DeviceError):
             raise
         except Exception as error:
             return [self._without_reference(task, describe(error))] * len(artifacts)
@@ -156,7 +166,7 @@ class LocalRunner:
         def stream_from(first: int) -> Iterator[object]:
             self._prepare(task, artifacts[0])
             stream = self._worker.stream(
-                f"{_WORKER}:run_stream",
+                f"{self.worker}:run_stream",
                 _key(task),
                 artifacts[first:],
                 min(done),
@@ -174,19 +184,20 @@ class LocalRunner:
         """See to it that a worker that is not worn out has the task's buffers and right answers."""
         self._worker.renew()
         key = _key(task)
-        if self._worker.call(f"{_WORKER}:knows", key, timeout_s=_PREPARE_SECONDS):
+        if self._worker.call(f"{self.worker}:knows", key, timeout_s=_PREPARE_SECONDS):
             return
         if self.options.check:
             if key not in self._references:
+                reference = self._reference_task(task)
                 self._references[key] = self._worker.call(
-                    _BUILD_REFERENCE, task, *self._reference_recipe, timeout_s=_PREPARE_SECONDS
+                    _BUILD_REFERENCE, reference, *self._reference_recipe, timeout_s=_PREPARE_SECONDS
                 )
             pattern = self._references[key]
         elements = sum(spec.size for spec in pattern.outputs)
         dag = task.dag
         constants = tuple(place for place, tensor in enumerate(dag.inputs) if dag.id_of(tensor) in dag.layout_free)
         setup = TaskSetup(task.flop_count / max(elements, 1), constants, special_inputs(task))
-        self._worker.call(f"{_WORKER}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
+        self._worker.call(f"{self.worker}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
 
     def _without_reference(self, task: SearchTask, text: str) -> MeasureResult:
         return MeasureResult(

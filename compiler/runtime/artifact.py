@@ -75,8 +75,34 @@ class ExternCall:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """One launch of a function on a GPU, with what the assembler said that each of its threads takes, 0 where none was
+    asked: 32-bit registers, and bytes that it keeps in memory because these do not suffice.
+    """
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int = 0
+    spilled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCode:
+    """How code for a GPU is run: what it is ("cubin", or "ptx", which the driver compiles), its launches in order, and
+    where in the workspace each of its temporary buffers begins. Every launch takes the addresses of all arguments and
+    then of these buffers.
+    """
+
+    kind: str
+    launches: tuple[KernelLaunch, ...]
+    workspace: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class KernelArtifact:
-    """Object code of one kernel and the buffers it takes.
+    """Object code of one kernel and the buffers it takes. Of a GPU's, `device` says how it is run; the rest of this is
+    about processors.
 
     The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`. `buffers` holds the addresses of `args` in
     order (inputs, then outputs) and after them one workspace of `workspace_bytes` (null when that is 0). 0 = success.
@@ -89,6 +115,7 @@ class KernelArtifact:
     workspace_bytes: int
     target: str
     calls: tuple[ExternCall, ...] = ()
+    device: DeviceCode | None = None
 
     @property
     def inputs(self) -> tuple[ArgSpec, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, ExternBuffer, ExternCall, KernelArtifact
+from compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 
 
 def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
@@ -21,6 +21,7 @@ def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
         "workspace_bytes": kernel.workspace_bytes,
         "args": [asdict(arg) for arg in kernel.args],
         "calls": [_call_row(call) for call in kernel.calls],
+        **({} if kernel.device is None else {"device": asdict(kernel.device)}),
     }
 
 
@@ -52,7 +53,16 @@ def kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
         for arg in row["args"]
     )
     calls = tuple(_call_of(call) for call in row.get("calls", ()))
-    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"], calls)
+    device = _device_of(row["device"]) if "device" in row else None
+    return KernelArtifact(row["name"], object_code, args, int(row["workspace_bytes"]), row["target"], calls, device)
+
+
+def _device_of(row: Mapping[str, Any]) -> DeviceCode:
+    launches = []
+    for each in row["launches"]:
+        grid, block = ((int(x), int(y), int(z)) for x, y, z in (each["grid"], each["block"]))
+        launches.append(KernelLaunch(each["name"], grid, block, int(each["registers"]), int(each["spilled"])))
+    return DeviceCode(str(row["kind"]), tuple(launches), tuple(int(start) for start in row["workspace"]))
 
 
 def _packing_of(row: Mapping[str, Any]) -> Packing:

@@ -1,78 +1,62 @@
-"""In: bounds of B programs whose loops are bound to GPU threads. Out: which of them the GPU can run.
+"""In: bounds of B programs whose loops are bound to GPU threads. Out: which of them the GPU can run, and should.
 
-Always: limits are masks, nothing raises; a program that passes fits the block limits of the hardware parameters.
+Always: limits are masks, nothing raises. What the limits say is what the lowering says of each program: it is refused
+for the same reason, or not at all (`compiler.lower.gpu.limits`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from compiler.schedule.bounds import Loop, StageNest
-from compiler.schedule.state import Annotation, Number
+from compiler.lower.gpu.limits import Limit, most_of
+from compiler.schedule.bounds import StageNest
+from compiler.schedule.state import Annotation
 from compiler.search.genome import Mask
-from compiler.search.register_tile import Counts, itemsize, point_bytes
-from compiler.search.sketch_rules.facts import SHARED
+from compiler.search.gpu_kernels import DeviceKernel, kernels_of, own_loops, turns
+from compiler.search.register_tile import Counts, itemsize
 from compiler.target import HardwareParams
+
+REASONS: tuple[Limit | None, ...] = (None, *Limit)
+"""What the numbers of `gpu_refusals` mean."""
 
 
 def gpu_legal(nests: Sequence[StageNest], hardware: HardwareParams, count: int) -> Mask:
-    """Mask (B,): what every kernel, one a stage with a nest of its own, asks of a block.
+    """Mask (B,): the programs that keep the limits of a block and are not hopeless."""
+    return np.asarray((gpu_refusals(nests, hardware, count) == 0) & gpu_promising(nests, hardware, count))
 
-    Checked are the threads (at least a warp where tiles are bound, unless there are hardly more points than that), the
-    virtual threads, the bytes of shared and of local memory, and the width of a vector access.
+
+def gpu_refusals(nests: Sequence[StageNest], hardware: HardwareParams, count: int) -> npt.NDArray[np.int8]:
+    """For every program (B,) the first limit that the first of its kernels breaks, as a place in `REASONS`."""
+    found = np.zeros(count, dtype=np.int8)
+    most = most_of(hardware)
+    for kernel in kernels_of(nests, count):
+        asked = kernel.asked()
+        for number, limit in enumerate(REASONS):
+            if limit is not None:
+                found = np.where((found == 0) & (asked[limit] > most[limit]), np.int8(number), found)
+    return found
+
+
+def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: int) -> Mask:
+    """Mask (B,): no vector is longer than one access, and where tiles are bound a block fills a warp, unless there are
+    hardly more points than that.
     """
     good = np.ones(count, dtype=np.bool_)
-    for kernel in _kernels(nests):
-        good &= _fits(kernel, hardware, count)
+    for nest in nests:
+        lanes = turns(own_loops(nest), (Annotation.VECTORIZE,), count)
+        good &= (lanes == 1) | (lanes * itemsize(nest) <= hardware.vector_unit_bytes)
+    for kernel in kernels_of(nests, count):
+        for nest in kernel.nests:
+            if any(loop.annotation is Annotation.VTHREAD for loop in own_loops(nest)):
+                good &= _enough_threads(kernel, turns(own_loops(nest), (Annotation.THREAD_X,), count), hardware)
     return good
 
 
-def _kernels(nests: Sequence[StageNest]) -> Iterable[list[StageNest]]:
-    """The statements of every kernel: a root stage and what is computed inside its loops."""
-    found: dict[int, list[StageNest]] = {}
-    for nest in nests:
-        found.setdefault(nest.loops[0].key[0] if nest.loops else nest.stage, []).append(nest)
-    return found.values()
-
-
-def _fits(kernel: Sequence[StageNest], hardware: HardwareParams, count: int) -> Mask:
-    threads = np.ones(count, dtype=np.int64)
-    shared, local = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    good = np.ones(count, dtype=np.bool_)
-    for nest in kernel:
-        own = nest.loops[len(nest.loops) - nest.own :]
-        threads = np.maximum(threads, _product(own, Annotation.THREAD_X, count))
-        if nest.attached:
-            size = np.full(count, point_bytes(nest), dtype=np.int64)
-            for extent in nest.write.shape:
-                size = size * extent
-            if nest.op.name.endswith(SHARED):
-                shared = shared + size
-            else:
-                local = local + size * _product(nest.loops, Annotation.VTHREAD, count)
-        lanes = _product(own, Annotation.VECTORIZE, count)
-        good &= (lanes == 1) | (lanes * itemsize(nest) <= hardware.vector_unit_bytes)
-        if any(loop.annotation is Annotation.VTHREAD for loop in own):
-            good &= _product(own, Annotation.VTHREAD, count) <= hardware.max_vthread_extent
-            good &= _enough_threads(kernel, _product(own, Annotation.THREAD_X, count), hardware)
-    good &= threads <= hardware.max_threads_per_block
-    good &= shared <= hardware.max_shared_memory_per_block
-    return np.asarray(good & (local <= hardware.max_local_memory_per_block))
-
-
-def _enough_threads(kernel: Sequence[StageNest], threads: Counts, hardware: HardwareParams) -> Mask:
+def _enough_threads(kernel: DeviceKernel, threads: Counts, hardware: HardwareParams) -> Mask:
     """Whether a block fills a warp, or its stage has hardly more points than a warp has threads."""
-    root = next(nest for nest in kernel if not nest.attached)
+    root = next(nest for nest in kernel.nests if not nest.attached)
     points = 1
     for axis in (*root.op.axes, *root.op.reduce_axes):
         points *= axis.extent
     return np.asarray((threads >= hardware.warp_size) | (points <= 2 * hardware.warp_size))
-
-
-def _product(loops: Sequence[Loop], annotation: Annotation, count: int) -> Counts:
-    """How many turns the loops with an annotation make together, (B,)."""
-    total: Number = np.ones(count, dtype=np.int64)
-    for loop in loops:
-        if loop.annotation is annotation:
-            total = total * loop.extent
-    return np.asarray(total)

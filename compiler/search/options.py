@@ -51,7 +51,9 @@ class SearchOptions:
     the other; `transfer_ratio` of a batch may be good programs of similar tasks, fitted to this one's sizes (0: none);
     when no more than `finish_ratio` of the budget is left, half of each batch are neighbours, one column changed, of
     the `finish_parents` best programs (0: never); with `learn_failures` the model is shown what failed, as programs
-    without speed.
+    without speed. Where NVIDIA's assembler is found, `refuse_spills` has it look at the programs for a GPU that are
+    about to be proposed, and leaves out those whose threads keep more than so many bytes in memory for want of
+    registers (-1: nobody looks, which saves about half a second a program).
     """
 
     population: int = 2048
@@ -80,6 +82,7 @@ class SearchOptions:
     finish_ratio: float = 0.25
     finish_parents: int = 2
     learn_failures: bool = True
+    refuse_spills: int = -1
     tile_weight: float = 0.86
     unroll_weight: float = 0.04
     location_weight: float = 0.05
@@ -120,7 +123,7 @@ class SearchOptions:
             ("max_straight_line", 1),
             ("finish_parents", 1),
         )
-        for name, least in whole:
+        for name, least in (*whole, ("refuse_spills", -1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")

@@ -35,6 +35,7 @@ from compiler.search.asked import (
 from compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
 from compiler.search.finish import steps_of
 from compiler.search.genome import Rows, Scores, keys_of
+from compiler.search.gpu_spills import spilled_bytes
 from compiler.search.neighbours import neighbours
 from compiler.search.options import SearchOptions
 from compiler.search.prior import blended, prior_scores
@@ -111,6 +112,7 @@ class SketchPolicy:
         self._known: dict[str, _Known] = {}
         self._expected: dict[str, _Look] = {}
         self._seen: set[int] = set()
+        self._spilled: dict[int, int] = {}
         self._advice: list[list[Rows]] = [[] for _ in self.spaces]
         self._experiments = 0
         for callback in init_search_callbacks:
@@ -266,7 +268,7 @@ class SketchPolicy:
     @property
     def _prior_weight(self) -> float:
         """How much first principles count against the model: all before any result of the task, less with every one."""
-        trust = 0 if self.task.target.is_gpu else self.options.prior_trials
+        trust = self.options.prior_trials
         return trust / (trust + len(self._known)) if trust else 0.0
 
     def _first_generation(self, rng: np.random.Generator) -> tuple[Generation, ...]:
@@ -327,9 +329,7 @@ class SketchPolicy:
         return self.model.predict_states(self.task, states)
 
     def _guess(self, features: Features) -> Scores:
-        """What first principles say of programs, shape (B,); of GPUs they know nothing."""
-        if self.task.target.is_gpu:
-            return np.ones(len(features))
+        """What first principles say of programs, shape (B,)."""
         return prior_scores(features, self.task.flop_count, self._hardware)
 
     def _extract(self, group: Group) -> Features:
@@ -351,9 +351,20 @@ class SketchPolicy:
             tiling = (one.space, layout.tiling(one.row[None]).tobytes())
             if layout.splits and tilings.get(tiling, 0) >= self.options.max_per_tiling:
                 continue
+            if self._spills(one):
+                continue
             tilings[tiling] = tilings.get(tiling, 0) + 1
             chosen[one.key] = one
         return chosen
+
+    def _spills(self, one: Individual) -> bool:
+        """Whether threads of a program for a GPU keep more in memory, for want of registers, than is allowed."""
+        allowed = self.options.refuse_spills
+        if allowed < 0 or not self.task.target.is_gpu:
+            return False
+        if one.key not in self._spilled:
+            self._spilled[one.key] = spilled_bytes(self.task, self.spaces[one.space].steps(one.row))
+        return self._spilled[one.key] > allowed
 
     def _with_random(
         self, rng: np.random.Generator, first: Sequence[Generation], chosen: dict[int, Individual], count: int

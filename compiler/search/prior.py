@@ -21,7 +21,9 @@ def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware:
 
     `flop_count` is what one call of the whole program computes.
     """
-    per_cycle = 2.0 * PER_CYCLE * hardware.vector_unit_bytes / 4.0 * hardware.num_cores
+    gpu = hardware.gpu
+    on_processor = 2.0 * PER_CYCLE * hardware.vector_unit_bytes / 4.0 * hardware.num_cores
+    per_cycle = 2.0 * gpu.lanes * gpu.multiprocessors if hardware.is_gpu else on_processor
     cycles = np.exp2(features[:, :, _CYCLES].astype(np.float64)) - 1.0
     return np.asarray(max(flop_count, 1.0) / per_cycle / np.maximum(cycles.sum(axis=1), 1.0))
 

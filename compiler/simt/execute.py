@@ -2,8 +2,9 @@
 
 Always: the statements that code is generated from are executed, for all threads of some blocks at once, one lane of
 NumPy arrays a thread; a thread whose condition does not hold is left out. What a GPU would not tell is an error: races
-in shared and global memory, accesses outside of a buffer, reads of what was never written, and barriers that not all
-threads of a block come to. Within a barrier's reach threads run in no order, so none is taken to run in step.
+in shared and global memory, accesses outside of a buffer, reads of what was never written, barriers that not all
+threads of a block come to, shuffles that not all of a warp come to, and vectors that are not aligned. Within a
+barrier's reach threads run in no order, so none is taken to run in step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,24 @@ from compiler.errors import DefinitionError, LoweringError
 from compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var, is_float
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.numeric import BINARY, intrinsic
-from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, Barrier, Block, For, If, Invoke, Let, Stmt, Store
+from compiler.ir.stmt import (
+    BLOCK_KINDS,
+    THREAD_KINDS,
+    Allocate,
+    Barrier,
+    Block,
+    For,
+    If,
+    Invoke,
+    Let,
+    Shuffle,
+    Stmt,
+    Store,
+)
 from compiler.simt.memory import Array, Memory, Place
 from compiler.simt.tags import Numbers, Tags
+from compiler.simt.vectors import astray
+from compiler.simt.warps import missing, sources
 
 MAX_LANES = 1 << 13
 """Threads that are executed at once: enough to make little of Python's own time, few enough for the cache."""
@@ -110,6 +126,7 @@ class _Blocks:
                 for inner in stmt.statements:
                     self.statement(inner, lanes)
             case For():
+                self.check_vectors(stmt, lanes)
                 for turn in range(stmt.extent):
                     self.statement(stmt.body, lanes.with_value(stmt.var, np.asarray(turn)))
             case Let():
@@ -124,8 +141,23 @@ class _Blocks:
                 self.store(stmt, lanes)
             case Barrier():
                 self.barrier(lanes)
+            case Shuffle():
+                self.shuffle(stmt, lanes)
             case Invoke():
                 raise LoweringError(f"{self.kernel.name}: the function {stmt.function} is called inside a GPU kernel")
+
+    def check_vectors(self, loop: For, lanes: _Lanes) -> None:
+        """The vectors that code moves at once, because their indices prove them aligned, are."""
+        first = lanes.with_value(loop.var, np.asarray(0))
+        found = astray(loop, lambda expr: self.value(expr, first), lanes.numbers.size)
+        if found is not None:
+            buffer, apart, place = found
+            who = self.place.who(self.first * self.threads + int(lanes.numbers[place]))
+            self.place.at(loop.body)
+            raise self.place.fault(
+                f"{who} moves a vector of {buffer} that does not start at a multiple of {apart} elements, in "
+                f"{self.place.text()}"
+            )
 
     def branch(self, stmt: If, lanes: _Lanes) -> None:
         """Execute the body for the threads for which the condition holds, if there are any."""
@@ -177,12 +209,28 @@ class _Blocks:
         if torn.any():
             start = int(np.argmax(torn)) * self.threads
             here = np.isin(np.arange(start, start + self.threads), lanes.numbers)
-            there, missing = (self.first * self.threads + start + int(np.argmax(each)) for each in (here, ~here))
+            there, away = (self.first * self.threads + start + int(np.argmax(each)) for each in (here, ~here))
             inside = f", inside `if {self.conditions[-1].condition}`" if self.conditions else ""
             raise self.place.fault(
-                f"{self.place.who(there)} comes to a barrier that {self.place.who(missing)} does not come to{inside}"
+                f"{self.place.who(there)} comes to a barrier that {self.place.who(away)} does not come to{inside}"
             )
         self.epochs[came > 0] += 1
+
+    def shuffle(self, stmt: Shuffle, lanes: _Lanes) -> None:
+        """All threads of a warp, or none, come here and get a value of another one."""
+        self.place.at(stmt)
+        torn = missing(lanes.numbers, self.threads)
+        if torn is not None:
+            there, away = (self.place.who(self.first * self.threads + number) for number in torn)
+            raise self.place.fault(
+                f"{there} comes to a shuffle that {away}, of the same warp, does not come to: {self.place.text()}"
+            )
+        places, found = sources(lanes.numbers, self.threads, stmt.distance, stmt.width)
+        values = np.broadcast_to(self.value(stmt.value, lanes), lanes.numbers.shape)[places]
+        indices = [self.value(index, lanes) for index in stmt.indices]
+        copies, who, epochs = self.whereabouts(stmt.buffer, lanes)
+        self.memories[stmt.buffer].write(copies, indices, values, who, epochs)
+        self.memories[stmt.buffer].lose(copies, indices, who, ~found)
 
     def value(self, expr: Expr, lanes: _Lanes) -> Array:
         """What an expression is, for every thread or, of no dimensions, for all of them."""

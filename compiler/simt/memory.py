@@ -96,6 +96,10 @@ class Memory:
         self.data[places] = values
         self.known[places] = True
 
+    def lose(self, copies: Numbers, indices: Sequence[Array], who: Numbers, where: Array) -> None:
+        """What these threads would read of an element is undefined, where `where` holds."""
+        self.known[self._places(copies, indices, who)[where]] = False
+
     def _places(self, copies: Numbers, indices: Sequence[Array], who: Numbers) -> Numbers:
         total = copies
         for index, extent in zip(indices, self.buffer.shape, strict=True):

@@ -14,8 +14,10 @@ import numpy as np
 
 from compiler import config, te
 from compiler.codegen.cpu import describe
+from compiler.codegen.ptxas import assembler
 from compiler.driver.build import build
 from compiler.errors import RetuneError
+from compiler.runtime.cuda import why_not
 from compiler.runtime.machine import free_memory_bytes
 from compiler.runtime.openmp import openmp_runtime
 from compiler.target import Target
@@ -137,12 +139,14 @@ def code_generation() -> Finding:
 def cuda(version: Path = NVIDIA) -> Finding:
     """Whether there is an NVIDIA GPU, and what is needed to use it."""
     driver = _text(version).partition("\n")[0]
+    tools = "" if assembler() else "; no ptxas on the path, which assembles and checks generated code"
     if not driver:
-        return ok("CUDA", "no NVIDIA driver: processors only")
+        return ok("CUDA", f"no NVIDIA driver: processors only{tools}")
     gpus = _gpus()
     if not gpus:
         return warn("CUDA", driver, "the driver is loaded, but nvidia-smi names no GPU: check the container's devices")
-    tools = "" if shutil.which("ptxas") else "; no ptxas on the path, which checks generated code"
+    if missing := why_not():
+        return warn("CUDA", ", ".join(gpus), missing)
     return ok("CUDA", f"{', '.join(gpus)}{tools}")
 
 

@@ -1,23 +1,27 @@
 """In: a reduction over threads. Out: the statements around its loops that start a partial result in each thread and
 join these.
 
-Always: the order of the sum is fixed, so a program computes the same bits each time.
+Always: the order of the sum is fixed, so a program computes the same bits each time. Threads of a warp hand each other
+their results where the reduction fills whole warps or lies in one; else, and from warp to warp, these go through shared
+memory.
 
     before: for k.0 in 8: threadIdx.x k.1 in 32: b[i] = b[i] + a[i, k.0 * 32 + k.1]
     after:  local b.part: b.part[] = 0
             for k.0 in 8: threadIdx.x k.1 in 32: b.part[] = b.part[] + a[i, k.0 * 32 + k.1]
-            shared b.all[32]: threadIdx.x t in 32: b.all[t] = b.part[]
-            threadIdx.x t in 16: b.all[t] = b.all[t] + b.all[t + 16]
+            local b.other
+            b.other[] = shuffle b.part[] of 16 further in 32; b.part[] = b.part[] + b.other[]
             …
-            threadIdx.x t in 1: b.all[t] = b.all[t] + b.all[t + 1]
-            b[i] = b.all[0]
+            b.other[] = shuffle b.part[] of 1 further in 32; b.part[] = b.part[] + b.other[]
+            b[i] = b.part[]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from compiler.ir.expr import Buffer, Expr, Load, Var, const
-from compiler.ir.stmt import THREAD_KINDS, Allocate, For, LoopKind, Stmt, block
+from compiler.ir.kernel import WARP
+from compiler.ir.stmt import THREAD_KINDS, Allocate, For, If, LoopKind, Shuffle, Stmt, block
 from compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, stores
 from compiler.te.tensor import Reduce, as_body
 
@@ -49,10 +53,12 @@ def joined_across(
     target: tuple[Expr, ...],
     guards: list[Expr],
     others: Sequence[ThreadLoop],
+    sizes: Mapping[LoopKind, int],
 ) -> AcrossThreads:
     """The plan for the reduction `body` into element `target` of `results`, which is there where `guards` hold.
 
-    `others` are the loops over threads around it: for each of their threads something else is joined.
+    `others` are the loops over threads around it: for each of their threads something else is joined. `sizes` are the
+    threads of the block along each dimension.
     """
     level = first_reduction(loops)
     inner = [loop for loop in loops[level:] if not loop.reduces]
@@ -62,16 +68,28 @@ def joined_across(
     partials = tuple(Buffer(f"{buffer.name}.part", shape, buffer.dtype, "local") for buffer in results)
     reducing = (loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS)
     across = [ThreadLoop(loop.kind, loop.var, loop.extent) for loop in reducing]
-    tree = _Tree(body, partials, point, (*others, *across), len(others))
+    join = _Warps if _in_warps(across, others, sizes) else _Tree
+    plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
 
     def around(update: Stmt) -> Stmt:
         first = nested(points, stores(partials, point, starts), [])
-        done = (*(loop.place for loop in others), *(const(0) for _ in across))
-        result = guarded(guards, stores(results, target, [Load(buffer, done) for buffer in tree.scratch]))
-        joined = _allocated(tree.scratch, block(tree.filled(), *tree.levels(), result))
+        result = guarded(guards, stores(results, target, plan.joined()))
+        joined = _allocated(plan.scratch, block(*plan.statements(), result))
         return _allocated(partials, block(first, update, nested(inner, joined, [])))
 
     return AcrossThreads(partials, point, level, around)
+
+
+def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes: Mapping[LoopKind, int]) -> bool:
+    """Whether the results of no two reductions lie in one group of a warp, and every group is whole."""
+    if len(across) != 1 or across[0].kind is not LoopKind.THREAD_X:
+        return False
+    if any(loop.extent != sizes[loop.kind] for loop in (*across, *others)):
+        return False
+    extent, threads = across[0].extent, prod(sizes.values())
+    if threads <= WARP:
+        return extent == threads or extent & (extent - 1) == 0
+    return threads % WARP == 0 and (extent % WARP == 0 or WARP % extent == 0)
 
 
 def _allocated(buffers: Sequence[Buffer], stmt: Stmt) -> Stmt:
@@ -80,9 +98,9 @@ def _allocated(buffers: Sequence[Buffer], stmt: Stmt) -> Stmt:
     return stmt
 
 
-class _Tree:
-    """The joining of what the threads of a block have at `point` of `partials`, along all dimensions but the first
-    `kept`.
+class _Join:
+    """The joining of what the threads of a block have at `point` of `partials`, along the dimensions `across`.
+    `alone` says that the first thread alone needs the result.
     """
 
     def __init__(
@@ -90,20 +108,25 @@ class _Tree:
         body: Reduce,
         partials: Sequence[Buffer],
         point: tuple[Expr, ...],
-        loops: Sequence[ThreadLoop],
-        kept: int,
+        across: Sequence[ThreadLoop],
+        others: Sequence[ThreadLoop],
+        *,
+        alone: bool,
     ) -> None:
         self.body = body
         self.partials = partials
         self.point = point
-        self.loops = loops
-        self.kept = kept
-        self.turns = [Var(f"{loop.kind}.t") for loop in loops]
-        whole = tuple(loop.extent for loop in loops)
-        names = [buffer.name.removesuffix(".part") for buffer in partials]
-        self.scratch = tuple(
-            Buffer(f"{name}.all", whole, buffer.dtype, "shared") for name, buffer in zip(names, partials, strict=True)
-        )
+        self.across = across
+        self.others = others
+        self.alone = alone
+        self.loops = (*others, *across)
+        self.turns = [Var(f"{loop.kind}.t") for loop in self.loops]
+        self.names = [buffer.name.removesuffix(".part") for buffer in partials]
+
+    @property
+    def mine(self) -> list[Expr]:
+        """What this thread has."""
+        return [Load(buffer, self.point) for buffer in self.partials]
 
     def over(self, extents: Sequence[int], stmt: Stmt) -> Stmt:
         """The statement in the first `extents` threads along the dimensions."""
@@ -111,23 +134,129 @@ class _Tree:
             stmt = For(var, extent, loop.kind, stmt)
         return stmt
 
-    def filled(self) -> Stmt:
-        """Every thread leaves its partial result to the others."""
-        values = [Load(buffer, self.point) for buffer in self.partials]
-        return self.over([loop.extent for loop in self.loops], stores(self.scratch, tuple(self.turns), values))
+    def named(self, ending: str, shape: tuple[int, ...], scope: str) -> tuple[Buffer, ...]:
+        """A buffer for every result."""
+        dtypes = (buffer.dtype for buffer in self.partials)
+        pairs = zip(self.names, dtypes, strict=True)
+        return tuple(Buffer(f"{name}.{ending}", shape, dtype, scope) for name, dtype in pairs)
 
-    def levels(self) -> list[Stmt]:
-        """The halvings of what is left, one dimension after the other."""
-        found: list[Stmt] = []
+    def with_value(self, values: Sequence[Expr], buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
+        """Join `values` to what the buffers hold."""
+        return join_into(replace(self.body, source=as_body(values)), buffers, target)
+
+
+class _Tree(_Join):
+    """By halvings in shared memory."""
+
+    @property
+    def scratch(self) -> tuple[Buffer, ...]:
+        """What this needs besides: an element for every thread."""
+        return self.named("all", tuple(loop.extent for loop in self.loops), "shared")
+
+    def joined(self) -> list[Expr]:
+        """The results."""
+        done = (*(loop.place for loop in self.others), *(const(0) for _ in self.across))
+        return [Load(buffer, done) for buffer in self.scratch]
+
+    def statements(self) -> list[Stmt]:
+        """Every thread leaves its partial result to the others; then the halvings of what is left, one dimension after
+        the other.
+        """
         left = [loop.extent for loop in self.loops]
         here: list[Expr] = list(self.turns)
-        for dim in range(self.kept, len(left)):
-            while left[dim] > 1:
-                offset = 1 << ((left[dim] - 1).bit_length() - 1)
+        found = [self.over(left, stores(self.scratch, tuple(here), self.mine))]
+        for dim in range(len(self.others), len(left)):
+            for offset in _halvings(left[dim]):
                 there = (*here[:dim], here[dim] + offset, *here[dim + 1 :])
-                source = as_body([Load(buffer, there) for buffer in self.scratch])
-                leaf = join_into(replace(self.body, source=source), self.scratch, tuple(here))
+                leaf = self.with_value([Load(buffer, there) for buffer in self.scratch], self.scratch, tuple(here))
                 found.append(self.over([*left[:dim], left[dim] - offset, *left[dim + 1 :]], leaf))
                 left[dim] = offset
             here[dim] = const(0)
         return found
+
+
+class _Warps(_Join):
+    """By shuffles in each warp, and of what warps have in the first of them."""
+
+    @property
+    def extent(self) -> int:
+        """Threads that are joined."""
+        return self.across[0].extent
+
+    @property
+    def shared(self) -> tuple[Buffer, ...]:
+        """An element for every warp, where there are several."""
+        whole = (*(loop.extent for loop in self.others), self.extent // WARP)
+        return self.named("all", whole, "shared") if self.extent > WARP else ()
+
+    @property
+    def other(self) -> tuple[Buffer, ...]:
+        """What another thread has."""
+        return self.named("other", (), "local")
+
+    @property
+    def scratch(self) -> tuple[Buffer, ...]:
+        """What this needs besides."""
+        return (*self.other, *self.shared)
+
+    @property
+    def left(self) -> list[Expr]:
+        """Where the first warp leaves the results to the others."""
+        done = (*(loop.place for loop in self.others), const(0))
+        return [Load(buffer, done) for buffer in self.shared]
+
+    def joined(self) -> list[Expr]:
+        """The results."""
+        return self.mine if self.alone or not self.shared else self.left
+
+    def statements(self) -> list[Stmt]:
+        """The shuffles in every warp; then what each warp has goes to the first one, which shuffles it in turn."""
+        extents = [loop.extent for loop in self.loops]
+        turns = tuple(self.turns)
+        found = self.shuffles(min(self.extent, WARP))
+        if self.shared:
+            mine = stores(self.shared, (*turns[:-1], turns[-1] // WARP), self.mine)
+            found.append(self.over(extents, If(turns[-1] % WARP < 1, mine)))
+            taken = stores(self.partials, self.point, [Load(buffer, turns) for buffer in self.shared])
+            warps = self.extent // WARP
+            found.append(self.over([*extents[:-1], warps], taken))
+            found.extend(self.shuffles(warps))
+            if not self.alone:
+                found.append(self.over([*extents[:-1], 1], stores(self.shared, turns, self.mine)))
+        elif not self.alone:
+            found.append(self.shuffle(None, self.width(self.extent)))
+            found.append(stores(self.partials, self.point, [Load(buffer, ()) for buffer in self.other]))
+        return found
+
+    def width(self, count: int) -> int:
+        """Threads of a group in which the first `count` are joined."""
+        return count if count == self.extent and count & (count - 1) == 0 else WARP
+
+    def shuffles(self, count: int) -> list[Stmt]:
+        """The joining of what the first `count` threads of each group have. Where that is a power of two the others may
+        join what they like.
+        """
+        found: list[Stmt] = []
+        left = count
+        for offset in _halvings(count):
+            found.append(self.shuffle(offset, self.width(count)))
+            leaf = self.with_value([Load(buffer, ()) for buffer in self.other], self.partials, self.point)
+            if count & (count - 1):
+                leaf = self.over([*(loop.extent for loop in self.others), left - offset], leaf)
+            found.append(leaf)
+            left = offset
+        return found
+
+    def shuffle(self, distance: int | None, width: int) -> Stmt:
+        """Every thread gets what another one has."""
+        pairs = zip(self.other, self.mine, strict=True)
+        return block(*(Shuffle(buffer, (), value, distance, width) for buffer, value in pairs))
+
+
+def _halvings(count: int) -> list[int]:
+    """How far those are apart that are joined, as the first half of `count` takes in the second, and so on."""
+    found = []
+    while count > 1:
+        count = 1 << ((count - 1).bit_length() - 1)
+        found.append(count)
+    return found

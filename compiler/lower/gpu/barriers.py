@@ -30,6 +30,7 @@ from compiler.ir.stmt import (
     If,
     Let,
     LoopKind,
+    Shuffle,
     Stmt,
     Store,
     block,
@@ -60,12 +61,31 @@ _Accesses = frozenset[_Access]
 def insert_barriers(kernel: Kernel) -> Kernel:
     """The kernel with barriers.
 
-    Raises: LoweringError when one would stand where not all threads of a block come by.
+    Raises: LoweringError when one would stand where not all threads of a block come by, or a shuffle does.
     """
+    _check_shuffles(kernel, kernel.body.body, frozenset(INDICES[kind] for kind in THREAD_KINDS))
     if kernel.threads == 1:
         return kernel
     body, _ = _Planner(kernel).visit(kernel.body.body, frozenset(), frozenset(INDICES[kind] for kind in THREAD_KINDS))
     return replace(kernel, body=replace(kernel.body, body=body))
+
+
+def _check_shuffles(kernel: Kernel, stmt: Stmt, threads: frozenset[Var]) -> None:
+    """Raises: LoweringError for a shuffle inside a condition that threads of a block may answer differently."""
+    match stmt:
+        case Block():
+            for inner in stmt.statements:
+                _check_shuffles(kernel, inner, threads)
+        case If() if _differs(stmt.condition, threads):
+            if any(isinstance(inner, Shuffle) for inner in walk_stmt(stmt.body)):
+                raise LoweringError(
+                    f"{kernel.name}: threads hand each other values where {stmt.condition}, where not all of them come "
+                    "by; choose lengths that divide, or bind the loops to as many threads everywhere"
+                )
+        case Let() if _differs(stmt.value, threads):
+            _check_shuffles(kernel, stmt.body, threads | {stmt.var})
+        case For() | Let() | If() | Allocate():
+            _check_shuffles(kernel, stmt.body, threads)
 
 
 class _Planner:

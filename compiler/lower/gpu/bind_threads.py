@@ -23,6 +23,7 @@ from compiler.ir.stmt import (
     Let,
     LoopFunction,
     LoopKind,
+    Shuffle,
     Stmt,
     Store,
     block,
@@ -74,6 +75,9 @@ class _Binder:
                 return replace(stmt, body=self.visit(stmt.body, names, path, homes))
             case Store():
                 return self.store(stmt, names, path, homes)
+            case Shuffle():
+                indices = tuple(substitute(index, names) for index in stmt.indices)
+                return replace(stmt, indices=indices, value=substitute(stmt.value, names))
         return stmt
 
     def store(self, stmt: Store, names: _Names, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:

@@ -2,7 +2,7 @@
 a nest of its own.
 
 Always: it computes what the definition says, when a loop over blocks or threads is read as an ordinary one; a reduction
-over threads is a partial result in each of them, and a tree in shared memory that joins these. No barriers yet.
+over threads is a partial result in each of them, and what joins these. No barriers yet.
 
 What is computed outside of the loops over threads is shared by them, and so is what a stage called `.shared` holds;
 what is computed inside belongs to one thread.
@@ -103,9 +103,25 @@ class _KernelBuilder(LoopBuilder):
         reducing = {var for loop in loops if loop.reduces for var in (loop.var, *(part for part, _, _ in loop.parts))}
         outer = [guard for guard in guards if not vars_of(guard) & reducing]
         starts = self.starts(stage_id, body)
-        plan = joined_across(body, self.buffers[stage_id], starts, loops, target, outer, others)
+        sizes = self._block_around(stage_id)
+        plan = joined_across(body, self.buffers[stage_id], starts, loops, target, outer, others, sizes)
         update = join_into(body, plan.partials, plan.point)
         return self.wrap(stage_id, loops, update, guards, (plan.level, plan.around))
+
+    def _block_around(self, stage_id: int) -> dict[LoopKind, int]:
+        """The threads of the block, along each dimension, of the kernel that computes the stage."""
+        sizes = dict.fromkeys(THREAD_KINDS, 1)
+        for other in self.bounds:
+            if self._root_of(other) == self._root_of(stage_id):
+                for loop in self.loops_of(other):
+                    if loop.kind in sizes:
+                        sizes[loop.kind] = max(sizes[loop.kind], loop.extent)
+        return sizes
+
+    def _root_of(self, stage_id: int) -> int:
+        """The stage with a nest of its own inside whose loops the stage is computed."""
+        location = self.state.stages[stage_id].location
+        return self._root_of(location.stage) if isinstance(location, Attached) else stage_id
 
     def _threads_around(self, stage_id: int, loops: list[NestLoop]) -> list[ThreadLoop]:
         """The dimensions of threads, more than one, that a reduction of the stage stands in."""

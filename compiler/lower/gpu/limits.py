@@ -1,44 +1,84 @@
 """In: a kernel and the limits of a GPU. Out: nothing, or the first limit that it breaks. Always: before any code."""
 
-from compiler.errors import LoweringError
+from enum import StrEnum
+
+from compiler.errors import DeviceLimitError
 from compiler.ir.kernel import Kernel
-from compiler.ir.stmt import For, LoopFunction, LoopKind, walk_stmt
+from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind, walk_stmt
 from compiler.target import HardwareParams
 
-_MOST_BLOCKS = (2**31 - 1, 65535, 65535)
-_MOST_THREADS = (1024, 1024, 64)
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+MOST_THREADS = (1024, 1024, 64)
 """Along x, y and z, of every NVIDIA GPU since 2012."""
+
+
+class Limit(StrEnum):
+    """What a GPU has only so much of, in the order in which a kernel is checked."""
+
+    VIRTUAL_THREADS = "virtual threads"
+    BLOCKS_X = "blocks along x"
+    BLOCKS_Y = "blocks along y"
+    BLOCKS_Z = "blocks along z"
+    THREADS_X = "threads along x"
+    THREADS_Y = "threads along y"
+    THREADS_Z = "threads along z"
+    THREADS = "threads in a block"
+    SHARED = "bytes of shared memory"
+    LOCAL = "bytes of local memory"
+
+
+BLOCK_LIMITS = dict(zip(BLOCK_KINDS, (Limit.BLOCKS_X, Limit.BLOCKS_Y, Limit.BLOCKS_Z), strict=True))
+THREAD_LIMITS = dict(zip(THREAD_KINDS, (Limit.THREADS_X, Limit.THREADS_Y, Limit.THREADS_Z), strict=True))
+
+_ADVICE = {
+    **dict.fromkeys(BLOCK_LIMITS.values(), "bind longer loops to threads"),
+    **dict.fromkeys(THREAD_LIMITS.values(), "bind shorter loops to threads"),
+    Limit.THREADS: "bind shorter loops to them",
+    Limit.SHARED: "choose smaller tiles",
+    Limit.LOCAL: "choose smaller tiles",
+}
+
+
+def most_of(hardware: HardwareParams) -> dict[Limit, int]:
+    """How much of everything a GPU has."""
+    return {
+        Limit.VIRTUAL_THREADS: hardware.max_vthread_extent,
+        **dict(zip(BLOCK_LIMITS.values(), MOST_BLOCKS, strict=True)),
+        **dict(zip(THREAD_LIMITS.values(), MOST_THREADS, strict=True)),
+        Limit.THREADS: hardware.max_threads_per_block,
+        Limit.SHARED: hardware.max_shared_memory_per_block,
+        Limit.LOCAL: hardware.max_local_memory_per_block,
+    }
 
 
 def check_limits(kernel: Kernel, hardware: HardwareParams) -> None:
     """Refuse what no launch of the kernel could do.
 
-    Raises: LoweringError naming the kernel, what it asks for, the limit and what to do.
+    Raises: DeviceLimitError naming the kernel, what it asks for, the limit and what to do.
     """
-    for name, asked, most in zip("xyz", kernel.grid, _MOST_BLOCKS, strict=True):
-        _demand(kernel, f"blocks along {name}", asked, most, "bind longer loops to threads")
-    for name, asked, most in zip("xyz", kernel.block, _MOST_THREADS, strict=True):
-        _demand(kernel, f"threads along {name}", asked, most, "bind shorter loops to threads")
-    _demand(kernel, "threads in a block", kernel.threads, hardware.max_threads_per_block, "bind shorter loops to them")
-    shared = kernel.bytes_of("shared")
-    _demand(kernel, "bytes of shared memory", shared, hardware.max_shared_memory_per_block, "choose smaller tiles")
-    local = kernel.bytes_of("local", "register")
-    _demand(kernel, "bytes of local memory", local, hardware.max_local_memory_per_block, "choose smaller tiles")
+    sizes = kernel.sizes
+    asked = {
+        **{limit: sizes[kind] for kind, limit in (*BLOCK_LIMITS.items(), *THREAD_LIMITS.items())},
+        Limit.THREADS: kernel.threads,
+        Limit.SHARED: kernel.bytes_of("shared"),
+        Limit.LOCAL: kernel.bytes_of("local"),
+    }
+    most = most_of(hardware)
+    for limit, count in asked.items():
+        if count > most[limit]:
+            text = f"{kernel.name}: asks for {count} {limit}, the GPU has {most[limit]}; {_ADVICE[limit]}"
+            raise DeviceLimitError(text, limit)
 
 
 def check_virtual_threads(function: LoopFunction, hardware: HardwareParams) -> None:
     """Refuse more virtual threads in a loop than one thread may run.
 
-    Raises: LoweringError.
+    Raises: DeviceLimitError.
     """
     for stmt in walk_stmt(function.body):
         if isinstance(stmt, For) and stmt.kind is LoopKind.VTHREAD and stmt.extent > hardware.max_vthread_extent:
-            raise LoweringError(
+            raise DeviceLimitError(
                 f"{function.name}: {stmt.var} asks for {stmt.extent} virtual threads, a thread may run "
-                f"{hardware.max_vthread_extent}; bind a shorter loop to them"
+                f"{hardware.max_vthread_extent}; bind a shorter loop to them",
+                Limit.VIRTUAL_THREADS,
             )
-
-
-def _demand(kernel: Kernel, what: str, asked: int, most: int, advice: str) -> None:
-    if asked > most:
-        raise LoweringError(f"{kernel.name}: asks for {asked} {what}, the GPU has {most}; {advice}")

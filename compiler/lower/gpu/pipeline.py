@@ -10,13 +10,14 @@ from compiler.ir.verify import verify
 from compiler.lower.gpu.barriers import insert_barriers
 from compiler.lower.gpu.bind_threads import bind_threads
 from compiler.lower.gpu.build_kernels import build_kernels
+from compiler.lower.gpu.fold_units import FoldUnits
 from compiler.lower.gpu.limits import check_limits, check_virtual_threads
 from compiler.lower.gpu.virtual_threads import VirtualThreads
 from compiler.lower.passes import FoldDigits, LegalizeLoops, LoopPass
 from compiler.schedule.state import State
 from compiler.target import HardwareParams
 
-PASSES: tuple[LoopPass, ...] = (FoldDigits(), VirtualThreads(), FoldDigits(), LegalizeLoops())
+PASSES: tuple[LoopPass, ...] = (FoldDigits(), VirtualThreads(), FoldDigits(), FoldUnits(), LegalizeLoops())
 """What is done while blocks and threads are still loops."""
 
 

@@ -18,6 +18,7 @@ from compiler.ir.stmt import (
     Let,
     LoopFunction,
     LoopKind,
+    Shuffle,
     Stmt,
     Store,
     block,
@@ -75,7 +76,7 @@ def _written(stmt: Stmt, var: Var, touched: frozenset[Buffer], under: bool = Fal
     """What is written with, or where, something depends on `var` or on what is in `touched`."""
     depends = under or any(_depends(expr, var, touched) for expr in exprs_of(stmt))
     match stmt:
-        case Store():
+        case Store() | Shuffle():
             return {stmt.buffer} if depends else set()
         case Block():
             return {buffer for inner in stmt.statements for buffer in _written(inner, var, touched, under)}
@@ -98,7 +99,7 @@ class _Expansion:
 
     def visit(self, stmt: Stmt) -> Stmt:
         if any(_depends(expr, self.var, self.touched) for expr in exprs_of(stmt)) or (
-            isinstance(stmt, Store) and stmt.buffer in self.touched
+            isinstance(stmt, (Store, Shuffle)) and stmt.buffer in self.touched
         ):
             return For(self.var, self.extent, LoopKind.UNROLL, map_stmt(map_exprs(stmt, self.expr), self.own))
         match stmt:
@@ -116,7 +117,7 @@ class _Expansion:
 
     def own(self, stmt: Stmt) -> Stmt | None:
         """A statement with the part of its buffer that is the virtual thread's own."""
-        if isinstance(stmt, Store) and stmt.buffer in self.touched:
+        if isinstance(stmt, (Store, Shuffle)) and stmt.buffer in self.touched:
             return replace(stmt, buffer=self.buffer(stmt.buffer), indices=(self.var, *stmt.indices))
         return replace(stmt, buffer=self.buffer(stmt.buffer)) if isinstance(stmt, Allocate) else None
 

@@ -15,7 +15,7 @@ from compiler.dtype import BFLOAT16
 from compiler.ir.affine import flat_index
 from compiler.ir.dot import BYTES, is_possible
 from compiler.ir.expr import Binary, BinaryOp, Cast, Dot, Expr, Load, Var
-from compiler.ir.stmt import Barrier, Block, For, If, Invoke, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.stmt import Block, For, If, Invoke, LoopFunction, LoopKind, Stmt, Store, Together, block
 from compiler.ir.visit import substitute, walk
 
 SERIAL = (LoopKind.SERIAL, LoopKind.UNROLL)
@@ -56,7 +56,7 @@ class _Rewriter:
         match stmt:
             case Block():
                 return block(*(self.visit(inner, in_vector) for inner in stmt.statements))
-            case Store() | Invoke() | Barrier():
+            case Store() | Invoke() | Together():
                 return stmt
             case For():
                 return self.rewritten(stmt, in_vector) or replace(

@@ -13,7 +13,20 @@ from typing import TypeVar
 from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
 from compiler.ir.interval import as_index, limits
-from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Invoke, Let, LoopFunction, Stmt, Store, block
+from compiler.ir.stmt import (
+    Allocate,
+    Barrier,
+    Block,
+    For,
+    If,
+    Invoke,
+    Let,
+    LoopFunction,
+    Shuffle,
+    Stmt,
+    Store,
+    block,
+)
 from compiler.ir.visit import transform, walk
 
 _Ranges = dict[Var, tuple[int, int]]
@@ -47,7 +60,7 @@ def _folded(stmt: Stmt, ranges: _Ranges) -> Stmt:
         case If():
             condition = _simplified(stmt.condition, ranges)
             return _with_body(stmt if condition is stmt.condition else replace(stmt, condition=condition), ranges)
-        case Store():
+        case Store() | Shuffle():
             indices = tuple(_simplified(index, ranges) for index in stmt.indices)
             value = _simplified(stmt.value, ranges)
             same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))

@@ -16,6 +16,7 @@ from compiler.ir.stmt import (
     Let,
     LoopFunction,
     LoopKind,
+    Shuffle,
     Stmt,
     Store,
     exprs_of,
@@ -62,7 +63,7 @@ def _lanes_independent(loop: For, masks: bool) -> bool:
         match inner:
             case Allocate() if is_temporary(inner.buffer):
                 continue
-            case Allocate() | For(kind=LoopKind.VECTOR | LoopKind.PARALLEL):
+            case Allocate() | Shuffle() | For(kind=LoopKind.VECTOR | LoopKind.PARALLEL):
                 return False
             case If() if _uses(inner.condition, loop.var) and not (masks and _runs_under_mask(inner, loop.var)):
                 return False

@@ -6,7 +6,7 @@ Always: its code has a bearable length; an `unroll` that asks for more is refuse
 from dataclasses import dataclass
 
 from compiler.errors import LoweringError
-from compiler.ir.stmt import Barrier, Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store
+from compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store, Together
 
 MAX_STATEMENTS = 16384
 """Statements after unrolling: seconds of compiling, and more code than the instruction cache holds."""
@@ -29,7 +29,7 @@ class LimitCode:
 
 def _statements(kernel: str, stmt: Stmt) -> int:
     match stmt:
-        case Store() | Invoke() | Barrier():
+        case Store() | Invoke() | Together():
             return 1
         case Block():
             return sum(_statements(kernel, inner) for inner in stmt.statements)

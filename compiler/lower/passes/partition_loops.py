@@ -19,7 +19,6 @@ from compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
 from compiler.ir.stmt import (
     LEAVES,
     Allocate,
-    Barrier,
     Block,
     For,
     If,
@@ -29,6 +28,7 @@ from compiler.ir.stmt import (
     LoopKind,
     Stmt,
     Store,
+    Together,
     block,
     exprs_of,
     map_exprs,
@@ -75,7 +75,7 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
             return _around(stmt, _chosen(stmt.body, stmt.var, _limit(stmt), ranges, budget))
         case For():
             return _split(stmt, ranges, budget)
-        case Invoke() | Barrier():
+        case Invoke() | Together():
             return stmt
         case Store():
             indices = tuple(_simpler(index, ranges) for index in stmt.indices)
@@ -186,7 +186,7 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:
     """Whether the statement may do anything."""
     match stmt:
-        case Store() | Invoke() | Barrier():
+        case Store() | Invoke() | Together():
             return True
         case Block():
             return any(_acts(inner, ranges) for inner in stmt.statements)

@@ -16,7 +16,6 @@ from compiler.dtype import accumulated, item_bytes
 from compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var, binary, cast
 from compiler.ir.stmt import (
     Allocate,
-    Barrier,
     Block,
     For,
     Invoke,
@@ -24,6 +23,7 @@ from compiler.ir.stmt import (
     LoopKind,
     Stmt,
     Store,
+    Together,
     block,
     is_temporary,
     map_exprs,
@@ -78,7 +78,7 @@ class _Rewriter:
                 if tile is None:
                     return replace(stmt, body=self.visit(stmt.body))
                 return _rebuilt(tile.outer, self.tiled(tile, None))
-            case Store() | Invoke() | Barrier():
+            case Store() | Invoke() | Together():
                 return stmt
         return replace(stmt, body=self.visit(stmt.body))
 

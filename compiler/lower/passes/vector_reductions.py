@@ -30,7 +30,7 @@ from compiler.ir.expr import (
     const,
     is_float,
 )
-from compiler.ir.stmt import Allocate, Barrier, Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.stmt import Allocate, Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store, Together, block
 from compiler.ir.visit import substitute, transform, walk
 
 CHAINS = 4
@@ -60,7 +60,7 @@ class _Rewriter:
         match stmt:
             case Block():
                 return block(*(self.visit(inner) for inner in stmt.statements))
-            case For(kind=LoopKind.VECTOR) | Store() | Invoke() | Barrier():
+            case For(kind=LoopKind.VECTOR) | Store() | Invoke() | Together():
                 return stmt
             case For():
                 found = _reduction(stmt)

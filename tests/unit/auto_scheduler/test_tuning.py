@@ -1,6 +1,7 @@
 """A task is tuned from its definition to a kernel, with a machine that is simulated."""
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +32,12 @@ from compiler.auto_scheduler import (
     save_records,
 )
 from compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
-from compiler.errors import MeasureError, NoRecordError, NotYetError, OptionError
+from compiler.errors import DeviceError, MeasureError, NoRecordError, NotYetError, OptionError
 from compiler.measure.log import read_log
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import Measurement
 from compiler.measure.runner import LocalRunner
+from compiler.runtime.cuda import why_not
 from compiler.schedule.steps import Split
 from compiler.search.options import SearchOptions
 from compiler.search.policy import EmptyPolicy as AskAndTell
@@ -94,13 +96,14 @@ def test_j2_j3_sketches_with_a_model_that_knows_nothing_or_learns(model: Any, tm
     assert len(set(programs)) == len(programs)  # nothing is measured twice
 
 
-def test_j4_a_gpu_is_searched_for_and_not_measured_yet(tmp_path: Path) -> None:
+def test_j4_programs_for_a_gpu_are_searched_for_and_measured_where_there_is_one(tmp_path: Path) -> None:
     task = SearchTask(func="matmul", args=(128, 128, 128), target="cuda -arch=sm_90")
     policy = SketchPolicy(task, RandomModel(), SMALL)
     (first,) = policy.propose(1)
     assert "blockIdx.x" in str(first.state)
-    with LocalRPCMeasureContext() as context, pytest.raises(NotYetError, match="not built or measured yet"):
-        task.tune(TuningOptions(2, runner=context.runner), policy)
+    if missing := why_not():
+        with LocalRPCMeasureContext() as context, pytest.raises(DeviceError, match=re.escape(missing[:20])):
+            task.tune(TuningOptions(2, runner=context.runner), policy)
     log = tmp_path / "log.json"
     save_records(log, [first], [MeasureResult((1.0,), MeasureStatus.OK, "", 1.0, 0.0)])
     text = task.print_best(log, "cuda")

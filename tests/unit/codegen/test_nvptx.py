@@ -15,7 +15,7 @@ from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate
+from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from compiler.search.options import SearchOptions
 from compiler.search.space import build_spaces
 from compiler.target import Target
@@ -23,7 +23,7 @@ from tests.unit.lower.small import doubled, fetched_product
 from tests.unit.search.workloads import GPU, gpu_task_of
 from tests.unit.simt.operators import OPERATORS
 
-BLOCK, THREAD = Annotation.BLOCK_X, Annotation.THREAD_X
+BLOCK, THREAD, VECTOR = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.VECTORIZE
 ASSEMBLER = shutil.which("ptxas")
 
 
@@ -70,6 +70,43 @@ def test_numbers_of_blocks_and_threads_that_are_one_are_not_read() -> None:
     text = ptx(lower_for_gpu(replay(doubled(8), ()), "k", GPU), Target("cuda"))
     assert "%tid" not in text
     assert "%ctaid" not in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [("float32", 1), ("int32", 1), ("float16", 1), ("bfloat16", 1), ("int8", 1), ("float64", 2), ("int64", 2)],
+)
+def test_threads_of_a_warp_hand_each_other_values_of_any_type(dtype: str, words: int, tmp_path: Path) -> None:
+    x, k = te.placeholder((4, 64), name="x", dtype=dtype), te.reduce_axis(64, "k")
+    dag = ComputeDAG([x, te.compute((4,), lambda i: te.max(x[i, k], k), "y")])
+    state = replay(dag, (Split(1, 1, 64, (32,)), Annotate(1, 2, THREAD), Annotate(1, 0, BLOCK)))
+    text = ptx(lower_for_gpu(state, "k", GPU, check=True), Target("cuda", arch="sm_80"))
+    assert text.count("shfl.sync.down.b32") == 5 * words
+    assert "bar.sync" not in text
+    assert ".shared" not in text
+    assembled(text, tmp_path, "sm_80")
+
+
+def test_what_all_threads_need_is_handed_to_them_by_the_first() -> None:
+    x, k = te.placeholder((4, 96), name="x"), te.reduce_axis(96, "k")
+    total = te.compute((4,), lambda i: te.sum(x[i, k], k), "total")
+    dag = ComputeDAG([x, te.compute((4, 96), lambda i, j: x[i, j] - total[i], "rest")])
+    around = (Split(2, 1, 96, (32,)), Annotate(2, 2, THREAD), Annotate(2, 0, Annotation.THREAD_Y))
+    inside = (Split(1, 1, 96, (32,)), Annotate(1, 2, THREAD), ComputeAt(1, 2, 0))
+    text = ptx(lower_for_gpu(replay(dag, (*around, *inside)), "k", GPU, check=True), Target("cuda"))
+    assert text.count("shfl.sync.idx.b32") == 1
+
+
+def test_threads_move_vectors_at_once_where_they_are_aligned() -> None:
+    """A tile of 32 columns is fetched in fours; one of 3 columns cannot be."""
+    for columns, together in ((32, True), (3, False)):
+        x = te.placeholder((64, columns), name="x")
+        dag = ComputeDAG([x, te.compute((64, columns), lambda i, j, x=x: x[i, j] * 2.0, "y")])
+        size = 64 * columns
+        steps = (Fuse(1, (0, 1)), Split(1, 0, size, (32, 4)), Annotate(1, 1, THREAD), Annotate(1, 2, VECTOR))
+        text = ptx(lower_for_gpu(replay(dag, (*steps, Annotate(1, 0, BLOCK))), "k", GPU, check=True), Target("cuda"))
+        assert (re.search(r"ld\.global(\.nc)?\.v4", text) is not None) is together
+        assert ("st.global.v4" in text) is together
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"])

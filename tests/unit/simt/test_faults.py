@@ -16,6 +16,7 @@ from compiler.ir.stmt import (
     If,
     LoopFunction,
     LoopKind,
+    Shuffle,
     Stmt,
     Store,
     block,
@@ -26,6 +27,7 @@ from compiler.lower.gpu.barriers import insert_barriers
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.state import Annotation, replay
 from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split
+from compiler.simt import vectors
 from compiler.simt.execute import execute
 from tests.unit.lower.small import matmul
 from tests.unit.search.workloads import GPU
@@ -113,6 +115,50 @@ def test_threads_are_not_taken_to_run_in_step() -> None:
         KernelFaultError, match=r"s\[1\] is read by thread 0 of block 0 and written by thread 1 of bloc"
     ):
         run(fetch(), Barrier(), shifted, Barrier(), result(Load(S, (T,))))
+
+
+def test_threads_of_a_warp_hand_each_other_values() -> None:
+    """From 2 further on in groups of 8; the last two of a group have nobody there, and get their own."""
+    heard = Allocate(L, block(Shuffle(L, (const(0),), Load(X, (PLACE,)), 2, 8), result(Load(L, (const(0),)))))
+    lane = np.arange(64)
+    np.testing.assert_array_equal(run(heard), np.where(lane % 8 < 6, lane + 2, lane))
+    first = Allocate(L, block(Shuffle(L, (const(1),), Load(X, (PLACE,)), None, 16), result(Load(L, (const(1),)))))
+    np.testing.assert_array_equal(run(first), lane - lane % 16)
+
+
+def test_a_shuffle_that_some_threads_of_a_warp_do_not_come_to() -> None:
+    heard = Shuffle(L, (const(0),), const(1.0), 1, 32)
+    message = (
+        "k: thread 0 of block 0 comes to a shuffle that thread 16 of block 0, of the same warp, does not come to: "
+        "`l[0] = shuffle 1.0 of 1 further in 32`"
+    )
+    with pytest.raises(KernelFaultError, match=fault(message)):
+        run(Allocate(L, block(If(T < 16, heard), result(Load(L, (const(0),))))))
+
+
+def test_what_a_thread_hears_from_one_that_the_block_lacks_is_undefined() -> None:
+    """20 threads: what the last 4 hear from 4 further on is nobody's."""
+    heard = Allocate(L, block(Shuffle(L, (const(0),), Load(X, (T,)), 4, 32), If(T < 17, result(Load(L, (const(0),))))))
+    body = LoopFunction("k", (X, Y), (), heard, 1)
+    short = DeviceFunction("k", (X, Y), (), 1, (Kernel(body, (1, 1, 1), (20, 1, 1)),))
+    with pytest.raises(KernelFaultError, match=r"l\[0\] is read by thread 16 of block 0 before anything is written"):
+        execute(short, [np.arange(64, dtype="float32")])
+
+
+def test_a_vector_that_does_not_lie_where_its_indices_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread moves 2 neighbours, from an odd place on; a wrong proof says that they lie at even ones."""
+    v = Var("v")
+    pair = For(v, 2, LoopKind.VECTOR, Store(Y, (T * 2 + v,), Load(X, (T * 2 + v + 1,))))
+    near = If(B < 1, If(T < 16, pair))
+    with pytest.raises(KernelFaultError, match="is never written"):
+        run(near)
+    monkeypatch.setattr(vectors, "first_alignment", lambda *_: 8)
+    message = (
+        "k: thread 0 of block 0 moves a vector of x that does not start at a multiple of 2 elements, in "
+        "`y[((threadIdx.x * 2) + v)] = x[(((threadIdx.x * 2) + v) + 1)]`"
+    )
+    with pytest.raises(KernelFaultError, match=fault(message)):
+        run(near)
 
 
 def test_blocks_race_in_global_memory_whatever_the_barriers() -> None:

@@ -66,7 +66,21 @@ def around() -> State:
     return replay(dag, steps)
 
 
-PROGRAMS: dict[str, Callable[[], State]] = {"tiled": tiled, "ragged": ragged, "across": across, "around": around}
+def warps() -> State:
+    """The sum of every row, joined over two warps, in blocks of two rows."""
+    x, k = te.placeholder((4, 100), name="x"), te.reduce_axis(100, "k")
+    dag = ComputeDAG([x, te.compute((4,), lambda i: te.sum(x[i, k], k), "y")])
+    rows = (Split(1, 0, 4, (2,)), Annotate(1, 0, BLOCK), Annotate(1, 1, Annotation.THREAD_Y))
+    return replay(dag, (*rows, Split(1, 2, 100, (64,)), Annotate(1, 3, THREAD)))
+
+
+PROGRAMS: dict[str, Callable[[], State]] = {
+    "tiled": tiled,
+    "ragged": ragged,
+    "across": across,
+    "around": around,
+    "warps": warps,
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,0 +1,56 @@
+"""In: a value that every thread of a warp has. Out: the instructions by which each gets that of another thread.
+
+Always: the hardware hands over words of 32 bits; what is narrower goes in one, what is wider in two. No bit changes.
+"""
+
+from compiler.codegen.types import item_bytes, llvm_type
+from compiler.codegen.values import Emit, Value
+from compiler.errors import LoweringError
+from compiler.ir.kernel import WARP
+
+DECLARATIONS = tuple(
+    f"declare {kind} @llvm.nvvm.shfl.sync.{mode}.{suffix}(i32, {kind}, i32, i32)"
+    for mode in ("down", "idx")
+    for kind, suffix in (("i32", "i32"), ("float", "f32"))
+)
+"""What a module says of the instructions."""
+
+_WORD_BITS = 32
+_LAST_LANE = 31
+
+
+def shuffled(emit: Emit, value: Value, distance: int | None, width: int, threads: int) -> Value:
+    """What the thread `distance` further on in its group of `width` has (None: the first of the group), in a block of
+    so many `threads`.
+
+    Raises: LoweringError where the last warp of several is not whole.
+    """
+    if threads > WARP and threads % WARP:
+        raise LoweringError(f"a shuffle in a block of {threads} threads, whose last warp is not whole")
+    lanes = -1 if threads >= WARP else (1 << threads) - 1
+    group = (WARP - width) << 8 | _LAST_LANE
+    mode, step = ("idx", 0) if distance is None else ("down", distance)
+
+    def word(text: str, kind: str, suffix: str, dtype: str) -> Value:
+        given = f"i32 {lanes}, {kind} {text}, i32 {step}, i32 {group}"
+        return emit(f"call {kind} @llvm.nvvm.shfl.sync.{mode}.{suffix}({given})", 1, dtype)
+
+    if value.dtype == "float32":
+        return word(value.text, "float", "f32", value.dtype)
+    bits = 1 if value.dtype == "bool" else 8 * item_bytes(value.dtype)
+    whole, kind = f"i{bits}", llvm_type(value.dtype)
+    plain = value.text if kind == whole else emit(f"bitcast {kind} {value.text} to {whole}", 1, value.dtype).text
+    if bits < _WORD_BITS:
+        wide = emit(f"zext {whole} {plain} to i32", 1, "int32")
+        given = emit(f"trunc i32 {word(wide.text, 'i32', 'i32', 'int32').text} to {whole}", 1, value.dtype)
+    elif bits == _WORD_BITS:
+        given = word(plain, "i32", "i32", value.dtype)
+    else:
+        above = emit(f"lshr i64 {plain}, {_WORD_BITS}", 1, "int64")
+        halves = [emit(f"trunc i64 {text} to i32", 1, "int32") for text in (plain, above.text)]
+        low, high = (
+            emit(f"zext i32 {word(half.text, 'i32', 'i32', 'int32').text} to i64", 1, "int64") for half in halves
+        )
+        shifted = emit(f"shl i64 {high.text}, {_WORD_BITS}", 1, "int64")
+        given = emit(f"or i64 {low.text}, {shifted.text}", 1, value.dtype)
+    return given if kind == whole else emit(f"bitcast {whole} {given.text} to {kind}", 1, value.dtype)

@@ -1,0 +1,56 @@
+"""In: a search task for a GPU and transform steps. Out: a kernel artifact that a GPU runs.
+
+Always: pure and deterministic. The code is what NVIDIA's assembler makes of our PTX where there is one and the target
+names an architecture, else the PTX, which the driver assembles.
+"""
+
+from collections.abc import Sequence
+
+from compiler.codegen.nvptx import ptx
+from compiler.codegen.ptxas import assemble, assembler
+from compiler.errors import LoweringError, refusing_depth
+from compiler.ir.kernel import DeviceFunction
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.runtime.artifact import ArgSpec, DeviceCode, KernelArtifact, KernelLaunch
+from compiler.schedule.state import replay
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+
+_APART = 256
+"""Bytes of whose multiples every temporary buffer begins."""
+
+
+def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
+    """Compile the program that `steps` make of the task's computation into kernels whose names begin with `name`.
+
+    Raises: ScheduleError, LoweringError, TargetError.
+    """
+    with refusing_depth(name, LoweringError):
+        function = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
+        text = ptx(function, task.target)
+    code, kind = text.encode(), "ptx"
+    said: dict[str, tuple[int, int]] = {}
+    if task.target.arch and assembler() is not None:
+        assembled = assemble(text, task.target.arch)
+        code, kind = assembled.code, "cubin"
+        said = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}
+    launches = tuple(
+        KernelLaunch(kernel.name, kernel.grid, kernel.block, *said.get(kernel.name, (0, 0)))
+        for kernel in function.kernels
+    )
+    starts, nbytes = _workspace(function)
+    tensors = (*task.dag.inputs, *task.dag.outputs)
+    args = tuple(
+        ArgSpec(param.name, tensor.shape, tensor.dtype, place >= len(task.dag.inputs))
+        for place, (param, tensor) in enumerate(zip(function.params, tensors, strict=True))
+    )
+    return KernelArtifact(name, code, args, nbytes, str(task.target), device=DeviceCode(kind, launches, starts))
+
+
+def _workspace(function: DeviceFunction) -> tuple[tuple[int, ...], int]:
+    """Where each temporary buffer begins, and the bytes of all."""
+    starts, end = [], 0
+    for buffer in function.workspace:
+        starts.append(end)
+        end += buffer.nbytes + -buffer.nbytes % _APART
+    return tuple(starts), end

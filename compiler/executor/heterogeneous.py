@@ -1,0 +1,95 @@
+"""In: a compiled network whose kernels are for several devices. Out: its outputs.
+
+Always: everything is allocated and bound when the executor is made; a run is calls and copies in the order of
+`compiler.executor.placement`. What is not on the processor is copied through its memory.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from compiler.errors import ArtifactError, OptionError
+from compiler.executor.memory import check_fit
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.placement import HOST, Copy, PlacedPlan, Run, placed
+from compiler.executor.plan import Plan
+from compiler.executor.stores import Store
+from compiler.runtime.artifact import Array
+
+
+class HeterogeneousExecutor:
+    """Runs a network on several devices, each with a `Store`; that of the processor comes first.
+
+    executor = HeterogeneousExecutor(network, [HostStore(threads=2), CudaStore(driver())])
+    executor.run(image=array)
+    scores = executor.get_output(0)
+    """
+
+    def __init__(self, network: CompiledNetwork, stores: Sequence[Store]) -> None:
+        """Make room, load all kernels, and copy constants to where they are read.
+
+        Raises: ArtifactError when the network is inconsistent or names a device that has no store; DeviceError.
+        """
+        network.verify()
+        plan = network.plan
+        missing = sorted({call.device for call in plan.calls if not 0 <= call.device < len(stores)})
+        if missing:
+            numbers = ", ".join(map(str, missing))
+            raise ArtifactError(f"network {plan.name}: runs on device {numbers} too, but {len(stores)} are given")
+        kernels = {kernel.name: kernel for kernel in network.kernels}
+        self.plan: Plan = plan
+        self.placed: PlacedPlan = placed(plan, kernels)
+        self._stores = tuple(stores)
+        self._inputs = {plan.buffers[number].name: number for number in plan.inputs}
+        for device, store in enumerate(stores):
+            store.open(plan, network.constants, sorted(_used(plan, self.placed, device)))
+        for copy in self.placed.constants:
+            self._copied(copy)()
+        self._steps = tuple(self._bound(step, network) for step in self.placed.steps)
+
+    def set_input(self, **inputs: Array) -> None:
+        """Copy arrays into the inputs of these names.
+
+        Raises: OptionError when there is no such input, or an array has another shape or dtype.
+        """
+        for name, array in inputs.items():
+            if name not in self._inputs:
+                raise OptionError(f"no input {name!r}; the inputs are {', '.join(self._inputs)}")
+            number = self._inputs[name]
+            check_fit(np.asarray(array), self.plan.buffers[number], "input")
+            self._stores[HOST].write(number, np.asarray(array))
+
+    def run(self, **inputs: Array) -> None:
+        """Set the given inputs and compute all outputs. Raises: OptionError as `set_input`; DeviceError."""
+        self.set_input(**inputs)
+        for step in self._steps:
+            step()
+
+    def get_output(self, index: int) -> Array:
+        """A copy of an output. Raises: OptionError when there is no such output."""
+        if not 0 <= index < len(self.plan.outputs):
+            raise OptionError(f"no output {index}; the network has {len(self.plan.outputs)}")
+        number = self.plan.outputs[index]
+        return np.array(self._stores[HOST].read(number)).reshape(self.plan.buffers[number].shape)
+
+    def _bound(self, step: Run | Copy, network: CompiledNetwork) -> Callable[[], object]:
+        if isinstance(step, Copy):
+            return self._copied(step)
+        call = self.plan.calls[step.call]
+        artifact = next(kernel for kernel in network.kernels if kernel.name == call.kernel)
+        return self._stores[step.device].bind(artifact, call.buffers)
+
+    def _copied(self, copy: Copy) -> Callable[[], None]:
+        source, target = self._stores[copy.source], self._stores[copy.target]
+        return lambda: target.write(copy.storage, source.read(copy.storage))
+
+
+def _used(plan: Plan, steps: PlacedPlan, device: int) -> set[int]:
+    """The numbers of the buffers that own the memory that a device needs."""
+    found = {plan.buffers[number].storage for number in (*plan.inputs, *plan.outputs)} if device == HOST else set()
+    for step in (*steps.constants, *steps.steps):
+        if isinstance(step, Copy) and device in (step.source, step.target):
+            found.add(step.storage)
+        elif isinstance(step, Run) and step.device == device:
+            found |= {plan.buffers[number].storage for number in plan.calls[step.call].buffers}
+    return found

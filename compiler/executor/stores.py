@@ -1,0 +1,114 @@
+"""In: the buffers of a plan. Out: their memory on one device, and calls of kernels on it.
+
+Always: every device has memory of its own for what its calls touch; what another device writes gets there by a copy
+alone.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from compiler.errors import ArtifactError
+from compiler.executor.memory import Memory
+from compiler.executor.plan import BufferKind, Plan
+from compiler.runtime.artifact import Array, KernelArtifact
+from compiler.runtime.cuda_array import DeviceArray
+from compiler.runtime.cuda_driver import Driver
+from compiler.runtime.cuda_program import DeviceProgram
+from compiler.runtime.loader import load_kernels
+
+
+class Store(Protocol):
+    """The memory of a plan on one device."""
+
+    def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
+        """Make room for the buffers `used`, by the numbers of those that own memory."""
+        ...
+
+    def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
+        """A call of a kernel on buffers. Raises: ArtifactError or DeviceError for code of another kind of device."""
+        ...
+
+    def read(self, number: int) -> Array:
+        """What a buffer holds; all calls before are done. It may be the memory itself."""
+        ...
+
+    def write(self, number: int, values: Array) -> None:
+        """Give a buffer its elements."""
+        ...
+
+
+class HostStore:
+    """Memory of the processor; kernels run on `threads` threads."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+
+    def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
+        """Make room for all buffers."""
+        self._memory = Memory(plan, constants)
+
+    def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
+        """A call of a kernel on buffers."""
+        if artifact.device is not None:
+            raise ArtifactError(f"{artifact.name} is code for {artifact.target}, not for a processor")
+        return load_kernels([artifact])[artifact.name].bind([self._memory[one] for one in buffers], self._threads)
+
+    def read(self, number: int) -> Array:
+        """The memory itself."""
+        return self._memory[number]
+
+    def write(self, number: int, values: Array) -> None:
+        """Give a buffer its elements."""
+        self._memory[number][...] = values.reshape(self._memory[number].shape)
+
+
+class CudaStore:
+    """Memory of the GPU number `number`, which `driver` has or gets open."""
+
+    def __init__(self, driver: Driver, number: int = 0) -> None:
+        driver.open(number)
+        self._driver = driver
+        self._number = number
+        self._stream: Any = driver.stream()
+        self._workspace: DeviceArray | None = None
+
+    def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
+        """Make room for the buffers that calls here touch; temporary ones share it as they do on a processor."""
+        self._plan = plan
+        self._own: dict[int, DeviceArray] = {}
+        arena = self._made((plan.arena_bytes,), "uint8") if plan.arena_bytes else None
+        for number in used:
+            spec = plan.buffers[number]
+            if spec.kind is BufferKind.INTERMEDIATE and arena is not None:
+                self._own[number] = arena.view(spec.offset, spec.shape, spec.dtype)
+            else:
+                self._own[number] = self._made(spec.shape, spec.dtype)
+
+    def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
+        """A call of a kernel on buffers."""
+        need = artifact.workspace_bytes
+        if need and (self._workspace is None or self._workspace.nbytes < need):
+            self._workspace = self._made((need,), "uint8")  # calls that have the smaller one keep it
+        arrays = [
+            self._array(number).view(0, spec.shape, spec.dtype)
+            for number, spec in zip(buffers, artifact.args, strict=True)
+        ]
+        address = self._workspace.address if self._workspace is not None else 0
+        call = DeviceProgram(self._driver, self._stream, artifact).bind(arrays, address)
+        kept = (arrays, self._workspace)
+        return lambda: (call(), kept)
+
+    def read(self, number: int) -> Array:
+        """A copy of what a buffer holds."""
+        return self._array(number).numpy()
+
+    def write(self, number: int, values: Array) -> None:
+        """Give a buffer its elements."""
+        array = self._array(number)
+        array.write(values.reshape(array.shape))
+
+    def _array(self, number: int) -> DeviceArray:
+        return self._own[self._plan.buffers[number].storage]
+
+    def _made(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        return DeviceArray.made(self._driver, self._stream, self._number, shape, dtype)

@@ -1,0 +1,146 @@
+"""In: a statement whose loops are bound to GPU threads. Out: the cycles it should take, and why.
+
+Always: first principles, nothing measured. A statement takes the longest of its arithmetic, shared memory and global
+memory time and a part of the others; each is spread over the multiprocessors that have blocks, and is longer where too
+few warps are there to hide latency.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compiler.features.buffers import Columns, pick
+from compiler.features.nest import Floats, Nest, product_where
+from compiler.features.touch import Touch
+from compiler.features.warp import SECTOR, warp_access
+from compiler.gpu_facts import GpuFacts
+from compiler.ir.kernel import WARP
+from compiler.schedule.state import Annotation
+from compiler.te.tensor import Tensor
+
+_WORD = 4.0
+_BASE_REGISTERS = 32.0
+_PER_WORD = 1.25
+"""Registers for indices and operands, and for each word that a thread holds in buffers."""
+
+_MOST_REGISTERS = 255.0
+_SPILL = 8.0
+"""How many times longer the arithmetic takes when nothing fits the registers."""
+
+_PIPELINE = 16.0
+"""Independent operations that a multiprocessor has to find in its warps to be busy."""
+
+_MEMORY_CYCLES = 600.0
+"""Cycles before what is asked of memory comes."""
+
+_CACHE_RATIO = 2.5
+"""How much more a cycle the shared cache gives than memory."""
+
+_LAUNCH_SECONDS = 2e-6
+_OVERLAP = 0.25
+"""The share of the shorter of the times that is not hidden by the longest."""
+
+_BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
+
+
+def gpu_estimates(
+    nest: Nest,
+    touched: Sequence[Touch],
+    shared: frozenset[Tensor],
+    launch: Mapping[str, Floats | float],
+    cost: float,
+    facts: GpuFacts,
+) -> Columns:
+    """Columns of the groups "estimate" and "gpu" of a statement.
+
+    `shared` are the buffers that the threads of a block share, `launch` the columns of `gpu_columns`, `cost` the
+    operations of one result.
+    """
+    blocks = np.prod([np.asarray(launch[f"gpu_blocks_{axis}"]) for axis in "xyz"], axis=0)
+    threads = np.prod([np.asarray(launch[f"gpu_threads_{axis}"]) for axis in "xyz"], axis=0)
+    warps = np.ceil(threads / WARP)
+    held = np.asarray(launch["gpu_local_bytes"]) / _WORD
+    registers = _BASE_REGISTERS + _PER_WORD * held
+    taken = np.minimum(registers, _MOST_REGISTERS)
+    resident = facts.resident(*(np.asarray(each, np.int64) for each in (threads, taken, launch["gpu_shared_bytes"])))
+    turns = np.ceil(blocks / facts.multiprocessors)
+    active = np.minimum(np.maximum(resident, 1), turns) * warps
+    # The multiprocessor with most blocks is the last to end.
+    each_share = turns / blocks
+    idle = warps * WARP / threads
+    chains = np.maximum(1.0, product_where(nest.tile, nest.extents))
+    hidden = np.minimum(1.0, active * np.minimum(chains, 8.0) / _PIPELINE)
+    spilling = np.where(registers > _MOST_REGISTERS, _SPILL, 1.0)
+    arithmetic = nest.inner[0] * cost * idle / facts.lanes * each_share / hidden * spilling
+    moved = _Moved(nest, touched, shared, blocks, idle, facts)
+    in_block = moved.shared_cycles * each_share
+    a_cycle = facts.bandwidth / facts.clock
+    in_flight = active * WARP * moved.width * facts.multiprocessors
+    flying = np.minimum(1.0, in_flight / (_MEMORY_CYCLES * a_cycle))
+    outside = np.maximum(moved.cache_bytes / _CACHE_RATIO, moved.memory_bytes / np.maximum(flying, 1e-3)) / a_cycle
+    parts = np.stack(np.broadcast_arrays(arithmetic, in_block, outside))
+    cycles = parts.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * parts.sum(axis=0)
+    launches = 0.0 if nest.source.attached else _LAUNCH_SECONDS * facts.clock
+    yield "estimate_arithmetic", arithmetic
+    yield "estimate_memory", np.maximum(in_block, outside)
+    yield "estimate_cycles", np.where(resident > 0, cycles, cycles * _SPILL) + launches
+    yield "gpu_registers", registers
+    yield "gpu_active_warps", active
+    yield "gpu_waves", np.ceil(blocks / (np.maximum(resident, 1) * facts.multiprocessors))
+    yield "gpu_sector_bytes", moved.cache_bytes
+    yield "gpu_bank_conflicts", moved.conflicts
+
+
+class _Moved:
+    """What a statement moves: cycles of shared memory of all multiprocessors together, bytes of the shared cache and of
+    memory, the longest queue at a bank, and the bytes that each thread asks for at once.
+    """
+
+    def __init__(
+        self,
+        nest: Nest,
+        touched: Sequence[Touch],
+        shared: frozenset[Tensor],
+        blocks: Floats,
+        idle: Floats,
+        facts: GpuFacts,
+    ) -> None:
+        self.shared_cycles = np.zeros(nest.count)
+        self.cache_bytes = np.zeros(nest.count)
+        self.memory_bytes = np.zeros(nest.count)
+        self.conflicts = np.zeros(nest.count)
+        self.width = np.ones(nest.count)
+        for touch in touched:
+            if touch.local and touch.tensor not in shared:
+                continue  # a register
+            access = warp_access(nest, touch)
+            requests = _accesses(nest, touch) * touch.element_bytes / access.width * idle / WARP
+            if touch.tensor in shared:
+                self.shared_cycles += requests * access.conflicts
+                self.conflicts = np.maximum(self.conflicts, access.conflicts)
+                continue
+            asked = requests * access.sectors * SECTOR
+            once = touch.elements[0] * touch.element_bytes
+            inside = pick(touch.elements, np.full(nest.count, _inside_blocks(nest), dtype=np.intp))
+            wasted = np.maximum(1.0, access.sectors * SECTOR / np.maximum(access.width * WARP, SECTOR))
+            within = np.minimum(asked, blocks * inside * touch.element_bytes * wasted)
+            self.cache_bytes += within
+            self.memory_bytes += np.where(once <= facts.cache, np.minimum(once * wasted, within), within)
+            self.width = np.maximum(self.width, access.width)
+
+
+def _inside_blocks(nest: Nest) -> int:
+    """The level that one block goes through."""
+    bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation in _BLOCKS]
+    return bound[-1] + 1 if bound else 0
+
+
+def _accesses(nest: Nest, touch: Touch) -> Floats:
+    """How often threads access a buffer: what a register tile or virtual threads read again is read once, and what a
+    reduction sums is written once.
+    """
+    virtual = np.array([loop.annotation is Annotation.VTHREAD for loop in nest.source.loops], dtype=np.bool_)
+    kept = (nest.tile | virtual[:, None]) & ~touch.moving
+    if touch.is_write:
+        kept = kept | np.array(nest.reduce, dtype=np.bool_)[:, None]
+    return np.asarray(nest.inner[0] / product_where(kept & nest.real, nest.extents))

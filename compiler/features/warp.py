@@ -1,0 +1,144 @@
+"""In: a statement whose loops are bound to GPU threads, and a buffer. Out: what one warp's access of it costs.
+
+Always: the addresses of all threads of a warp are looked at, those of B programs at once; distances are never negative.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.features.nest import Floats, Nest, column
+from compiler.features.touch import Touch
+from compiler.ir.kernel import WARP
+from compiler.schedule.state import Annotation, Number
+
+SHARED = ".shared"
+"""How the name of a stage ends that the threads of a block fetch together."""
+
+SECTOR = 32
+"""Bytes that come from memory together."""
+
+_BANKS = 32
+_BANK_BYTES = 4
+_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
+_NOWHERE = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WarpAccess:
+    """One access of a buffer by the threads of a warp; arrays are (B,).
+
+    `width` bytes are moved by each thread at once; `sectors` of memory hold them, and the busiest bank of shared memory
+    has `conflicts` words of them, one a cycle.
+    """
+
+    width: Floats
+    sectors: Floats
+    conflicts: Floats
+
+
+def thread_loops(nest: Nest) -> list[int]:
+    """The loops over threads of the innermost stage that has them along each dimension, the fastest one first."""
+    found: list[int] = []
+    for kind in _THREADS:
+        bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation is kind]
+        if bound:
+            stage = nest.source.loops[bound[-1]].key[0]
+            found.extend(index for index in reversed(bound) if nest.source.loops[index].key[0] == stage)
+    return found
+
+
+def warp_access(nest: Nest, touch: Touch) -> WarpAccess:
+    """What the first warp of a block asks for at once."""
+    offsets, active = _offsets(nest, touch)
+    places = np.where(active, offsets * touch.element_bytes, _NOWHERE)
+    lanes = _vector_lanes(nest, touch)
+    width = lanes * touch.element_bytes
+    sectors = np.where(places < 0, _NOWHERE, np.floor(places / SECTOR))
+    words = np.where(places < 0, _NOWHERE, np.floor(places / _BANK_BYTES))
+    conflicts = np.ones(nest.count)
+    each = np.maximum(1.0, width / _BANK_BYTES)
+    most = int(each.max(initial=1.0))
+    spread = [np.where((words < 0) | (step >= each), _NOWHERE, words + step) for step in range(most)]
+    conflicts = _busiest(np.concatenate(spread)) if spread else conflicts
+    return WarpAccess(width, _distinct(sectors), conflicts)
+
+
+def _offsets(nest: Nest, touch: Touch) -> tuple[Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+    """(32, B): where each thread's element lies relative to the first one's, and which threads there are."""
+    rest = np.repeat(np.arange(WARP, dtype=np.float64)[:, None], nest.count, axis=1)
+    offsets = np.zeros_like(rest)
+    weights = _fetched_weights(nest, touch)
+    place = rest * _width_of_fetch(nest)
+    for index in thread_loops(nest):
+        extent = nest.extents[index]
+        offsets += np.mod(rest, extent) * touch.strides[index]
+        rest = np.floor(rest / extent)
+    if weights is None:
+        return offsets, rest == 0
+    offsets = np.zeros_like(offsets)
+    for extent, weight in zip(reversed(nest.source.write.shape), reversed(weights), strict=True):
+        offsets += np.mod(place, extent) * weight
+        place = np.floor(place / extent)
+    return offsets, rest == 0
+
+
+def _fetched_weights(nest: Nest, touch: Touch) -> list[Floats] | None:
+    """Of a tile that threads fetch together, element by element whatever its rows, how far apart its neighbours along
+    each dimension lie; None for all other statements.
+    """
+    source = nest.source
+    shape: Sequence[Number] = source.write.shape if touch.is_write else touch.tensor.shape
+    if not source.op.name.endswith(SHARED) or len(shape) != len(source.write.shape):
+        return None
+    if touch.is_write and source.write.strides is not None:
+        return [column(stride, nest.count) for stride in source.write.strides]
+    weights, weight = [], np.ones(nest.count)
+    for extent in reversed(shape):
+        weights.append(weight)
+        weight = weight * extent
+    return weights[::-1]
+
+
+def _width_of_fetch(nest: Nest) -> Floats:
+    """How many elements each thread fetches at once."""
+    lanes = np.ones(nest.count)
+    for index, loop in enumerate(nest.source.loops):
+        if loop.annotation is Annotation.VECTORIZE:
+            lanes = lanes * nest.extents[index]
+    return lanes
+
+
+def _vector_lanes(nest: Nest, touch: Touch) -> Floats:
+    """How many neighbours each thread moves at once."""
+    if _fetched_weights(nest, touch) is not None:
+        rows = nest.source.write.shape[-1] if touch.tensor.shape else 1
+        lanes = _width_of_fetch(nest)
+        return np.where(np.mod(rows, lanes) == 0, lanes, 1.0)
+    lanes = np.ones(nest.count)
+    for index, loop in enumerate(nest.source.loops):
+        if loop.annotation is Annotation.VECTORIZE:
+            lanes = np.where(touch.strides[index] == 1, lanes * nest.extents[index], lanes)
+    return lanes
+
+
+def _distinct(values: Floats) -> Floats:
+    """(N, B) → (B,): how many different ones there are, those below 0 left out."""
+    ordered = np.sort(values, axis=0)
+    fresh = np.ones(ordered.shape, dtype=np.bool_)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    return np.asarray((fresh & (ordered >= 0)).sum(axis=0), dtype=np.float64)
+
+
+def _busiest(words: Floats) -> Floats:
+    """(N, B) → (B,): how many different words the bank has that has most of them."""
+    ordered = np.sort(words, axis=0)
+    fresh = np.ones(ordered.shape, dtype=np.bool_)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    fresh &= ordered >= 0
+    counts = np.zeros((_BANKS, words.shape[1]))
+    banks = np.mod(ordered, _BANKS).astype(np.intp)
+    programs = np.broadcast_to(np.arange(words.shape[1]), words.shape)
+    np.add.at(counts, (banks[fresh], programs[fresh]), 1.0)
+    return np.asarray(np.maximum(1.0, counts.max(axis=0)))

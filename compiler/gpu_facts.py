@@ -1,0 +1,79 @@
+"""In: the name of an NVIDIA architecture, such as sm_90, or what a driver says of a device. Out: `GpuFacts`.
+
+Always: frozen; the numbers of an architecture are those of its best known device, for estimates where no device is
+asked.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WARP = 32
+_REGISTER_UNIT = 256
+_SHARED_UNIT = 128
+_MOST_REGISTERS = 255
+
+_Count = int | NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What a GPU does in a second and holds at once.
+
+    `lanes` is how many float32 multiply-adds a multiprocessor starts in a cycle, `clock` its cycles a second,
+    `bandwidth` the bytes that all of them get from memory in a second, `cache` the bytes of the cache that they share.
+    Of each multiprocessor: `registers` of 32 bits, `shared` bytes (of which every block costs `reserved` more than it
+    asks for), and the most `threads` and `blocks` at a time.
+    """
+
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+    cache: int
+    lanes: int = 128
+    registers: int = 65536
+    shared: int = 100 * 1024
+    reserved: int = 1024
+    threads: int = 2048
+    blocks: int = 32
+
+    def resident(self, threads: _Count, registers: _Count, shared: _Count) -> NDArray[np.int64]:
+        """Blocks that a multiprocessor runs at a time, of so many threads each, 32-bit registers a thread, and bytes of
+        shared memory a block: 0 for a block that does not fit. Numbers, or arrays that go together.
+        """
+        warps = -(-np.asarray(threads, np.int64) // _WARP)
+        each = -(-np.asarray(registers, np.int64) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+        bytes_each = -(-(np.asarray(shared, np.int64) + self.reserved) // _SHARED_UNIT) * _SHARED_UNIT
+        fitting = np.minimum(self.threads // (warps * _WARP), self.registers // np.maximum(each, 1) // warps)
+        fitting = np.minimum(np.minimum(fitting, self.shared // np.maximum(bytes_each, 1)), self.blocks)
+        return np.asarray(np.where(np.asarray(registers) > _MOST_REGISTERS, 0, fitting))
+
+
+_KNOWN = {
+    70: GpuFacts(80, 1.53e9, 900e9, 6 << 20, 64, shared=96 << 10, reserved=0),
+    75: GpuFacts(40, 1.59e9, 320e9, 4 << 20, 64, shared=64 << 10, reserved=0, threads=1024, blocks=16),
+    80: GpuFacts(108, 1.41e9, 1555e9, 40 << 20, 64, shared=164 << 10),
+    86: GpuFacts(82, 1.70e9, 936e9, 6 << 20, threads=1536, blocks=16),
+    89: GpuFacts(128, 2.52e9, 1008e9, 72 << 20, threads=1536, blocks=24),
+    90: GpuFacts(132, 1.83e9, 3350e9, 50 << 20, shared=228 << 10),
+}
+"""By compute capability: V100, T4, A100, RTX 3090, RTX 4090, H100 SXM."""
+
+_USUAL = 80
+
+USUAL_ARCH = f"sm_{_USUAL}"
+"""What is taken for a GPU that nobody has named."""
+
+
+def facts_of(arch: str) -> GpuFacts:
+    """The facts of an architecture: those of the newest known that is no newer; of an A100 without a name."""
+    digits = "".join(letter for letter in arch.removeprefix("sm_") if letter.isdigit())
+    capability = int(digits) if digits else _USUAL
+    return _KNOWN[max((known for known in _KNOWN if known <= capability), default=min(_KNOWN))]
+
+
+def lanes_of(capability: tuple[int, int]) -> int:
+    """Float32 multiply-adds that a multiprocessor of a compute capability starts in a cycle."""
+    return 64 if capability < (8, 6) else 128

@@ -1,0 +1,39 @@
+"""In: the indices of an access in a vector loop. Out: how far its first element is known to be aligned.
+
+Always: proved from the indices alone, whatever the values of the variables; what is not known counts as one element.
+"""
+
+from math import gcd
+
+from compiler.dtype import item_bytes
+from compiler.ir.affine import flat_index
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Var
+from compiler.ir.visit import walk
+
+VECTOR_BYTES = 16
+"""The longest vector that a GPU moves at once."""
+
+
+def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
+    """A power of two, at most 16: so many bytes divide the distance of the element at `var` = 0 from the buffer's
+    start. The size of an element where `var` does not run over neighbours.
+    """
+    item = item_bytes(buffer.dtype)
+    form = flat_index(buffer.shape, indices)
+    rest = {atom: coefficient for atom, coefficient in form.terms.items() if atom != var}
+    if form.terms.get(var, 0) != 1 or any(node == var for atom in rest for node in walk(atom)):
+        return item
+    apart = gcd(form.const, *(coefficient * _divisor(atom) for atom, coefficient in rest.items()))
+    return gcd(apart * item, VECTOR_BYTES)
+
+
+def _divisor(expr: Expr) -> int:
+    """A number that divides every value of an index; 0 for what is always 0."""
+    match expr:
+        case Const():
+            return abs(int(expr.value))
+        case Binary(op=BinaryOp.MUL):
+            return _divisor(expr.lhs) * _divisor(expr.rhs)
+        case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.FLOORMOD | BinaryOp.MIN | BinaryOp.MAX):
+            return gcd(_divisor(expr.lhs), _divisor(expr.rhs))
+    return 1

@@ -1,0 +1,50 @@
+"""In: programs of a task that were built for a GPU. Out: one `MeasureResult` each, in order.
+
+Always: CUDA is used in the worker process alone, so a kernel that breaks its context breaks nothing else; the right
+answers are those of the untuned program on the processor.
+"""
+
+from dataclasses import replace
+
+from compiler.config import usable_processors
+from compiler.errors import DeviceError
+from compiler.measure.options import MeasureOptions
+from compiler.measure.runner import LocalRunner
+from compiler.measure.worker_process import WorkerProcess
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+
+
+class CudaRunner(LocalRunner):
+    """Times kernels on one GPU of this machine, its number `gpu` in CUDA.
+
+    Of `options` all but `threads`, `rotate_bytes` and what has to do with other processes means what it does on a
+    processor; `enable_cpu_cache_flush` empties the GPU's own cache before each call.
+    """
+
+    worker = "compiler.measure.cuda_worker"
+
+    def __init__(self, options: MeasureOptions, gpu: int = 0) -> None:
+        self.gpu = gpu
+        # All processors compute the right answers; programs are built before or after that.
+        super().__init__(options=replace(options, threads=len(usable_processors()), overlap=False))
+
+    def _initial_arguments(self) -> tuple[object, ...]:
+        return self.processors, self.gpu
+
+    def _reference_task(self, task: SearchTask) -> SearchTask:
+        return replace(task, target=Target.host(), hardware=HardwareParams(num_cores=self.options.threads))
+
+    def check(self) -> None:
+        """See that there is a GPU to time programs on. Raises: DeviceError saying what is missing."""
+        missing = self._worker.call(f"{self.worker}:missing", self.gpu, timeout_s=self._worker.start_timeout_s)
+        if missing:
+            raise DeviceError(missing)
+
+
+def gpu_identity(number: int) -> str:
+    """The identity of a GPU of this machine, as records carry it: the same text means that times may be compared. Empty
+    when there is no such GPU.
+    """
+    with WorkerProcess() as worker:
+        return str(worker.call(f"{CudaRunner.worker}:identity", number, timeout_s=worker.start_timeout_s))

@@ -1,0 +1,254 @@
+"""In: kernels of a task for a GPU. Out: what they cost and whether they are right. Always: runs inside the one worker
+process that uses the GPU; one whose CUDA is broken by a kernel ends, and the next starts afresh.
+
+The untuned program runs first, on the processor, and what it computes is what every candidate must compute.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import DeviceError, MeasureError
+from compiler.measure import run_worker
+from compiler.measure.attribution import STARTED
+from compiler.measure.check import poison
+from compiler.measure.options import MeasureOptions
+from compiler.measure.record import MeasureStatus
+from compiler.measure.results import MeasureResult, describe
+from compiler.measure.task_buffers import TaskBuffers, TaskSetup
+from compiler.runtime.artifact import KernelArtifact
+from compiler.runtime.cuda import driver, why_not
+from compiler.runtime.cuda_array import DeviceArray
+from compiler.runtime.cuda_driver import Driver
+from compiler.runtime.cuda_program import DeviceProgram, Stopwatch
+
+BROKEN = 86
+"""With this code a worker ends whose CUDA does nothing more."""
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """The open device, and what flushes its cache."""
+
+    driver: Driver
+    number: int
+    stream: Any
+    cache: int
+    spare: DeviceArray | None = None
+
+    def flush(self) -> None:
+        """Queue more writing than the cache holds."""
+        if self.spare is None:
+            self.spare = self.array((2 * max(self.cache, 1 << 20),), "uint8")
+        self.driver.fill(self.spare.address, 0, self.spare.nbytes, self.stream)
+
+    def array(self, shape: Sequence[int], dtype: str) -> DeviceArray:
+        """A new array."""
+        return DeviceArray.made(self.driver, self.stream, self.number, shape, dtype)
+
+
+@dataclass(slots=True)
+class _OnDevice:
+    """The arguments of a task's kernels in the GPU's memory."""
+
+    host: TaskBuffers
+    arrays: tuple[DeviceArray, ...]
+    workspace: DeviceArray | None = None
+
+    @property
+    def outputs(self) -> Iterator[tuple[DeviceArray, Any]]:
+        """The outputs, with where they are checked."""
+        pairs = zip(self.host.specs, self.arrays, strict=True)
+        return zip((array for spec, array in pairs if spec.is_output), self.host.outputs, strict=True)
+
+    def free(self) -> None:
+        """Give all memory back."""
+        for array in (*self.arrays, *([self.workspace] if self.workspace else [])):
+            array.free()
+
+
+_gpu: _Gpu | None = None
+_tasks: dict[str, _OnDevice] = {}
+
+
+def set_up(processors: tuple[int, ...], number: int) -> None:
+    """Bind this process to `processors`; the GPU of that number, if it is there, is its own from now on."""
+    global _gpu
+    run_worker.set_up(processors)
+    _gpu = None
+    _tasks.clear()
+    if not missing(number):
+        cuda = driver()
+        cuda.open(number)
+        _gpu = _Gpu(cuda, number, cuda.stream(), cuda.devices()[number].facts.cache)
+
+
+def missing(number: int) -> str:
+    """Why the GPU of that number cannot be used here, in one sentence; "" when it can."""
+    if text := why_not():
+        return text
+    count = len(driver().devices())
+    return "" if number < count else f"there is no GPU number {number}; this machine has {count}"
+
+
+def identity(number: int) -> str:
+    """The GPU of that number in words; "" when it cannot be used here."""
+    if missing(number):
+        return ""
+    device = driver().devices()[number]
+    return f"{device.name}, {device.arch}, {device.facts.multiprocessors} multiprocessors"
+
+
+def knows(key: str) -> bool:
+    """Whether this worker has the buffers of the task of that key."""
+    return key in _tasks
+
+
+def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: MeasureOptions) -> None:
+    """Make the buffers of a task, and what they should hold: `pattern` is its untuned kernel for the processor.
+
+    Raises: DeviceError when there is no GPU, or it has no memory; as `run_worker.prepare`.
+    """
+    gpu = _open()
+    for other in list(_tasks):  # one at a time: the GPU may be smaller than this machine
+        _tasks.pop(other).free()
+    if pattern.device is None:
+        run_worker.prepare(key, pattern, setup, options)
+        host = run_worker.buffers_of(key)
+    else:  # nothing is checked, so nothing was built for the processor
+        host = TaskBuffers.filled(pattern.args, options.seed, key, setup)
+    arrays = tuple(gpu.array(spec.shape, spec.dtype) for spec in host.specs)
+    for array, fenced in zip(arrays, host.arrays, strict=True):
+        array.write(np.array(fenced.array))
+    _tasks[key] = _OnDevice(host, arrays)
+
+
+def run_stream(
+    key: str, artifacts: Sequence[KernelArtifact], best_seconds: float, options: MeasureOptions
+) -> Iterator[str | MeasureResult]:
+    """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
+    gpu, task = _open(), _task(key)
+    yield STARTED
+    for artifact in artifacts:
+        begun = time.perf_counter()
+        result = _run(gpu, task, artifact, best_seconds, options)
+        best_seconds = min(best_seconds, *result.costs, math.inf)
+        yield replace(result, run_seconds=time.perf_counter() - begun)
+
+
+def compare_stream(
+    key: str, artifacts: Sequence[KernelArtifact], turns: int, options: MeasureOptions
+) -> Iterator[str | MeasureResult]:
+    """A sign of life after each of `turns`, in which every kernel is timed once after the other; then one result per
+    kernel, whose costs are those of the turns. The kernels were run and checked before.
+    """
+    gpu, task = _open(), _task(key)
+    yield STARTED
+    watch = _watch(gpu, options)
+    calls = [_bound(gpu, task, artifact) for artifact in artifacts]
+    looks = [watch.look(call) for call in calls]
+    costs: list[list[float]] = [[] for _ in calls]
+    for _ in range(turns):
+        for call, look, found in zip(calls, looks, costs, strict=True):
+            found.extend(watch.passes(call, 1, look))
+        yield STARTED
+    for found in costs:
+        yield MeasureResult(tuple(found), MeasureStatus.OK, "", 0.0)
+
+
+def _open() -> _Gpu:
+    if _gpu is None:
+        raise DeviceError(missing(0) or "this worker has no GPU")
+    return _gpu
+
+
+def _task(key: str) -> _OnDevice:
+    if key not in _tasks:
+        raise MeasureError("this worker was replaced before it was told of the task; ask again")
+    return _tasks[key]
+
+
+def _watch(gpu: _Gpu, options: MeasureOptions) -> Stopwatch:
+    flush = gpu.flush if options.enable_cpu_cache_flush else None
+    return Stopwatch(gpu.driver, gpu.stream, options.min_repeat_ms / 1e3, flush)
+
+
+def _bound(gpu: _Gpu, task: _OnDevice, artifact: KernelArtifact) -> Callable[[], None]:
+    workspace = 0
+    if artifact.workspace_bytes:
+        if task.workspace is not None and task.workspace.nbytes < artifact.workspace_bytes:
+            task.workspace.free()
+            task.workspace = None
+        if task.workspace is None:
+            task.workspace = gpu.array((artifact.workspace_bytes,), "uint8")
+        workspace = task.workspace.address
+    return DeviceProgram(gpu.driver, gpu.stream, artifact).bind(task.arrays, workspace)
+
+
+def _run(
+    gpu: _Gpu, task: _OnDevice, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions
+) -> MeasureResult:
+    try:
+        call = _bound(gpu, task, artifact)
+    except DeviceError as failure:  # a candidate that cannot be loaded is a result
+        return _failed(MeasureStatus.COMPILE_DEVICE, describe(failure))
+    try:
+        if wrong := _once(gpu, task, call):
+            return wrong
+        watch = _watch(gpu, options)
+        look = watch.look(call)
+        if look > best_seconds * options.give_up_factor:
+            return MeasureResult((look,), MeasureStatus.OK, "", 0.0, censored=True)
+        costs = watch.passes(call, options.repeat, look)
+        if wrong := _check(gpu, task):  # threads in a race are not wrong every time
+            return replace(wrong, error=f"right at first, later not: {wrong.error}")
+    except DeviceError as failure:  # so is one that fails while it runs
+        if failure.lasting:
+            _end(failure)
+        return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
+    return MeasureResult(costs, MeasureStatus.OK, "", 0.0)
+
+
+def _end(failure: DeviceError) -> None:
+    """Nothing works any more in this process: the parent sees the last words and starts another."""
+    sys.stderr.write(f"{failure}\n")
+    sys.stderr.flush()
+    os._exit(BROKEN)
+
+
+def _once(gpu: _Gpu, task: _OnDevice, call: Callable[[], None]) -> MeasureResult | None:
+    """Run a kernel on poisoned outputs; what is wrong with it."""
+    for array, host in task.outputs:
+        poison(host)
+        array.write(np.array(host))
+    call()
+    gpu.driver.wait(gpu.stream)
+    return _check(gpu, task)
+
+
+def _check(gpu: _Gpu, task: _OnDevice) -> MeasureResult | None:
+    """What is wrong with what the last run left."""
+    gpu.driver.wait(gpu.stream)
+    texts = []
+    named = [(spec.name, array) for spec, array in zip(task.host.specs, task.arrays, strict=True)]
+    for name, array in (*named, *([("workspace", task.workspace)] if task.workspace is not None else [])):
+        if text := array.damage():
+            texts.append(f"{name}: {text}")
+            array.mend()
+    if texts:
+        return _failed(MeasureStatus.RUNTIME_DEVICE, f"out of bounds: {'; '.join(texts)}")
+    for array, host in task.outputs:
+        host[...] = array.numpy()
+    if mismatch := task.host.mismatch():
+        return _failed(MeasureStatus.WRONG_ANSWER, mismatch)
+    return None
+
+
+def _failed(status: MeasureStatus, error: str) -> MeasureResult:
+    return MeasureResult((), status, error, 0.0)

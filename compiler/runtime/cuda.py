@@ -1,0 +1,201 @@
+"""In: what is asked of CUDA (`compiler.runtime.cuda_driver`). Out: it, done by NVIDIA's Python packages.
+
+Always: the one module that imports `cuda.core` and `cuda.bindings` (the extra `cuda`), and only when a device is first
+asked for; without the packages, the driver or a device every call says in one sentence what is missing.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import DeviceError
+from compiler.gpu_facts import GpuFacts, facts_of, lanes_of
+from compiler.runtime.artifact import Array
+from compiler.runtime.cuda_driver import Driver, Extents, GpuDevice
+
+_PACKAGES = "the packages for CUDA are missing: pip install 'retune[cuda]'"
+_LASTING = ("ILLEGAL", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "ASSERT", "MISALIGNED", "HARDWARE", "ECC", "INVALID_PC")
+"""Failures of a kernel after which CUDA does nothing more for the process."""
+
+
+@lru_cache(maxsize=1)
+def driver() -> Driver:
+    """CUDA on this machine.
+
+    Raises: DeviceError, in words: no packages, no driver, or no device.
+    """
+    try:
+        core, bindings = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
+    except ImportError as missing:
+        raise DeviceError(f"{_PACKAGES} ({missing})") from missing
+    found = _CoreDriver(core, bindings)
+    if not found.devices():
+        raise DeviceError("CUDA's driver is there, but it names no GPU: check the container's devices")
+    return found
+
+
+def gpus() -> tuple[GpuDevice, ...]:
+    """The GPUs of this machine. Raises: DeviceError as `driver`."""
+    return driver().devices()
+
+
+def why_not() -> str:
+    """What is missing to use a GPU here, in one sentence; "" when nothing is."""
+    try:
+        driver()
+    except DeviceError as missing:
+        return str(missing)
+    return ""
+
+
+class _Piece:
+    """Memory of `cuda.core`."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+        self.address = int(buffer.handle)
+
+    def free(self) -> None:
+        """Give it back now."""
+        self._buffer.close()
+
+
+class _CoreDriver:
+    """The driver by `cuda.core`, and by the bindings for what that has no word for."""
+
+    def __init__(self, core: Any, bindings: Any) -> None:
+        self._core = core
+        self._bindings = bindings
+        self._device: Any = None
+        try:
+            self._checked(bindings.cuInit(0))
+        except RuntimeError as missing:  # of the loader: there is no library of a driver
+            raise DeviceError("there is no NVIDIA driver on this machine, so no GPU can be used") from missing
+
+    def devices(self) -> tuple[GpuDevice, ...]:
+        """All devices, in CUDA's order."""
+        return tuple(map(_described, self._core.Device.get_all_devices()))
+
+    def open(self, number: int) -> None:
+        """Work with this device from now on, in this thread."""
+        known = self.devices()
+        if not 0 <= number < len(known):
+            raise DeviceError(f"there is no GPU number {number}; this machine has {len(known)}")
+        self._device = self._core.Device(number)
+        self._tried(self._device.set_current)
+
+    def stream(self) -> Any:
+        """A new queue of work."""
+        return self._tried(self._device.create_stream)
+
+    def wait(self, stream: Any) -> None:
+        """Until all that was queued is done."""
+        self._tried(stream.sync)
+
+    def allocate(self, nbytes: int) -> _Piece:
+        """A piece of memory."""
+        return _Piece(self._tried(lambda: self._device.allocate(nbytes, stream=self._device.default_stream)))
+
+    def write(self, address: int, array: Array, stream: Any) -> None:
+        """Copy a contiguous array to the device."""
+        self._checked(self._bindings.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream.handle))
+        self.wait(stream)
+
+    def read(self, address: int, array: Array, stream: Any) -> None:
+        """Copy from the device into a contiguous array."""
+        self._checked(self._bindings.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, stream.handle))
+        self.wait(stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        """Queue a copy inside of the device, or from another one."""
+        self._checked(self._bindings.cuMemcpyAsync(target, source, nbytes, stream.handle))
+
+    def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
+        """Queue the writing of one byte everywhere."""
+        self._checked(self._bindings.cuMemsetD8Async(address, value, nbytes, stream.handle))
+
+    def load(self, code: bytes, kind: str, names: Sequence[str]) -> dict[str, Any]:
+        """The kernels of these names."""
+        make = self._core.ObjectCode.from_cubin if kind == "cubin" else self._core.ObjectCode.from_ptx
+        loaded = self._tried(lambda: make(code))
+        return {name: self._tried(partial(loaded.get_kernel, name)) for name in names}
+
+    def launch(self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int]) -> None:
+        """Queue a kernel with the addresses of its buffers."""
+        config = self._core.LaunchConfig(grid=grid, block=block)
+        given = [np.uint64(address) for address in addresses]
+        self._tried(lambda: self._core.launch(stream, config, kernel, *given))
+
+    def record(self, stream: Any) -> Any:
+        """Queue a moment."""
+        options = self._core.EventOptions(timing_enabled=True)
+        return self._tried(lambda: stream.record(options=options))
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        """Seconds from one moment to another."""
+        self._tried(end.sync)
+        return float(self._tried(lambda: end - start)) / 1e3
+
+    def captured(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+        """What queues all that `work` queues on the stream, as one piece."""
+        driver = self._bindings
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._checked(driver.cuStreamBeginCapture(stream.handle, mode))
+        try:
+            work()
+        finally:
+            graph = self._checked(driver.cuStreamEndCapture(stream.handle))
+        runnable = self._checked(driver.cuGraphInstantiate(graph, 0))
+        return lambda: self._checked(driver.cuGraphLaunch(runnable, stream.handle))
+
+    def _tried(self, call: Callable[[], Any]) -> Any:
+        """Raises: DeviceError for whatever the package raises."""
+        try:
+            return call()
+        except DeviceError:
+            raise
+        except Exception as failure:
+            raise _failed(str(failure)) from failure
+
+    def _checked(self, answer: tuple[Any, ...]) -> Any:
+        """The value beside CUDA's code. Raises: DeviceError for a code that is no success."""
+        code, *values = answer
+        if int(code) != 0:
+            raise _failed(str(getattr(code, "name", code)))
+        return values[0] if values else None
+
+
+def _failed(text: str) -> DeviceError:
+    return DeviceError(f"CUDA: {text}", lasting=any(word in text.upper() for word in _LASTING))
+
+
+def _described(device: Any) -> GpuDevice:
+    """A device as `cuda.core` has it."""
+    told, capability = device.properties, tuple(device.compute_capability)
+    arch = f"sm_{capability[0]}{capability[1]}"
+    # Of memory that moves data at both edges of its clock (kHz), in a bus of so many bits; newer drivers do not tell.
+    bandwidth = 2.0 * told.memory_clock_rate * 1e3 * told.global_memory_bus_width / 8 or facts_of(arch).bandwidth
+    facts = GpuFacts(
+        multiprocessors=told.multiprocessor_count,
+        clock=told.clock_rate * 1e3 or facts_of(arch).clock,
+        bandwidth=bandwidth,
+        cache=told.l2_cache_size,
+        lanes=lanes_of((capability[0], capability[1])),
+        registers=told.max_registers_per_multiprocessor,
+        shared=told.max_shared_memory_per_multiprocessor,
+        reserved=told.reserved_shared_memory_per_block,
+        threads=told.max_threads_per_multiprocessor,
+        blocks=told.max_blocks_per_multiprocessor,
+    )
+    return GpuDevice(
+        device.device_id,
+        device.name,
+        arch,
+        told.max_shared_memory_per_block,
+        told.max_threads_per_block,
+        told.warp_size,
+        facts,
+    )

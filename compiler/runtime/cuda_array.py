@@ -1,0 +1,147 @@
+"""In: NumPy arrays, or arrays of other libraries on a GPU. Out: arrays in a GPU's memory.
+
+Always: dense, row by row, at a multiple of 16 bytes; memory of one's own has a fence on either side, which shows what a
+kernel writes out of bounds.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from compiler.dtype import item_bytes
+from compiler.errors import DeviceError
+from compiler.runtime.artifact import Array
+from compiler.runtime.cuda_driver import Driver, Memory
+from compiler.runtime.device import Device, cuda
+from compiler.runtime.dlpack_capsule import capsule_of
+from compiler.runtime.ffi import tensor_of
+
+FENCE = 256
+"""Bytes on either side of an array."""
+
+VECTOR_BYTES = 16
+"""Kernels move so many bytes at once."""
+
+_CANARY = 0xA5
+_CUDA = 2
+
+
+class DeviceArray:
+    """An array on GPU number `number`; see `made` and `borrowed`."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        stream: Any,
+        number: int,
+        shape: Sequence[int],
+        dtype: str,
+        address: int,
+        owner: object,
+        *,
+        fenced: bool,
+    ) -> None:
+        self.shape = tuple(int(extent) for extent in shape)
+        self.dtype = dtype
+        self.address = address
+        self.device: Device = cuda(number)
+        self._driver = driver
+        self._stream = stream
+        self._owner = owner
+        self._fenced = fenced
+
+    @classmethod
+    def made(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
+        """A new array without values, between fences. Raises: DeviceError when there is no memory."""
+        nbytes = prod(shape) * item_bytes(dtype)
+        piece = driver.allocate(nbytes + -nbytes % FENCE + 2 * FENCE)
+        array = cls(driver, stream, number, shape, dtype, piece.address + FENCE, piece, fenced=True)
+        array.mend()
+        return array
+
+    @classmethod
+    def borrowed(cls, driver: Driver, stream: Any, source: Any) -> "DeviceArray":
+        """The memory of another library's array, by DLPack, without a copy.
+
+        Raises: DeviceError for what lies elsewhere, is not dense, or does not start at a multiple of 16 bytes.
+        """
+        try:
+            tensor = tensor_of(source)
+        except (TypeError, ValueError, RuntimeError, AttributeError, BufferError) as error:
+            raise DeviceError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
+        kind, number = tensor.__dlpack_device__()
+        if kind != _CUDA:
+            raise DeviceError(f"the array lies on {Device(kind, number)}, not on a CUDA device; copy it there first")
+        shape, address = tuple(tensor.shape), int(tensor.data_ptr())
+        if not tensor.is_contiguous():
+            raise DeviceError(f"the array of the shape {list(shape)} is not dense, row by row; copy it first")
+        if address % VECTOR_BYTES:
+            raise DeviceError(f"the array starts at {address:#x}, no multiple of {VECTOR_BYTES} bytes; copy it first")
+        return cls(driver, stream, int(number), shape, str(tensor.dtype), address, tensor, fenced=False)
+
+    def view(self, start: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
+        """An array in the same memory, from byte number `start` on, which keeps it. Raises: DeviceError if it does not
+        fit.
+        """
+        nbytes = prod(shape) * item_bytes(dtype)
+        if start < 0 or start % VECTOR_BYTES or start + nbytes > self.nbytes:
+            raise DeviceError(f"{dtype}{list(shape)} from byte {start} on is no part of {self.nbytes} bytes")
+        number = self.device.device_id
+        return DeviceArray(self._driver, self._stream, number, shape, dtype, self.address + start, self, fenced=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * item_bytes(self.dtype)
+
+    def write(self, values: Array) -> None:
+        """Take over the elements of an array of this shape and type. Raises: DeviceError for any other."""
+        if values.shape != self.shape or values.dtype != np.dtype(self.dtype):
+            mine, its = f"{self.dtype}{list(self.shape)}", f"{values.dtype.name}{list(values.shape)}"
+            raise DeviceError(f"an array of {its} does not fit into one of {mine}")
+        if values.nbytes:
+            self._driver.write(self.address, np.ascontiguousarray(values), self._stream)
+
+    def numpy(self) -> Array:
+        """A copy in the processor's memory."""
+        found = np.empty(self.shape, self.dtype)
+        if found.nbytes:
+            self._driver.read(self.address, found, self._stream)
+        return found
+
+    def mend(self) -> None:
+        """Put the fences up."""
+        if self._fenced:
+            for start, nbytes in self._fences():
+                self._driver.fill(start, _CANARY, nbytes, self._stream)
+
+    def damage(self) -> str:
+        """Where something was written beside the array, in words; "" where nothing was."""
+        if not self._fenced:
+            return ""
+        for (start, nbytes), where in zip(self._fences(), ("before its start", "behind its end"), strict=True):
+            found = np.empty(nbytes, np.uint8)
+            self._driver.read(start, found, self._stream)
+            if wrong := int((found != _CANARY).sum()):
+                return f"{wrong} of the {nbytes} bytes {where} are overwritten"
+        return ""
+
+    def free(self) -> None:
+        """Give memory of one's own back now."""
+        piece: Memory | None = self._owner if self._fenced else None  # type: ignore[assignment]
+        self._owner = None
+        if piece is not None:
+            piece.free()
+
+    def _fences(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return (self.address - FENCE, FENCE), (self.address + self.nbytes, FENCE + -self.nbytes % FENCE)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device.device_type, self.device.device_id
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """A capsule of the same memory; all work on it that was queued here is done."""
+        self._driver.wait(self._stream)
+        return capsule_of(self.address, self.shape, self.dtype, self.device, self)

@@ -1,0 +1,104 @@
+"""In: kernels for a GPU, and arrays in its memory. Out: calls of them, and how long these take.
+
+Always: calls are queued and not waited for. Times are the device's own: short calls are captured in a graph that runs
+many of them, so that queueing costs nothing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.errors import DeviceError
+from compiler.runtime.artifact import KernelArtifact
+from compiler.runtime.cuda_array import DeviceArray
+from compiler.runtime.cuda_driver import Driver
+
+_IN_GRAPH = 64
+"""Calls that one graph runs at most."""
+
+_MOST_CALLS = 20_000
+_MOST_FLUSHED = 50
+"""Calls of a pass at most, and of one before each of which the cache is emptied."""
+
+
+class DeviceProgram:
+    """Kernels that are loaded on the device that `driver` has open; their work is queued on `stream`."""
+
+    def __init__(self, driver: Driver, stream: Any, artifact: KernelArtifact) -> None:
+        if artifact.device is None:
+            raise DeviceError(f"{artifact.name} is code for {artifact.target}, not for a GPU")
+        self.artifact = artifact
+        self._code = artifact.device
+        self._driver = driver
+        self._stream = stream
+        names = [launch.name for launch in self._code.launches]
+        self._kernels = driver.load(artifact.object_code, self._code.kind, names)
+
+    def bind(self, arrays: Sequence[DeviceArray], workspace: int = 0) -> Callable[[], None]:
+        """A call with these arguments, in order; `workspace` is the address of as many bytes as the artifact wants.
+
+        Raises: DeviceError for arrays that do not fit.
+        """
+        artifact = self.artifact
+        if len(arrays) != len(artifact.args):
+            raise DeviceError(f"{artifact.name} takes {len(artifact.args)} arrays, not {len(arrays)}")
+        for spec, array in zip(artifact.args, arrays, strict=True):
+            if (array.shape, array.dtype) != (spec.shape, spec.dtype):
+                wanted, given = f"{spec.dtype}{list(spec.shape)}", f"{array.dtype}{list(array.shape)}"
+                raise DeviceError(f"{artifact.name}: {spec.name} is {wanted}, the array given for it is {given}")
+        if artifact.workspace_bytes and not workspace:
+            raise DeviceError(f"{artifact.name} needs {artifact.workspace_bytes} bytes of workspace")
+        addresses = [*(array.address for array in arrays), *(workspace + start for start in self._code.workspace)]
+
+        def call() -> None:
+            for launch in self._code.launches:
+                kernel = self._kernels[launch.name]
+                self._driver.launch(self._stream, kernel, launch.grid, launch.block, addresses)
+
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """Times calls on a stream. A pass is of at least `least` seconds; before each call `flush` is queued, if given,
+    whose own time does not count.
+    """
+
+    driver: Driver
+    stream: Any
+    least: float = 3e-3
+    flush: Callable[[], None] | None = None
+
+    def look(self, call: Callable[[], None]) -> float:
+        """Seconds of one call, roughly, after one that is not timed."""
+        call()
+        return min(self._one(call) for _ in range(2))
+
+    def passes(self, call: Callable[[], None], count: int, roughly: float) -> tuple[float, ...]:
+        """Seconds of a call in each of `count` passes, where one takes `roughly` so many."""
+        wanted = math.ceil(self.least / max(roughly, 1e-7))
+        if self.flush is not None:
+            number = max(1, min(wanted, _MOST_FLUSHED))
+            return tuple(sum(self._one(call) for _ in range(number)) / number for _ in range(count))
+        number = max(1, min(wanted, _MOST_CALLS))
+        together = min(number, _IN_GRAPH)
+        turns = -(-number // together)
+        graph = self.driver.captured(self.stream, lambda: _repeated(call, together))
+        graph()  # the first is slower: the graph is sent to the device
+        return tuple(self._between(lambda: _repeated(graph, turns)) / (turns * together) for _ in range(count))
+
+    def _one(self, call: Callable[[], None]) -> float:
+        if self.flush is not None:
+            self.flush()
+        return self._between(call)
+
+    def _between(self, work: Callable[[], None]) -> float:
+        start = self.driver.record(self.stream)
+        work()
+        return self.driver.elapsed(start, self.driver.record(self.stream))
+
+
+def _repeated(call: Callable[[], None], count: int) -> None:
+    for _ in range(count):
+        call()

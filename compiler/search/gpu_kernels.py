@@ -1,0 +1,171 @@
+"""In: bounds of B programs whose loops are bound to GPU threads. Out: their kernels, and what each asks of the GPU.
+
+Always: what `compiler.lower.gpu` makes of each program, said in arrays (B,).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from compiler.ir.kernel import WARP
+from compiler.lower.gpu.limits import Limit
+from compiler.schedule.bounds import Loop, StageNest
+from compiler.schedule.state import Annotation, IterKind, Number
+from compiler.search.genome import Mask
+from compiler.search.register_tile import Counts, point_bytes
+from compiler.search.sketch_rules.facts import SHARED
+
+_BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
+_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
+
+
+def kernels_of(nests: Sequence[StageNest], count: int) -> list["DeviceKernel"]:
+    """The kernels in the order in which they run: a root stage each, and what is computed inside its loops."""
+    found: dict[int, list[StageNest]] = {}
+    for nest in nests:
+        found.setdefault(nest.loops[0].key[0] if nest.loops else nest.stage, []).append(nest)
+    return [DeviceKernel(tuple(found[root]), count) for root in sorted(found)]
+
+
+def own_loops(nest: StageNest) -> Sequence[Loop]:
+    """The loops of the stage itself."""
+    return nest.loops[len(nest.loops) - nest.own :]
+
+
+def outer_loops(nest: StageNest) -> Sequence[Loop]:
+    """The loops of other stages that it stands in."""
+    return nest.loops[: len(nest.loops) - nest.own]
+
+
+def turns(loops: Iterable[Loop], annotations: Sequence[Annotation], count: int) -> Counts:
+    """How many turns the loops with one of the annotations make together, (B,)."""
+    total: Number = np.ones(count, dtype=np.int64)
+    for loop in loops:
+        if loop.annotation in annotations:
+            total = total * loop.extent
+    return np.asarray(total)
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """The statements of one kernel of `count` programs."""
+
+    nests: tuple[StageNest, ...]
+    count: int
+
+    @cached_property
+    def grid(self) -> tuple[Counts, ...]:
+        """Blocks along x, y and z."""
+        return tuple(self._most(kind) for kind in _BLOCKS)
+
+    @cached_property
+    def block(self) -> tuple[Counts, ...]:
+        """Threads along x, y and z."""
+        return tuple(self._most(kind) for kind in _THREADS)
+
+    @property
+    def threads(self) -> Counts:
+        """Threads of a block."""
+        return np.asarray(prod(self.block, start=np.int64(1)))
+
+    @cached_property
+    def memory(self) -> tuple[Counts, Counts]:
+        """Bytes of shared memory of a block, and of buffers of a thread."""
+        shared, local = np.zeros(self.count, dtype=np.int64), np.zeros(self.count, dtype=np.int64)
+        for nest in self.nests:
+            virtual = turns(nest.loops, (Annotation.VTHREAD,), self.count)
+            if nest.attached:
+                size = _elements(nest, self.count) * point_bytes(nest)
+                if _is_shared(nest):
+                    shared = shared + size
+                else:
+                    local = local + size * virtual
+            together, own = self._joined(nest)
+            shared, local = shared + together, local + own * virtual
+        return shared, local
+
+    def asked(self) -> dict[Limit, Counts]:
+        """How much the kernel asks for of everything that is limited."""
+        virtual = [turns(own_loops(nest), (Annotation.VTHREAD,), self.count) for nest in self.nests]
+        shared, local = self.memory
+        return {
+            Limit.VIRTUAL_THREADS: np.max(virtual, axis=0),
+            Limit.BLOCKS_X: self.grid[0],
+            Limit.BLOCKS_Y: self.grid[1],
+            Limit.BLOCKS_Z: self.grid[2],
+            Limit.THREADS_X: self.block[0],
+            Limit.THREADS_Y: self.block[1],
+            Limit.THREADS_Z: self.block[2],
+            Limit.THREADS: self.threads,
+            Limit.SHARED: shared,
+            Limit.LOCAL: local,
+        }
+
+    def _most(self, kind: Annotation) -> Counts:
+        return np.asarray(np.max([turns(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
+
+    def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:
+        """Bytes of shared and of local memory that a reduction over threads takes to join its parts."""
+        nothing = np.zeros(self.count, dtype=np.int64)
+        reducing = [loop for loop in own_loops(nest) if _reduces(loop) and loop.annotation in _THREADS]
+        if not reducing:
+            return nothing, nothing
+        each = {kind: turns(reducing, (kind,), self.count) for kind in _THREADS}
+        across = np.asarray(prod(each.values(), start=np.int64(1)))
+        others = [self._others(nest, kind) for kind in _THREADS]
+        around = np.asarray(prod(others, start=np.int64(1)))
+        item = point_bytes(nest)
+        warps = self._in_warps(each, others)
+        first = np.where(across > WARP, across // WARP, 0)
+        shared = np.where(warps, around * first, around * across) * item
+        local = (_points(nest, self.count) + warps) * item
+        return np.where(across > 1, shared, 0), np.where(across > 1, local, 0)
+
+    def _others(self, nest: StageNest, kind: Annotation) -> Counts:
+        """Threads along a dimension, for each of which something else is joined."""
+        own = turns((loop for loop in own_loops(nest) if not _reduces(loop)), (kind,), self.count)
+        return np.where(own > 1, own, turns(outer_loops(nest), (kind,), self.count))
+
+    def _in_warps(self, each: dict[Annotation, Counts], others: Sequence[Counts]) -> Mask:
+        """Whether threads hand each other what is joined; see `compiler.lower.gpu.across_threads`."""
+        extent, threads = each[Annotation.THREAD_X], self.threads
+        alone = (each[Annotation.THREAD_Y] == 1) & (each[Annotation.THREAD_Z] == 1) & (extent > 1)
+        whole = extent == self.block[0]
+        for other, size in zip(others, self.block, strict=True):
+            whole = whole & ((other == size) | (other == 1))
+        small = (extent == threads) | (extent & (extent - 1) == 0)
+        large = (threads % WARP == 0) & ((extent % WARP == 0) | (WARP % extent == 0))
+        return np.asarray(alone & whole & np.where(threads <= WARP, small, large))
+
+
+def _reduces(loop: Loop) -> bool:
+    return loop.kind is IterKind.REDUCTION
+
+
+def _is_shared(nest: StageNest) -> bool:
+    """Whether the threads of a block share what a stage inside another's loops computes."""
+    among_threads = any(loop.annotation in _THREADS for loop in outer_loops(nest))
+    return nest.op.name.endswith(SHARED) or not among_threads
+
+
+def _elements(nest: StageNest, count: int) -> Counts:
+    """Elements of a stage's buffer, padding included."""
+    write = nest.write
+    size: Number = np.ones(count, dtype=np.int64)
+    for extent in write.shape if write.strides is None else (write.shape[0], write.strides[0]):
+        size = size * extent
+    return np.asarray(size)
+
+
+def _points(nest: StageNest, count: int) -> Counts:
+    """Results of a reduction inside its outermost loop: those of the loops over points in there."""
+    inside, total = np.zeros(count, dtype=np.bool_), np.ones(count, dtype=np.int64)
+    for loop in own_loops(nest):
+        if _reduces(loop):
+            inside = inside | (np.asarray(loop.extent) > 1)
+        elif loop.annotation not in _THREADS:
+            total = np.where(inside, total * loop.extent, total)
+    return total

@@ -1,0 +1,29 @@
+"""In: a program for a GPU. Out: what it spills, as NVIDIA's assembler says. Always: nothing is run.
+
+It takes about half a second, so it is for the few programs that are about to be measured, not for the thousands that
+are scored.
+"""
+
+from collections.abc import Sequence
+
+from compiler.codegen.nvptx import ptx
+from compiler.codegen.ptxas import assemble, assembler
+from compiler.errors import RetuneError
+from compiler.gpu_facts import USUAL_ARCH
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.state import replay
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+
+
+def spilled_bytes(task: SearchTask, steps: Sequence[Step]) -> int:
+    """Bytes that threads of a program keep in memory because registers do not suffice, of one thread of every kernel; 0
+    without an assembler, or for a program that is refused before, which building it says.
+    """
+    if assembler() is None:
+        return 0
+    try:
+        text = ptx(lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware), task.target)
+        return assemble(text, task.target.arch or USUAL_ARCH).spilled
+    except RetuneError:
+        return 0

@@ -1,0 +1,148 @@
+"""A GPU that is not there: it remembers what is asked of it, and kernels are executed by `compiler.simt`.
+
+Always: answers are those of the lowered kernels, times those of a clock that every piece of work moves by its own
+length. Memory is bytes at made-up addresses; whoever touches what is not allocated gets a DeviceError.
+"""
+
+# ruff: noqa: ARG002 - it has the methods of a driver, whatever of their arguments it needs
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import DeviceError
+from compiler.gpu_facts import facts_of
+from compiler.ir.expr import Buffer
+from compiler.ir.kernel import DeviceFunction
+from compiler.runtime.artifact import Array
+from compiler.runtime.cuda_driver import Extents, GpuDevice
+from compiler.simt.execute import execute
+
+CALL_SECONDS = 1e-4
+FLUSH_SECONDS = 1e-2
+_PAGE = 1 << 16
+
+DEVICE = GpuDevice(0, "Double", "sm_90", 48 << 10, 1024, 32, facts_of("sm_90"))
+
+
+@dataclass(eq=False)
+class Piece:
+    """Allocated bytes."""
+
+    address: int
+    data: Array
+    freed: bool = False
+
+    def free(self) -> None:
+        """Nobody may touch them any more."""
+        self.freed = True
+
+
+@dataclass
+class DriverDouble:
+    """The driver. `functions` are the device functions whose kernels it can load, `seconds` how long a kernel of a name
+    takes, `spoil` is called with the outputs of every execution, `failing` with the name of every kernel launched.
+    """
+
+    functions: Sequence[DeviceFunction] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    spoil: Callable[[list[Array]], object] = lambda *_: None
+    failing: Callable[[str], object] = lambda *_: None
+    count: int = 1
+    clock: float = 0.0
+    asked: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    _queued: list[Callable[[], None]] | None = None
+
+    def devices(self) -> tuple[GpuDevice, ...]:
+        return tuple(GpuDevice(n, f"Double {n}", "sm_90", 48 << 10, 1024, 32, DEVICE.facts) for n in range(self.count))
+
+    def open(self, number: int) -> None:
+        self.asked.append(f"open {number}")
+
+    def stream(self) -> Any:
+        return "stream"
+
+    def wait(self, stream: Any) -> None:
+        self.asked.append("wait")
+
+    def allocate(self, nbytes: int) -> Piece:
+        last = self.pieces[-1] if self.pieces else None
+        start = _PAGE if last is None else last.address + -(-last.data.nbytes // _PAGE) * _PAGE + _PAGE
+        self.pieces.append(Piece(start, np.zeros(nbytes, np.uint8)))
+        return self.pieces[-1]
+
+    def write(self, address: int, array: Array, stream: Any) -> None:
+        self._bytes(address, array.nbytes)[...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def read(self, address: int, array: Array, stream: Any) -> None:
+        array.reshape(-1).view(np.uint8)[...] = self._bytes(address, array.nbytes)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        self._bytes(target, nbytes)[...] = self._bytes(source, nbytes)
+
+    def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
+        self._bytes(address, nbytes)[...] = value
+        self.clock += FLUSH_SECONDS if nbytes > 1 << 20 else 0.0
+
+    def load(self, code: bytes, kind: str, names: Sequence[str]) -> dict[str, Any]:
+        self.asked.append(f"load {kind} {', '.join(names)}")
+        known = {kernel.name for function in self.functions for kernel in function.kernels}
+        if missing := set(names) - known:
+            raise DeviceError(f"CUDA: NOT_FOUND {', '.join(sorted(missing))}")
+        return {name: name for name in names}
+
+    def launch(self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int]) -> None:
+        def work() -> None:
+            self.asked.append(f"launch {kernel} {grid} {block}")
+            self.failing(kernel)
+            self.clock += self.seconds.get(kernel, CALL_SECONDS)
+            (function,) = (one for one in self.functions if kernel in [each.name for each in one.kernels])
+            if kernel == function.kernels[-1].name:
+                self._execute(function, addresses)
+
+        if self._queued is None:
+            work()
+        else:
+            self._queued.append(work)
+
+    def record(self, stream: Any) -> Any:
+        return self.clock
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        return float(end - start)
+
+    def captured(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+        self._queued = []
+        work()
+        queued, self._queued = self._queued, None
+        self.asked.append(f"graph of {len(queued)}")
+
+        def run() -> None:
+            for each in queued:
+                each()
+
+        return run
+
+    def launches(self) -> list[str]:
+        """The names of the kernels that were launched, in order."""
+        return [line.split()[1] for line in self.asked if line.startswith("launch ")]
+
+    def _execute(self, function: DeviceFunction, addresses: Sequence[int]) -> None:
+        count = len(function.params) - function.outputs
+        views = [self._array(buffer, at) for buffer, at in zip(function.params, addresses, strict=False)]
+        found = execute(function, [view.copy() for view in views[:count]])
+        self.spoil(found)
+        for view, values in zip(views[count:], found, strict=True):
+            view[...] = values
+
+    def _array(self, buffer: Buffer, address: int) -> Array:
+        return self._bytes(address, buffer.nbytes).view(buffer.dtype).reshape(buffer.shape)
+
+    def _bytes(self, address: int, nbytes: int) -> Array:
+        for piece in self.pieces:
+            if piece.address <= address and address + nbytes <= piece.address + piece.data.nbytes and not piece.freed:
+                return piece.data[address - piece.address :][:nbytes]
+        raise DeviceError(f"CUDA: ILLEGAL_ADDRESS {address:#x}", lasting=True)

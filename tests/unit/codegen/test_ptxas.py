@@ -1,0 +1,128 @@
+"""What NVIDIA's assembler says of kernels, read; and, where there is one, asked."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.codegen import ptxas
+from compiler.codegen.nvptx import ptx
+from compiler.codegen.ptxas import KernelResources, assemble, resources_in
+from compiler.cost_model import RandomModel
+from compiler.driver.build import build_kernel
+from compiler.errors import LoweringError
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.search.gpu_spills import spilled_bytes
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from compiler.search.space import build_spaces
+from compiler.target import Target
+from tests.unit.lower.small import fetched_product
+from tests.unit.search.workloads import GPU, gpu_task_of, matmul
+
+SAID = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'k_kernel0' for 'sm_80'
+ptxas info    : Function properties for k_kernel0
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 26 registers, used 1 barriers, 16 bytes smem, 376 bytes cmem[0]
+ptxas info    : Compile time = 2.000 ms
+ptxas info    : Compiling entry function 'k_kernel1' for 'sm_80'
+ptxas info    : Function properties for k_kernel1
+    120 bytes stack frame, 100 bytes spill stores, 44 bytes spill loads
+ptxas info    : Used 255 registers, 352 bytes cmem[0]
+"""
+
+needs_assembler = pytest.mark.skipif(shutil.which("ptxas") is None, reason="there is no ptxas on the path")
+
+
+def tiled(points: int) -> tuple[SearchTask, tuple[Step, ...]]:
+    """A matmul whose threads hold `points` × `points` sums each."""
+    dag = matmul(256, 256, 64)
+    task = SearchTask("m", dag, Target("cuda -arch=sm_80"), GPU)
+    (space,) = build_spaces(task, SearchOptions())
+    row = np.ones((1, space.layout.width), dtype=np.int64)
+    row[:, space.layout.placement] = 0
+    parts = [256 // (8 * points), 1, 8, points, 1]
+    for split, lengths in zip(space.layout.splits, (parts, parts, [16, 4, 1]), strict=True):
+        row[0, split.columns] = lengths
+    return task, space.steps(row[0])
+
+
+def test_what_the_assembler_says_is_read() -> None:
+    first, second = resources_in(SAID)
+    assert first == KernelResources("k_kernel0", 26, 0, 0, 0, 16)
+    assert second == KernelResources("k_kernel1", 255, 100, 44, 120, 0)
+    assert second.spilled == 120
+    assert resources_in("") == ()
+
+
+@needs_assembler
+def test_machine_code_and_what_it_takes() -> None:
+    text = ptx(lower_for_gpu(fetched_product(), "k", GPU), Target("cuda", arch="sm_80"))
+    made = assemble(text, "sm_80")
+    assert made.code[:4] == b"\x7fELF"
+    (kernel,) = made.kernels
+    assert kernel.name == "k_kernel0"
+    assert kernel.shared == 16
+    assert 8 <= kernel.registers <= 64
+    assert (kernel.spilled, made.spilled) == (0, 0)
+
+
+@needs_assembler
+def test_what_the_assembler_refuses_is_told_in_its_words() -> None:
+    with pytest.raises(LoweringError, match=r"ptxas refuses the code for sm_80: .*(syntax|Parsing|fatal)"):
+        assemble(".version 7.0\n.target sm_80\n.address_size 64\nnonsense", "sm_80")
+
+
+def test_without_an_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ptxas, "assembler", lambda: None)
+    with pytest.raises(LoweringError, match="no ptxas on the path"):
+        assemble("", "sm_80")
+
+
+@needs_assembler
+def test_a_built_program_carries_what_its_kernels_take() -> None:
+    task, steps = tiled(4)
+    artifact = build_kernel(task, steps, "k")
+    assert artifact.device is not None
+    assert artifact.device.kind == "cubin"
+    assert artifact.device.launches[0].registers > 0
+    plain = build_kernel(replace(task, target=Target("cuda")), steps, "k")
+    assert plain.device is not None
+    assert plain.device.kind == "ptx"
+    assert b".visible .entry k_kernel0" in plain.object_code
+
+
+@needs_assembler
+def test_blocks_that_must_fit_bound_the_registers() -> None:
+    """Launch bounds: the code says how many threads a block has, and how many blocks there is to be room for."""
+    text = ptx(lower_for_gpu(fetched_product(), "k", GPU), Target("cuda", arch="sm_90"))
+    assert ".maxntid 16" in text
+    assert ".minnctapersm 8" in text
+
+
+@needs_assembler
+def test_programs_that_spill_are_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = gpu_task_of("m", matmul(64, 64, 64))
+    looked: list[int] = []
+
+    def spilled(_: SearchTask, steps: object) -> int:
+        looked.append(len(str(steps)))
+        return 8 if len(looked) % 2 else 0
+
+    monkeypatch.setattr("compiler.search.policy.spilled_bytes", spilled)
+    options = SearchOptions(population=64, generations=1, eps_greedy=0.0, refuse_spills=0)
+    assert len(SketchPolicy(task, RandomModel(), options).ask(4, 0)) == 4
+    assert len(looked) > 4  # every other one was left out
+    allowed = len(looked)
+    SketchPolicy(task, RandomModel(), SearchOptions(population=64, generations=1)).ask(4, 0)
+    assert len(looked) == allowed  # nobody looks unless asked to
+
+
+@needs_assembler
+def test_threads_that_hold_too_much_keep_it_in_memory() -> None:
+    assert spilled_bytes(*tiled(4)) == 0
+    assert spilled_bytes(*tiled(32)) >= 32 * 32 * 4 - 255 * 4

@@ -1,0 +1,188 @@
+"""Networks on several devices: copies where they are needed and nowhere else, and the outputs of one device."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.driver.build import build_kernel
+from compiler.driver.compile_network import compile_graph
+from compiler.driver.hardware import hardware_of
+from compiler.errors import ArtifactError, OptionError
+from compiler.executor.graph_executor import GraphExecutor
+from compiler.executor.heterogeneous import HeterogeneousExecutor
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.placement import Copy, Run, placed
+from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from compiler.executor.stores import CudaStore, HostStore, Store
+from compiler.graph.ir import Graph
+from compiler.graph.partition import partition
+from compiler.graph.winograd import winograd_for
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.runtime.artifact import ArgSpec, KernelArtifact
+from compiler.schedule.default import default_steps
+from compiler.schedule.default_gpu import default_gpu_steps
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+from tests.cuda_double import DriverDouble
+from tests.small_graphs import small_graphs
+from tests.unit.lower.small import doubled
+from tests.unit.search.workloads import GPU
+
+
+def kernel(name: str, inputs: int) -> KernelArtifact:
+    """What is known of a kernel with so many inputs and one output."""
+    args = [ArgSpec(f"a{place}", (16,), "float32", place == inputs) for place in range(inputs + 1)]
+    return KernelArtifact(name, b"", tuple(args), 0, "llvm")
+
+
+def plan_of(*calls: Call) -> Plan:
+    """Input 0, constant 1, temporary buffers 2 to 4, output 5."""
+    kinds = [BufferKind.INPUT, BufferKind.CONSTANT, *[BufferKind.INTERMEDIATE] * 3, BufferKind.OUTPUT]
+    buffers = tuple(
+        BufferSpec(f"b{place}", (16,), "float32", kind, place, 64 * (place - 2) if 2 <= place <= 4 else 0)
+        for place, kind in enumerate(kinds)
+    )
+    return Plan("net", buffers, calls, (0,), (5,), 192)
+
+
+KERNELS = {"one": kernel("one", 1), "two": kernel("two", 2)}
+
+
+def test_what_is_read_elsewhere_is_copied_once() -> None:
+    plan = plan_of(
+        Call("two", (0, 1, 2), device=1),  # both come from the processor
+        Call("two", (0, 2, 3), device=1),  # both are there
+        Call("two", (2, 3, 4)),  # back
+        Call("two", (4, 1, 5), device=1),  # the constant is there from the start
+    )
+    found = placed(plan, KERNELS)
+    assert found.constants == (Copy(1, 0, 1),)
+    assert found.steps == (
+        Copy(0, 0, 1),
+        Run(0, 1),
+        Run(1, 1),
+        Copy(2, 1, 0),
+        Copy(3, 1, 0),
+        Run(2, 0),
+        Copy(4, 0, 1),
+        Run(3, 1),
+        Copy(5, 1, 0),
+    )
+    assert len(found.copies) == 5
+    assert str(found).splitlines()[:2] == ["once: copy %1 from 0 to 1", "copy %0 from 0 to 1"]
+
+
+def test_what_is_written_anew_is_copied_anew() -> None:
+    plan = plan_of(
+        Call("one", (0, 2)), Call("one", (2, 3), device=1), Call("one", (3, 2), device=1), Call("one", (2, 5))
+    )
+    assert placed(plan, KERNELS).copies == (Copy(2, 0, 1), Copy(2, 1, 0))
+
+
+def test_on_one_device_nothing_is_copied() -> None:
+    plan = plan_of(Call("two", (0, 1, 2)), Call("one", (2, 5)))
+    assert (placed(plan, KERNELS).copies, placed(plan, KERNELS).constants) == ((), ())
+
+
+def test_a_plan_that_reads_what_nobody_wrote_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="plan net: b3 is read before anything writes it"):
+        placed(plan_of(Call("one", (3, 5))), KERNELS)
+    with pytest.raises(ArtifactError, match="some_function is no kernel"):
+        placed(plan_of(Call("some_function", (0, 5))), KERNELS)
+
+
+def spread(network: CompiledNetwork, homes: Sequence[int]) -> CompiledNetwork:
+    """The network with its calls on these devices, over and over."""
+    calls = tuple(replace(call, device=homes[place % len(homes)]) for place, call in enumerate(network.plan.calls))
+    return replace(network, plan=replace(network.plan, calls=calls))
+
+
+@settings(max_examples=12, deadline=None)
+@given(small_graphs(), st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 99))
+def test_a_network_on_three_devices_computes_what_it_does_on_one(graph: Graph, homes: list[int], seed: int) -> None:
+    network = compile_graph(graph, Target.host())
+    x = np.random.default_rng(seed).random((1, 4, 4, 8), "float32")
+    plain = GraphExecutor(network)
+    plain.run(x=x)
+    executor = HeterogeneousExecutor(spread(network, homes), [HostStore() for _ in range(3)])
+    for _ in range(2):
+        executor.run(x=x)
+        for index in range(len(network.plan.outputs)):
+            np.testing.assert_array_equal(executor.get_output(index), plain.get_output(index))
+
+
+def mixed() -> tuple[CompiledNetwork, list[Store], DriverDouble]:
+    """8 x on the processor, of which the second doubling is done on a GPU."""
+    dag = doubled(16)
+    on_host = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), default_steps(dag), "host")
+    steps = (Annotate(1, 0, Annotation.THREAD_X),)
+    on_gpu = build_kernel(SearchTask("t", dag, Target("cuda"), GPU), steps, "gpu")
+    driver = DriverDouble([lower_for_gpu(replay(dag, steps), "gpu", GPU)])
+    plan = plan_of(Call("host", (0, 2)), Call("gpu", (2, 3), device=1), Call("host", (3, 5)))
+    network = CompiledNetwork(plan, (on_host, on_gpu), {1: np.zeros(16, "float32")})
+    return network, [HostStore(), CudaStore(driver)], driver
+
+
+def test_a_processor_and_a_gpu() -> None:
+    network, stores, driver = mixed()
+    executor = HeterogeneousExecutor(network, stores)
+    for start in (0, 5):
+        x = np.arange(start, start + 16, dtype="float32")
+        executor.run(b0=x)
+        np.testing.assert_array_equal(executor.get_output(0), 8 * x)
+    assert driver.launches() == ["gpu_kernel0"] * 2
+
+
+def test_a_device_that_is_not_given_and_code_for_another_one() -> None:
+    network, stores, _ = mixed()
+    with pytest.raises(ArtifactError, match="network net: runs on device 1 too, but 1 are given"):
+        HeterogeneousExecutor(network, stores[:1])
+    with pytest.raises(ArtifactError, match="gpu is code for cuda, not for a processor"):
+        HeterogeneousExecutor(network, [HostStore(), HostStore()])
+    with pytest.raises(ArtifactError, match="runs on several devices: use HeterogeneousExecutor"):
+        GraphExecutor(network)
+
+
+def test_inputs_and_outputs_that_are_not_there() -> None:
+    network, stores, _ = mixed()
+    executor = HeterogeneousExecutor(network, stores)
+    with pytest.raises(OptionError, match="no input 'y'; the inputs are b0"):
+        executor.run(y=np.zeros(16, "float32"))
+    with pytest.raises(OptionError, match=r"input b0 must be float32\[16\]"):
+        executor.run(b0=np.zeros(4, "float32"))
+    with pytest.raises(OptionError, match="no output 1; the network has 1"):
+        executor.get_output(1)
+
+
+def test_where_calls_run_is_part_of_a_plan() -> None:
+    plan = plan_of(Call("one", (0, 2), "a"), Call("one", (2, 5), "b", 1))
+    assert Plan.loads(plan.dumps()) == plan
+    assert "one(%2, %5) on device 1" in str(plan)
+
+
+@settings(max_examples=6, deadline=None)
+@given(small_graphs(), st.integers(0, 99))
+def test_a_network_on_a_gpu_computes_what_it_does_on_a_processor(graph: Graph, seed: int) -> None:
+    """Its untuned kernels, executed thread by thread; the outputs come back in the end."""
+    target = Target("cuda")
+    plain = GraphExecutor(compile_graph(graph, Target.host()))
+    cut = partition(graph, target, hardware_of(target, 1), winograd_for(target))
+    network = compile_graph(graph, target, cut=cut)
+    functions = [
+        lower_for_gpu(replay(task.dag, default_gpu_steps(task.dag)), task.name, task.hardware) for task in cut.tasks
+    ]
+    driver = DriverDouble(functions)
+    executor = HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)])
+    x = np.random.default_rng(seed).random((1, 4, 4, 8), "float32")
+    plain.run(x=x)
+    executor.run(x=x)
+    for index in range(len(network.plan.outputs)):
+        np.testing.assert_allclose(executor.get_output(index), plain.get_output(index), rtol=1e-4, atol=1e-5)
+    again = [copy for copy in executor.placed.copies if copy.target == 1]
+    assert {copy.storage for copy in again} <= set(network.plan.inputs)

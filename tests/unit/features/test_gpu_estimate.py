@@ -1,0 +1,219 @@
+"""What a warp asks of memory, and what first principles make of it: counted by hand, and in the kernels themselves."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.cost_model import RandomModel
+from compiler.features import FEATURE_NAMES, extract
+from compiler.features.nest import nest_arrays
+from compiler.features.table import FLAG_NAMES
+from compiler.features.touch import touches
+from compiler.features.warp import warp_access
+from compiler.gpu_facts import facts_of
+from compiler.ir.affine import flat_index
+from compiler.ir.expr import Binary, Const, Expr
+from compiler.ir.interval import as_index
+from compiler.ir.kernel import INDICES, Kernel
+from compiler.ir.numeric import BINARY
+from compiler.ir.stmt import For, If, Let, LoopKind, Stmt, Store
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.bounds import statement_nests
+from compiler.schedule.choices import choices_of
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, State, replay
+from compiler.schedule.steps import Annotate, Split, Step
+from compiler.search.options import SearchOptions
+from compiler.search.policy import SketchPolicy
+from compiler.search.prior import prior_scores
+from compiler.search.space import build_spaces
+from tests.unit.search.workloads import GPU, gpu_task_of, matmul
+
+BLOCK, THREAD, VECTOR = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.VECTORIZE
+HARDWARE = replace(GPU, num_cores=1)
+
+
+def found_in(state: State, stage: int = -1) -> dict[str, float]:
+    """The unscaled features of one statement."""
+    row = extract(statement_nests(state), choices_of(state), HARDWARE)[0, stage]
+    return {
+        name: float(value) if name in FLAG_NAMES else 2.0 ** float(value) - 1
+        for name, value in zip(FEATURE_NAMES, row, strict=True)
+    }
+
+
+def copy(step: int, *, lanes: int = 1, rows: bool = False, n: int = 4096) -> State:
+    """y[i] = x[step * i], by threads next to each other; of `rows` each thread has one, of 64."""
+    x = te.placeholder((n * step,), name="x")
+    dag = ComputeDAG([x, te.compute((n,), lambda i: x[i * step], "y")])
+    steps: tuple[Step, ...] = (Split(1, 0, n, (64, lanes)), Annotate(1, 1, THREAD), Annotate(1, 2, VECTOR))
+    if rows:
+        return replay(dag, (Split(1, 0, n, (64,)), Annotate(1, 0, THREAD)))
+    return replay(dag, (*steps, Annotate(1, 0, BLOCK)))
+
+
+@pytest.mark.parametrize(
+    ("state", "read", "written"),
+    [
+        (copy(1), 4, 4),  # 128 bytes are four sectors
+        (copy(1, lanes=4), 16, 16),
+        (copy(2), 8, 4),
+        (copy(8), 32, 4),
+        (copy(100), 32, 4),
+        (copy(1, rows=True), 32, 32),
+    ],
+)
+def test_sectors_of_a_warp(state: State, read: int, written: int) -> None:
+    (nest,) = (nest_arrays(each, choices_of(state), 1) for each in statement_nests(state))
+    write, taken = (warp_access(nest, touch) for touch in touches(nest, frozenset(), 64))
+    assert (taken.sectors[0], write.sectors[0]) == (read, written)
+
+
+def value(expr: Expr, names: dict[Expr, int]) -> int:
+    """What an index is."""
+    if isinstance(expr, Const):
+        return int(expr.value)
+    if isinstance(expr, Binary):
+        return int(BINARY[expr.op](np.int64(value(expr.lhs, names)), np.int64(value(expr.rhs, names))))
+    return names[expr]
+
+
+@dataclass(frozen=True)
+class Write:
+    """A statement that writes, what is named around it, the conditions it stands under, and how many neighbours each
+    thread writes at once.
+    """
+
+    store: Store
+    lets: tuple[Let, ...] = ()
+    conditions: tuple[Expr, ...] = ()
+    lanes: int = 1
+
+
+def writes(stmt: Stmt) -> Iterator[Write]:
+    """The statements that write."""
+    if isinstance(stmt, Store):
+        yield Write(stmt)
+        return
+    for inner in getattr(stmt, "statements", None) or ([stmt.body] if hasattr(stmt, "body") else []):
+        for found in writes(inner):
+            if isinstance(stmt, For) and stmt.kind is LoopKind.VECTOR:
+                yield replace(found, lanes=stmt.extent)
+            elif isinstance(stmt, Let):
+                yield replace(found, lets=(stmt, *found.lets))
+            elif isinstance(stmt, If):
+                yield replace(found, conditions=(stmt.condition, *found.conditions))
+            else:
+                yield found
+
+
+def in_kernel(kernel: Kernel, name: str) -> int:
+    """Words in the busiest bank, as the first warp writes to a buffer with all loops at their start."""
+    found = next(one for one in writes(kernel.body.body) if one.store.buffer.name == name)
+    form = as_index(flat_index(found.store.buffer.shape, found.store.indices))
+    words: set[int] = set()
+    for thread in range(min(32, kernel.threads)):
+        names: dict[Expr, int] = defaultdict(int, {INDICES[LoopKind.THREAD_X]: thread})
+        for let in found.lets:
+            names[let.var] = value(let.value, names)
+        if all(value(condition, names) for condition in found.conditions):
+            words |= {value(form, names) + lane for lane in range(found.lanes)}
+    return max(Counter(word % 32 for word in words).values())
+
+
+def test_queues_at_the_banks_are_those_of_the_kernels() -> None:
+    dag = matmul(64, 64, 64)
+    (space,) = build_spaces(gpu_task_of("m", dag), SearchOptions())
+    checked = 0
+    for _, group in space.groups(space.sample(np.random.default_rng(4), 40)):
+        for row in group.rows[space.legal(group)][:20]:
+            state = replay(dag, space.steps(row))
+            (kernel,) = lower_for_gpu(state, "k", GPU).kernels
+            nests = statement_nests(state)
+            arrays = [nest_arrays(each, choices_of(state), 1) for each in nests]
+            local = frozenset(write.tensor for nest in nests if nest.attached for write in nest.writes)
+            for nest in arrays:
+                name = nest.source.op.name
+                if name.endswith(".shared"):
+                    access = warp_access(nest, touches(nest, local, 64)[0])
+                    assert access.conflicts[0] == in_kernel(kernel, name), (name, str(kernel))
+                    checked += 1
+    assert checked > 20
+
+
+def test_neighbours_are_faster_than_rows_and_few_threads_slower_than_many() -> None:
+    near, far = (found_in(copy(step, n=1 << 20))["estimate_cycles"] for step in (1, 32))
+    assert far > 2 * near
+    n = 1 << 20
+    x = te.placeholder((n,), name="x")
+    dag = ComputeDAG([x, te.compute((n,), lambda i: x[i] * 2.0, "y")])
+
+    def spread(threads: int) -> float:
+        steps = (Split(1, 0, n, (threads,)), Annotate(1, 0, BLOCK), Annotate(1, 1, THREAD))
+        return found_in(replay(dag, steps))["estimate_cycles"]
+
+    assert spread(4) > 1.3 * spread(256)
+
+
+def test_a_long_copy_takes_as_long_as_memory_does() -> None:
+    n = 1 << 26
+    x = te.placeholder((n,), name="x")
+    dag = ComputeDAG([x, te.compute((n,), lambda i: x[i] * 2.0, "y")])
+    steps = (Split(1, 0, n, (256,)), Annotate(1, 0, BLOCK), Annotate(1, 1, THREAD))
+    facts = facts_of("")
+    wanted = 2 * 4 * n / facts.bandwidth * facts.clock
+    assert found_in(replay(dag, steps))["estimate_cycles"] == pytest.approx(wanted, rel=0.3)
+
+
+def test_columns_of_a_launch() -> None:
+    found = found_in(copy(1))
+    facts = facts_of("")
+    assert found["gpu_blocks_x"] == pytest.approx(64)
+    assert found["gpu_threads_x"] == pytest.approx(64)
+    assert found["gpu_waves"] == pytest.approx(1)
+    assert found["gpu_active_warps"] == pytest.approx(2)  # a block on each of 64 multiprocessors
+    assert found["gpu_registers"] == pytest.approx(32)
+    assert found["gpu_sector_bytes"] == pytest.approx(2 * 4 * 4096)
+    assert found["gpu_bank_conflicts"] == 0
+    assert facts.multiprocessors > 64
+
+
+def test_the_guess_prefers_programs_that_reuse_what_they_fetch() -> None:
+    """Of sampled matmuls those that are guessed to be fastest have blocks of many threads, and tiles of many points."""
+    dag = matmul(1024, 1024, 1024)
+    task = gpu_task_of("m", dag)
+    (space,) = build_spaces(task, SearchOptions())
+    rows = space.sample(np.random.default_rng(0), 400)
+    scores, threads, tiles = [], [], []
+    for _, group in space.groups(rows):
+        good = space.legal(group)
+        features = extract(group.nests, group.choices, HARDWARE, count=len(group.rows))
+        scores.append(prior_scores(features, dag.flop_count, HARDWARE)[good])
+        threads.append((2.0 ** features[:, -1, FEATURE_NAMES.index("gpu_threads_x")] - 1)[good])
+        tiles.append((2.0 ** features[:, -1, FEATURE_NAMES.index("gpu_local_bytes")] - 1)[good] / 4)
+    score, thread, tile = (np.concatenate(each) for each in (scores, threads, tiles))
+    best = np.argsort(score)[-20:]
+    assert 0.05 < score.max() < 1.5
+    assert np.median(score) < score.max() / 5
+    assert np.median(thread[best]) >= 64
+    assert 16 <= np.median(tile[best]) <= 255  # points that a thread's registers hold
+
+
+def test_a_search_begins_with_what_is_guessed_to_be_good() -> None:
+    task = gpu_task_of("m", matmul(512, 512, 512))
+    options = SearchOptions(population=256, generations=1, eps_greedy=0.0)
+    policy = SketchPolicy(task, RandomModel(), options)
+
+    def guessed(steps: tuple[Step, ...]) -> float:
+        state = replay(task.dag, steps)
+        features = extract(statement_nests(state), choices_of(state), HARDWARE, count=1)
+        return float(prior_scores(features, task.flop_count, HARDWARE)[0])
+
+    asked = [guessed(tuple(one.steps)) for one in policy.ask(8, 0)]
+    (space,) = policy.spaces
+    drawn = [guessed(space.steps(row)) for row in space.sample(np.random.default_rng(1), 24)]
+    assert np.median(asked) > 2 * np.median(drawn)

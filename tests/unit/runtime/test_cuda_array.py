@@ -1,0 +1,113 @@
+"""Arrays in a GPU's memory: filled, read, fenced, lent to others by DLPack and borrowed from them."""
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.errors import DeviceError
+from compiler.runtime.cuda_array import FENCE, DeviceArray
+from compiler.runtime.device import cuda
+from compiler.runtime.dlpack_capsule import capsule_of, lent
+from compiler.runtime.ffi import tensor_of
+from tests.cuda_double import DriverDouble
+
+
+def made(shape: tuple[int, ...], dtype: str = "float32", driver: DriverDouble | None = None) -> DeviceArray:
+    """A new array of a double's."""
+    return DeviceArray.made(driver or DriverDouble(), "stream", 0, shape, dtype)
+
+
+class Lender:
+    """Another library's array on a device."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: str, number: int) -> None:
+        self.parts = address, shape, dtype, number
+
+    def __dlpack__(self, **_: Any) -> Any:
+        address, shape, dtype, number = self.parts
+        return capsule_of(address, shape, dtype, cuda(number), self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.parts[3]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64", "bool", "float64"])
+def test_what_is_written_is_read(dtype: str) -> None:
+    values = np.arange(35).reshape(5, 7).astype(dtype)
+    array = made((5, 7), dtype)
+    array.write(values)
+    np.testing.assert_array_equal(array.numpy(), values)
+    assert array.nbytes == values.nbytes
+    assert array.damage() == ""
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    array = made((5, 7))
+    for values in (np.zeros((7, 5), "float32"), np.zeros((5, 7), "float64")):
+        with pytest.raises(DeviceError, match=r"an array of float(32|64)\[\d, \d\] does not fit into one of float32\["):
+            array.write(values)
+
+
+@pytest.mark.parametrize(("offset", "where"), [(-1, "before its start"), (0, "behind its end"), (FENCE - 1, "behind")])
+def test_a_fence_shows_what_was_written_beside_an_array(offset: int, where: str) -> None:
+    driver = DriverDouble()
+    array = made((5, 7), "int8", driver)
+    place = array.address + offset if offset < 0 else array.address + array.nbytes + offset
+    driver.fill(place, 1, 1, "stream")
+    assert where in array.damage()
+    array.mend()
+    assert array.damage() == ""
+
+
+def test_memory_that_was_given_back_is_nobodys() -> None:
+    array = made((4,))
+    array.free()
+    with pytest.raises(DeviceError, match="ILLEGAL"):
+        array.numpy()
+
+
+def test_another_library_gets_the_memory_itself() -> None:
+    before = lent()
+    array = made((3, 4, 5), "float16")
+    tensor = tensor_of(array)
+    assert tuple(tensor.shape) == (3, 4, 5)
+    assert tuple(tensor.strides) == (20, 5, 1)
+    assert str(tensor.dtype) == "float16"
+    assert tensor.__dlpack_device__() == (2, 0)
+    assert int(tensor.data_ptr()) == array.address
+    assert lent() == before + 1
+    del tensor
+    gc.collect()
+    assert lent() == before
+
+
+def test_a_capsule_that_nobody_takes_lets_go() -> None:
+    before = lent()
+    capsule = made((3,)).__dlpack__()
+    assert lent() == before + 1
+    del capsule
+    gc.collect()
+    assert lent() == before
+
+
+def test_memory_of_another_library_is_borrowed() -> None:
+    driver = DriverDouble()
+    piece = driver.allocate(4096)
+    array = DeviceArray.borrowed(driver, "stream", Lender(piece.address, (4, 8), "float32", 1))
+    assert (array.shape, array.dtype, array.address, array.device) == ((4, 8), "float32", piece.address, cuda(1))
+    array.write(np.ones((4, 8), "float32"))
+    assert piece.data[:128].view("float32").sum() == 32
+    array.free()
+    assert not piece.freed
+
+
+def test_what_kernels_cannot_use_is_not_borrowed() -> None:
+    driver = DriverDouble()
+    with pytest.raises(DeviceError, match="0x10004, no multiple of 16 bytes; copy it first"):
+        DeviceArray.borrowed(driver, "stream", Lender(0x10004, (4,), "float32", 0))
+    with pytest.raises(DeviceError, match=r"lies on cpu\(0\), not on a CUDA device"):
+        DeviceArray.borrowed(driver, "stream", np.zeros(4, "float32"))
+    with pytest.raises(DeviceError, match="a list gives no array"):
+        DeviceArray.borrowed(driver, "stream", [1.0])

@@ -1,0 +1,123 @@
+"""The limits as the search sees them are those of the lowering: for every sampled program the same first reason."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.errors import DeviceLimitError
+from compiler.lower.gpu.limits import Limit
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.bounds import statement_nests
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate, ComputeAt, Split, Step
+from compiler.search.gpu_legality import REASONS, gpu_refusals
+from compiler.search.options import SearchOptions
+from compiler.search.space import build_spaces
+from compiler.target import HardwareParams
+from tests.unit.lower.small import doubled, sum_and_peak, window
+from tests.unit.search.workloads import GPU, gpu_task_of, matmul
+from tests.unit.simt.operators import OPERATORS
+
+TIGHT = {
+    "usual": GPU,
+    "little shared memory": replace(GPU, max_shared_memory_per_block=96),
+    "little local memory": replace(GPU, max_local_memory_per_block=24),
+    "few threads": replace(GPU, max_threads_per_block=32),
+    "few virtual threads": replace(GPU, max_vthread_extent=1),
+}
+"""GPUs that refuse many programs, each for a reason of its own."""
+
+
+def said_by_lowering(dag: ComputeDAG, steps: tuple[Step, ...], hardware: HardwareParams) -> str | None:
+    """Which limit the lowering names."""
+    try:
+        lower_for_gpu(replay(dag, steps), "k", hardware)
+    except DeviceLimitError as error:
+        return error.limit
+    return None
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_sampled_program_is_refused_for_the_reason_of_the_lowering_or_not_at_all(name: str) -> None:
+    dag = OPERATORS[name]()
+    rng = np.random.default_rng(5)
+    options = SearchOptions(sample_attempts=1)
+    for space in build_spaces(gpu_task_of(name, dag), options):
+        rows = space.sample(rng, 40)
+        for _, group in space.groups(rows):
+            for label, hardware in TIGHT.items():
+                said = gpu_refusals(group.nests, hardware, len(group.rows))
+                for row, reason in list(zip(group.rows, said, strict=True))[: 4 if label == "usual" else 3]:
+                    wanted = said_by_lowering(dag, space.steps(row), hardware)
+                    assert REASONS[reason] == wanted, (label, str(replay(dag, space.steps(row))))
+
+
+def test_tight_limits_are_met_and_broken() -> None:
+    """The property above is no empty one."""
+    seen: set[Limit | None] = set()
+    for name in ("matmul", "softmax", "layer norm", "norm"):
+        dag = OPERATORS[name]()
+        for space in build_spaces(gpu_task_of(name, dag), SearchOptions(sample_attempts=1)):
+            for _, group in space.groups(space.sample(np.random.default_rng(5), 200)):
+                for hardware in TIGHT.values():
+                    seen |= {REASONS[reason] for reason in gpu_refusals(group.nests, hardware, len(group.rows))}
+    assert seen >= {None, Limit.SHARED, Limit.LOCAL, Limit.THREADS, Limit.VIRTUAL_THREADS}
+
+
+BLOCK, THREAD, THREAD_Y = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.THREAD_Y
+
+
+@pytest.mark.parametrize(
+    ("dag", "steps", "hardware"),
+    [
+        (doubled(65536), (Annotate(1, 0, Annotation.BLOCK_Y),), GPU),
+        (doubled(65), (Annotate(1, 0, Annotation.THREAD_Z),), GPU),
+        (doubled(1025), (Annotate(1, 0, THREAD),), GPU),
+        (doubled(9), (Annotate(1, 0, Annotation.VTHREAD),), GPU),
+        (
+            doubled(1024),
+            (Split(1, 0, 1024, (32,)), Annotate(1, 0, THREAD), Annotate(1, 1, THREAD_Y)),
+            replace(GPU, max_threads_per_block=512),
+        ),
+        *(
+            (window(), (Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0), Annotate(2, at, THREAD)), hardware)
+            for at in (0, 1)
+            for least in (23, 24)
+            for hardware in (
+                replace(GPU, max_local_memory_per_block=least),
+                replace(GPU, max_shared_memory_per_block=least),
+            )
+        ),
+        *(
+            (
+                sum_and_peak(rows, 100),
+                (Annotate(1, 0, around), Split(1, 1, 100, (threads,)), Annotate(1, 2, THREAD)),
+                replace(GPU, max_shared_memory_per_block=least, max_local_memory_per_block=12),
+            )
+            for rows in (3, 4)
+            for around in (BLOCK, THREAD_Y)
+            for threads in (1, 6, 8, 32, 64, 96)
+            for least in (0, 16, 48, 512)
+        ),
+    ],
+)
+def test_schedules_of_ones_own(dag: ComputeDAG, steps: tuple[Step, ...], hardware: HardwareParams) -> None:
+    (said,) = gpu_refusals(statement_nests(replay(dag, steps)), hardware, 1)
+    assert REASONS[said] == said_by_lowering(dag, steps, hardware)
+
+
+def test_what_is_computed_outside_of_the_threads_is_shared_whatever_its_name() -> None:
+    dag = window()
+    steps = (Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0), Annotate(2, 0, BLOCK), Annotate(2, 1, THREAD))
+    nests = statement_nests(replay(dag, steps))
+    (said,) = gpu_refusals(nests, replace(GPU, max_shared_memory_per_block=23), 1)
+    assert REASONS[said] is Limit.SHARED
+    assert not gpu_refusals(nests, replace(GPU, max_shared_memory_per_block=24, max_local_memory_per_block=0), 1).any()
+
+
+def test_the_limits_of_a_usual_gpu_let_most_programs_pass() -> None:
+    (space,) = build_spaces(gpu_task_of("m", matmul(512, 512, 512)), SearchOptions())
+    rows = space.sample(np.random.default_rng(0), 200)
+    assert sum(int(space.legal(group).sum()) for _, group in space.groups(rows)) > 50

@@ -1,0 +1,42 @@
+"""How many blocks a multiprocessor runs at a time: NVIDIA's own rules, by hand."""
+
+import numpy as np
+import pytest
+
+from compiler.gpu_facts import facts_of, lanes_of
+
+
+@pytest.mark.parametrize(
+    ("arch", "threads", "registers", "shared", "blocks"),
+    [
+        ("sm_80", 256, 32, 0, 8),  # 2048 threads
+        ("sm_80", 256, 64, 0, 4),  # 65536 registers
+        ("sm_80", 256, 65, 0, 3),  # which come in eights a thread
+        ("sm_80", 1024, 64, 0, 1),
+        ("sm_80", 1024, 65, 0, 0),
+        ("sm_80", 64, 24, 48 << 10, 3),  # 164 KiB, 49 for each block
+        ("sm_80", 32, 16, 0, 32),  # blocks
+        ("sm_86", 256, 32, 0, 6),  # 1536 threads
+        ("sm_75", 256, 32, 0, 4),  # 1024 threads
+        ("sm_90", 128, 255, 0, 2),
+        ("sm_90", 128, 256, 0, 0),
+        ("sm_90", 128, 32, 228 << 10, 0),
+        ("sm_70", 100, 32, 0, 16),  # four warps each
+    ],
+)
+def test_resident_blocks(arch: str, threads: int, registers: int, shared: int, blocks: int) -> None:
+    assert int(facts_of(arch).resident(threads, registers, shared)) == blocks
+
+
+def test_many_programs_at_once() -> None:
+    found = facts_of("sm_80").resident(np.array([256, 1024]), np.array([32, 65]), np.array([0, 0]))
+    np.testing.assert_array_equal(found, [8, 0])
+
+
+def test_what_is_not_known_is_like_what_came_before() -> None:
+    assert facts_of("sm_87") == facts_of("sm_86")
+    assert facts_of("sm_90a") == facts_of("sm_90")
+    assert facts_of("sm_120").multiprocessors == facts_of("sm_90").multiprocessors
+    assert facts_of("") == facts_of("sm_80")
+    assert facts_of("sm_60") == facts_of("sm_70")
+    assert (lanes_of((8, 0)), lanes_of((8, 6)), lanes_of((9, 0))) == (64, 128, 128)
