@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from compiler.dtype import is_float
 from compiler.errors import DefinitionError
 from compiler.graph.evaluate_places import PLACE_EVALUATORS
 from compiler.graph.ir import Array, Graph, Node, Value
@@ -95,7 +96,7 @@ def _erf(x: Array) -> Array:
 
 
 def _divide(a: Array, b: Array) -> Array:
-    if a.dtype.kind == "f":
+    if is_float(a.dtype.name):
         return np.asarray(a / b)
     quotient = np.abs(a) // np.abs(b)
     return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))
@@ -282,7 +283,7 @@ def _winograd(node: Node, operands: Sequence[Array]) -> Array:
 
 def _max_pool2d(node: Node, operands: Sequence[Array]) -> Array:
     x = _channels_last(node, operands[0])
-    lowest = -math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    lowest = -math.inf if is_float(x.dtype.name) else np.iinfo(x.dtype).min
     windows = _window_view(node, x, node.ints("kernel"), node.ints("dilations"), lowest)
     return _from_channels_last(node, windows.max(axis=(-2, -1)))
 

@@ -24,9 +24,13 @@ def run_program(program: Program, inputs: Mapping[str, Array]) -> tuple[Array, .
 
 def truth(condition: Array, where: str) -> bool:
     """A condition of one element. Raises: ShapeMismatchError that names `where` when it has another number of them."""
-    if condition.size != 1:
-        raise ShapeMismatchError(f"{where}: the condition has {condition.size} elements instead of one")
-    return bool(condition.item())
+    return bool(_one(condition, where))
+
+
+def _one(array: Array, where: str) -> int:
+    if array.size != 1:
+        raise ShapeMismatchError(f"{where}: the condition or number of turns has {array.size} elements instead of one")
+    return int(array.item())
 
 
 def stacked(rows: Sequence[Array], described: Param) -> Array:
@@ -63,7 +67,7 @@ def _run(program: Program, function: Function, arguments: Sequence[Array]) -> tu
 def _loop(program: Program, loop: Loop, held: Mapping[str, Array]) -> dict[str, Array]:
     function = program.functions[loop.body]
     going = True if loop.condition is None else truth(held[loop.condition], loop.body)
-    turns = None if loop.count is None else int(held[loop.count].item())
+    turns = None if loop.count is None else _one(held[loop.count], loop.body)
     carried = [held[name] for name in loop.carried]
     captured = [held[name] for name in loop.captured]
     columns: list[list[Array]] = [[] for _ in loop.collected]

@@ -1,14 +1,22 @@
-"""Random networks with conditions, loops and scans inside each other compute what ONNX Runtime computes.
+"""Random networks with conditions, loops and scans inside each other compute what ONNX Runtime computes; broken ones
+are refused with errors of our own.
 
 The seed is in the header of the test run; `--property-seed N` uses another one.
 """
 
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from random import Random
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
+from compiler.errors import ModelError, ShapeMismatchError
+from compiler.frontend.onnx.dependence import bodies
+from compiler.frontend.onnx.importer import CONVERTERS
 from compiler.frontend.onnx.program import load_program
 from compiler.graph.program import Program
 from compiler.graph.run_program import run_program
@@ -41,3 +49,56 @@ def test_random_networks(shard: int, property_seed: int) -> None:
                 np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}, {rows} rows")
     for kind in ("Call", "HostCall", "Branch", "Loop"):
         assert kinds[kind] >= EACH // 3, kinds
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for inner in bodies(node):
+            yield from _graphs(inner)
+
+
+def _break(model: onnx.ModelProto, draw: Random) -> None:
+    """Change one thing in one of the graphs."""
+    graph = draw.choice([graph for graph in _graphs(model.graph) if graph.node])
+    node = draw.choice(graph.node)
+    names = [name for other in _graphs(model.graph) for each in other.node for name in (*each.input, *each.output)]
+    match draw.randrange(9):
+        case 0:
+            node.op_type = draw.choice(sorted(CONVERTERS))
+        case 1 if node.input:
+            node.input[draw.randrange(len(node.input))] = draw.choice([*names, "", "nowhere"])
+        case 2 if node.input:
+            del node.input[draw.randrange(len(node.input)) :]
+        case 3 if node.attribute:
+            node.attribute.remove(draw.choice(node.attribute))
+        case 4 if graph.input:
+            graph.input.remove(draw.choice(graph.input))
+        case 5 if graph.output:
+            graph.output.remove(draw.choice(graph.output))
+        case 6 if graph.output:
+            draw.choice(graph.output).name = draw.choice(names)
+        case 7:
+            draw.choice([*graph.input, *graph.output, *model.graph.input]).type.tensor_type.elem_type = draw.choice(
+                [onnx.TensorProto.UNDEFINED, onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.STRING, 99]
+            )
+        case _:
+            del node.output[draw.randrange(len(node.output)) :]
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_broken_networks_are_refused(shard: int, property_seed: int) -> None:
+    refused = 0
+    for number in range(EACH * 3):
+        seed = (property_seed * SHARDS + shard) * EACH * 3 + number
+        model = random_model(seed)
+        _break(model, Random(seed))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # NumPy about numbers that are none
+                program = load_program(model)
+                inputs = {param.name: np.ones((3, COLUMNS), "float32") for param in program.inputs}
+                run_program(program, inputs)
+        except (ModelError, ShapeMismatchError):
+            refused += 1
+    assert EACH // 2 < refused < EACH * 3

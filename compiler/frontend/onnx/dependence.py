@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from compiler.errors import ModelFormatError
+from compiler.frontend.onnx.conversion import name_of
 from compiler.frontend.onnx.model_file import is_standard
 
 Names = frozenset[str]
@@ -158,7 +160,7 @@ def _of_loop(node: onnx.NodeProto, roots: Roots) -> Dependence:
 
 
 def _of_scan(node: onnx.NodeProto, roots: Roots) -> Dependence:
-    count = next((attribute.i for attribute in node.attribute if attribute.name == "num_scan_inputs"), 0)
+    count = _number_of_sequences(node)
     operands, names = list(node.input), [entry.name for entry in body(node, "body").input]
     fixed = {name: roots(operand) for name, operand in zip(names[-count:], operands[-count:], strict=False)}
     return _settled(body(node, "body"), roots, fixed, names[:-count], [roots(name) for name in operands[:-count]], 0)
@@ -175,3 +177,33 @@ def _settled(
         if more == carried:
             return seen
         carried = more
+
+
+def check_bodies(graph: onnx.GraphProto) -> None:
+    """Check that every condition, loop and scan fits its bodies, which ONNX's checker does not look at.
+
+    Raises: ModelFormatError that names the node.
+    """
+    for node in graph.node:
+        for inner in bodies(node):
+            check_bodies(inner)
+        if node.op_type in CONTROL_FLOW and not _fits(node):
+            raise ModelFormatError(f"{name_of(node)!r} ({node.op_type}): its operands or results do not fit its body")
+
+
+def _fits(node: onnx.NodeProto) -> bool:
+    graphs, operands, results = tuple(bodies(node)), len(node.input), len(node.output)
+    if node.op_type == "If":
+        branches = all(len(graph.output) == results and not graph.input for graph in graphs)
+        return operands == 1 and len(graphs) == 2 and branches
+    if len(graphs) != 1 or len(graphs[0].input) != operands:
+        return False
+    made = len(graphs[0].output)
+    if node.op_type == "Loop":
+        return operands >= 2 and made >= operands - 1 and results <= made - 1
+    count = _number_of_sequences(node)
+    return 0 < count <= operands and operands - count <= made and results == made
+
+
+def _number_of_sequences(node: onnx.NodeProto) -> int:
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "num_scan_inputs"), 0)

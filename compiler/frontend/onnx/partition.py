@@ -197,15 +197,11 @@ class Partition:
 
     def _arm(self, node: onnx.NodeProto, word: str) -> Arm:
         graph = body(node, f"{word}_branch")
-        if len(graph.output) != len(node.output):
-            raise UnsupportedOperatorError(f"{name_of(node)!r} (If): its branches have other results than the node")
         captured = self._captured(graph)
         return Arm(self._shop.define(f"{name_of(node)}_{word}", graph, [*map(self._type, captured)]), captured)
 
     def _loop(self, node: onnx.NodeProto) -> Loop:
         label, graph, carried = name_of(node), body(node, "body"), tuple(node.input[2:])
-        if len(graph.input) != 2 + len(carried) or len(graph.output) < 1 + len(carried):
-            raise UnsupportedOperatorError(f"{label!r} (Loop): its body does not take or give what the loop carries")
         captured = self._captured(graph)
         turn, on, *own = (entry.name for entry in graph.input)
         dtypes = [self._type(name).dtype for name in carried]

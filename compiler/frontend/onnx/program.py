@@ -9,8 +9,8 @@ from pathlib import Path
 
 import onnx
 
-from compiler.errors import ModelFormatError
-from compiler.frontend.onnx.dependence import bodies
+from compiler.errors import DefinitionError, ModelFormatError
+from compiler.frontend.onnx.dependence import bodies, check_bodies
 from compiler.frontend.onnx.importer import CONVERTERS, Constants, check_operators, dtype_of
 from compiler.frontend.onnx.model_edits import at_supported_opset, expand_functions, with_fixed_inputs
 from compiler.frontend.onnx.model_file import check_model, opset_of, read_model, without_large_weights
@@ -50,6 +50,7 @@ def load_program(
     opset = opset_of(model)
     params = _params(model, shapes or {})
     check_operators(model)
+    check_bodies(model.graph)
     check_model(_of_some_rank(original))
     tidy = Tidy(definitions(model.graph))
     tidy.weights(model.graph.initializer)
@@ -58,7 +59,10 @@ def load_program(
     shop.define(MAIN, graph, params)
     outputs = tuple(entry.name for entry in model.graph.output)
     program = Program(name or "network", shop.functions, _used(shop.functions, tidy.constants), outputs)
-    program.verify()
+    try:
+        program.verify()
+    except DefinitionError as error:
+        raise ModelFormatError(f"model {program.name}: {error}") from None
     _log.info("imported %s: %d functions, %d regions", program.name, len(program.functions), len(program.regions()))
     return program
 

@@ -59,12 +59,12 @@ def as_loop(
     another axis than the first is not known.
     """
     label, attributes, inner = name_of(node), read_attributes(node), body(node, "body")
-    count = attributes.get("num_scan_inputs", 0)
-    if not 0 < count <= len(node.input) or len(inner.input) != len(node.input):
-        raise UnsupportedOperatorError(f"{label!r} (Scan): num_scan_inputs {count} does not fit its operands")
+    count = int(attributes["num_scan_inputs"])
     state, sequences = list(node.input[:-count]), list(node.input[-count:])
     axes = attributes.get("scan_input_axes") or [0] * count
     backwards = attributes.get("scan_input_directions") or [0] * count
+    if len(axes) != count or len(backwards) != count:
+        raise UnsupportedOperatorError(f"{label!r} (Scan): its axes or directions do not fit its {count} sequences")
     write = _Nodes(constant, fresh, label)
     length = _length(write, sequences[0], axes[0])
     found = [types.get(name, Param(name, None)) for name in sequences[1:]]
@@ -111,6 +111,8 @@ def _collected(
     rows = results[carried:]
     axes = attributes.get("scan_output_axes") or [0] * len(rows)
     reverse = attributes.get("scan_output_directions") or [0] * len(rows)
+    if len(axes) != len(rows) or len(reverse) != len(rows):
+        raise UnsupportedOperatorError(f"{write.label!r} (Scan): its axes or directions do not fit its results")
     after = _Nodes(write.constant, write.fresh, write.label)
     for place, (name, axis, back) in enumerate(zip(rows, axes, reverse, strict=True), carried):
         if not name or not (axis or back):

@@ -37,6 +37,14 @@ def test_average_counts_padding_only_when_told() -> None:
     assert window.ravel().tolist() == [0.25, 0.25, 0.25, 0.25]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_division_of_floats_does_not_truncate(dtype: str) -> None:
+    x = np.array([-3, 1, 5]).astype(dtype)
+    result = evaluate_node(Node("div", ("x", "y"), ("z",)), [x, np.array([2]).astype(dtype)])
+    assert result.dtype.name == dtype
+    assert result.astype("float64").tolist() == [-1.5, 0.5, 2.5]
+
+
 def test_integer_division_truncates() -> None:
     a, b = np.asarray([7, -7, 7, -7]), np.asarray([2, 2, -2, -2])
     assert evaluate_node(Node("div", ("a", "b"), ("y",)), [a, b]).tolist() == [3, -3, -3, 3]
