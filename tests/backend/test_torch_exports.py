@@ -16,8 +16,10 @@ from compiler.driver.hardware import hardware_of
 from compiler.driver.winners import Guess, first_guesses
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.frontend.onnx.importer import load_model
+from compiler.frontend.onnx.program import load_program
 from compiler.graph.partition import partition
 from compiler.graph.pipeline import optimize
+from compiler.graph.run_program import run_program
 from compiler.target import Target
 
 torch = pytest.importorskip("torch")
@@ -90,6 +92,40 @@ def test_exported(name: str, tmp_path: Path) -> None:
         executor.set_input(0, x.numpy())
         executor.run()
         _assert_equal([executor.get_output(place) for place in range(executor.get_num_outputs())], wanted)
+
+
+class _Choice(torch.nn.Module):  # type: ignore[misc]
+    """Two courses, of which the data chooses one."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: torch.relu(x) * 2, lambda x: x - x.mean(), (x,))
+
+
+OPEN: dict[str, tuple[Callable[[], Any], dict[int, str], tuple[tuple[int, ...], ...]]] = {
+    "transformer": (_encoder, {0: "batch", 1: "tokens"}, ((2, 11, 96), (3, 5, 96))),
+    "upsampler": (_upsampler, {2: "height", 3: "width"}, ((2, 12, 9, 10), (2, 12, 6, 16))),
+    "choice": (_Choice, {0: "rows"}, ((3, 4), (5, 4))),
+}
+"""Networks with open dimensions, and shapes to export with and to run with."""
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_exported_with_open_dimensions(name: str, tmp_path: Path) -> None:
+    make, dims, shapes = OPEN[name]
+    torch.manual_seed(0)
+    module = _lively(make()).eval()
+    path = tmp_path / f"{name}.onnx"
+    open_dims = ({axis: torch.export.Dim(symbol) for axis, symbol in dims.items()},)
+    with torch.no_grad():
+        torch.onnx.export(module, (torch.randn(shapes[0]),), path, dynamo=True, dynamic_shapes=open_dims, verbose=False)
+        program = load_program(path)
+        assert len(program.regions()) == (3 if name == "choice" else 1)
+        assert all(region.determining == () for region in program.regions())
+        for shape in shapes:
+            x = torch.randn(shape)
+            for sign in (1, -1):
+                found = run_program(program, {program.inputs[0].name: (sign * x).numpy()})
+                _assert_equal(list(found), [module(sign * x).numpy()])
 
 
 def _lively(module: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import onnx
-from onnx import inliner, numpy_helper, version_converter
+from onnx import helper, inliner, numpy_helper, version_converter
 
 from compiler.errors import ModelFormatError
 from compiler.frontend.onnx.model_file import OLDEST_OPSET, is_standard, version_of
@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 _IR_OF_OLDEST = 6
 """The form of the file that belongs to it; older ones list constants among the inputs."""
+_OPSET_OF_OLD_SCANS = 8
+_OLD_SCANS = "retune.scan.8"
 _DEEPEST = 8
 """Functions within functions; ONNX's own are at most three deep."""
 
@@ -50,12 +52,54 @@ def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if version_of(model) >= OLDEST_OPSET:
         return model
     try:
-        converted = version_converter.convert_version(model, OLDEST_OPSET)
-    except Exception as error:  # whatever its C++ code throws
+        converted = version_converter.convert_version(_with_hidden_scans(model), OLDEST_OPSET)
+        for node in converted.graph.node:
+            if node.domain == _OLD_SCANS:
+                _renew_scan(node)
+    except Exception as error:  # whatever its C++ code throws; or a scan does not fit its body
         _log.info("not converted to operator set %d: %s", OLDEST_OPSET, error)
         return model
     converted.ir_version = max(converted.ir_version, _IR_OF_OLDEST)
     return converted
+
+
+def _with_hidden_scans(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the batched scans of operator set 8, which ONNX cannot convert, in a domain that it leaves alone.
+
+    One that is told the lengths of its sequences stays what it is.
+    """
+    if version_of(model) != _OPSET_OF_OLD_SCANS or not any(map(_is_old_scan, model.graph.node)):
+        return model
+    hidden = onnx.ModelProto()
+    hidden.CopyFrom(model)
+    hidden.opset_import.add(domain=_OLD_SCANS, version=1)
+    for node in filter(_is_old_scan, hidden.graph.node):
+        node.domain = _OLD_SCANS
+    return hidden
+
+
+def _is_old_scan(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Scan" and is_standard(node.domain) and bool(node.input) and not node.input[0]
+
+
+def _renew_scan(node: onnx.NodeProto) -> None:
+    """Turn a scan of operator set 8 into one of today over the batch, whose body is one of today over the sequences."""
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    body, operands = attributes["body"], list(node.input[1:])
+    inner = [f"{node.output[0]}_batch_{entry.name}" for entry in body.input]
+    made = [f"{node.output[0]}_batch_{place}" for place in range(len(node.output))]
+    directions = attributes.get("directions", [0] * attributes["num_scan_inputs"])
+    count = attributes["num_scan_inputs"]
+    one = helper.make_node("Scan", inner, made, body=body, num_scan_inputs=count, scan_input_directions=directions)
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, entry.type.tensor_type.elem_type, None) for name, entry in pairs]
+        for pairs in (zip(inner, body.input, strict=True), zip(made, body.output, strict=True))
+    )
+    batch = helper.make_graph([one], f"{node.output[0]}_batch", inputs, outputs)
+    whole = helper.make_node(
+        "Scan", operands, list(node.output), name=node.name, body=batch, num_scan_inputs=len(operands)
+    )
+    node.CopyFrom(whole)
 
 
 def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:

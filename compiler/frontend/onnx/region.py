@@ -12,8 +12,10 @@ from functools import cached_property
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from compiler.errors import ArtifactError, ShapeMismatchError, UnknownValueError
+from compiler.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnknownValueError
 from compiler.frontend.onnx.conversion import Conversion
+from compiler.frontend.onnx.dependence import check_bodies, read_names
+from compiler.frontend.onnx.elementwise import DTYPES
 from compiler.frontend.onnx.importer import CONVERTERS
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
@@ -119,11 +121,29 @@ class OnnxRegion:
             lists = {key: _names(head[key]) for key in ("inputs", "dtypes", "constants", "determining")}
             results = tuple(_param(*row) for row in head["results"])
             region = cls(name=str(head["name"]), graph=graph, opset=int(head["opset"]), results=results, **lists)
-        except (DecodeError, ValueError, TypeError, LookupError, RecursionError) as error:
+            check_bodies(graph)
+        except (DecodeError, ValueError, TypeError, LookupError, RecursionError, ModelFormatError) as error:
             raise ArtifactError(f"these bytes are not a region: {type(error).__name__}: {error}") from None
-        if len(region.dtypes) != len(region.inputs) or not set(region.determining) <= set(region.inputs):
-            raise ArtifactError("these bytes are not a region: its inputs are not described")
+        fault = region._fault()
+        if fault:
+            raise ArtifactError(f"these bytes are not a region: {fault}")
         return region
+
+    def _fault(self) -> str:
+        """What is wrong with a region that was read; "" when nothing is."""
+        given = {*self.inputs, *self.constants}
+        if len(given) != len(self.inputs) + len(self.constants) or len(self.dtypes) != len(self.inputs):
+            return "its inputs are not described, or twice"
+        if not set(self.determining) <= set(self.inputs):
+            return "what determines it is no input"
+        if not {*self.dtypes, *(result.dtype or "" for result in self.results)} <= {"", *DTYPES}:
+            return "it has elements of an unknown type"
+        made = given.union(*(node.output for node in self.graph.node))
+        unknown = set[str]().union(*map(read_names, self.graph.node)) - made
+        if unknown:
+            return f"nothing computes {min(map(repr, unknown))}"  # a name in broken bytes may be no text
+        absent = [name for name in self.outputs if name not in made or name in given]
+        return f"nothing computes its result {absent[0]!r}" if absent else ""
 
 
 def _names(given: object) -> tuple[str, ...]:

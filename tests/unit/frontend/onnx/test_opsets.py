@@ -10,8 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.frontend.onnx.importer import load_model
+from compiler.frontend.onnx.program import load_program
 from compiler.graph.evaluate import evaluate
 from compiler.graph.pipeline import optimize
+from compiler.graph.run_program import run_program
 
 NEWEST = onnx.defs.onnx_opset_version()
 OPSETS = sorted({11, 13, 17, 21, NEWEST})
@@ -109,3 +111,26 @@ def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     assert (tmp_path / "weights.bin").stat().st_size > 0
     np.testing.assert_array_equal(_result(path), inside)
+
+
+def _sums_of_rows(batch: int | str, turns: int | str) -> onnx.ModelProto:
+    """A scan as operator set 8 has it, over a batch: the running sums of rows, backwards, less the start."""
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("Add", ["s", "row"], ["sum"]), helper.make_node("Neg", ["sum"], ["made"])]
+    inner = [[value(name, TensorProto.FLOAT, [2]) for name in names] for names in (("s", "row"), ("sum", "made"))]
+    body = helper.make_graph(nodes, "turn", *inner)
+    scan = helper.make_node("Scan", ["", "start", "x"], ["y", "z"], body=body, num_scan_inputs=1, directions=[1])
+    outer = [{"start": [batch, 2], "x": [batch, turns, 2]}, {"y": [batch, 2], "z": [batch, turns, 2]}]
+    entries = [[value(name, TensorProto.FLOAT, dims) for name, dims in each.items()] for each in outer]
+    graph = helper.make_graph([scan], "old", *entries)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
+
+
+def test_the_batched_scan_of_operator_set_8() -> None:
+    inputs = _arrays(start=(3, 2), x=(3, 4, 2))
+    sums = inputs["start"][:, None] + np.cumsum(inputs["x"][:, ::-1], axis=1)
+    static = evaluate(load_model(_sums_of_rows(3, 4)), inputs)
+    loops = run_program(load_program(_sums_of_rows("batch", "turns")), inputs)
+    for found in (static, loops):
+        np.testing.assert_allclose(found[0], sums[:, -1], rtol=1e-5)
+        np.testing.assert_allclose(found[1], -sums, rtol=1e-5)

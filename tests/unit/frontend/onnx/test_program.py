@@ -1,5 +1,7 @@
 """Models with shapes and a course that are known only when they run, against ONNX Runtime; what regions they become."""
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -398,6 +400,31 @@ def test_regions_come_back_from_bytes() -> None:
     for damaged in (b"", b"x", region.to_bytes()[:40], b"\x0a\x01\x00"):
         with pytest.raises(ArtifactError, match="these bytes are not a region"):
             OnnxRegion.from_bytes(damaged)
+
+
+def test_damaged_regions_are_refused_or_fail_with_our_errors() -> None:
+    draw = Random(3)
+    program = load_program(_model(FLATTENED))
+    (region,) = program.regions()
+    data = region.to_bytes()
+    inputs = {"x": _random(2, 2, 3), "bias": _random(2, 6)}
+    outcomes = Counter[str]()
+    for _ in range(400):
+        damaged = bytearray(data)
+        for _ in range(draw.randrange(1, 4)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        try:
+            again = OnnxRegion.from_bytes(bytes(damaged[: draw.choice([None, draw.randrange(len(damaged))])]))
+        except ArtifactError:
+            outcomes["refused"] += 1
+            continue
+        try:
+            again.evaluate(inputs, program.constants)
+            outcomes["ran"] += 1
+        except (ShapeMismatchError, UnsupportedOperatorError):
+            outcomes["failed"] += 1
+    assert set(outcomes) == {"refused", "ran", "failed"}
+    assert outcomes["refused"] > 200
 
 
 def test_operators_without_a_converter_are_named() -> None:
