@@ -25,7 +25,7 @@ _HOMES = {
     "register_func": "runtime.registry",
     "remove_global_func": "runtime.registry",
 }
-_PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "runtime", "te")
+_PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "runtime", "te", "vm")
 
 __all__ = [
     "build",

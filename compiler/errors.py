@@ -26,6 +26,7 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── NoRecordError            no record serves the workload (also a RuntimeError)
     ├── NotYetError              it is known what this should do, but it does not do it yet (also a NotImplementedError)
     ├── ArtifactError            a compiled network, a module or an array cannot be saved, loaded or called
+    ├── MachineError             the virtual machine met what it cannot go on with (also a RuntimeError)
     ├── MismatchError            two values are not built alike (a ValueError)
     ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
     └── OptionError              an option has a value that makes no sense
@@ -149,6 +150,12 @@ class NotYetError(RetuneError, NotImplementedError):
 
 class ArtifactError(RetuneError):
     """A compiled network cannot be saved or loaded."""
+
+
+class MachineError(RetuneError, RuntimeError):
+    """The virtual machine met what it cannot go on with: no case that fits, an instruction on a value of another kind,
+    or arguments that are none.
+    """
 
 
 class MismatchError(RetuneError, ValueError):

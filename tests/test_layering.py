@@ -48,6 +48,7 @@ RANK = {
     "frontend": 9,
     "driver": 10,
     "auto_scheduler": 11,
+    "vm": 11,
 }
 """The order inside the compiler: a part imports itself and parts of a lower rank, never a neighbour of its own."""
 

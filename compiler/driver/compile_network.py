@@ -90,13 +90,15 @@ def compile_graph(
     threads: int = 1,
     cut: Partition | None = None,
     build: BuildKernels = build_in_process,
+    metadata: Mapping[str, object] | None = None,
 ) -> CompiledNetwork:
     """Compile `graph`, which has been through the graph passes.
 
     `best` maps a workload key to the program to use, a `MeasureRecord` for instance; where it has none, a dispatch
     context that was entered is asked (`with ApplyHistoryBest(log):`). `threads` is the number of threads
     that the network is meant to run on. `cut` is the partition, when the caller has it already; its alternatives are
-    those that may serve.
+    those that may serve. `metadata` takes the place of the facts that a network which is saved needs; to gather these
+    all constants are read.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
@@ -113,7 +115,8 @@ def compile_graph(
         )
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
-    network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, _metadata(graph, target, threads))
+    facts = _metadata(graph, target, threads) if metadata is None else metadata
+    network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, facts)
     network.verify()
     return network
 

@@ -20,6 +20,8 @@ from compiler.measure.history import best_trial, best_trials, distance, target_k
 from compiler.measure.log import LoggedTrial, code_target, read_log
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State, replay
+from compiler.schedule.steps import dump_steps
+from compiler.search.transfer import Relative
 from compiler.target import Target
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,16 @@ class DispatchContext(ABC):
         outer = self._outer()
         own = self.recorded_seconds(target, workload_key)
         return own if own < math.inf or outer is None else outer.expected_seconds(target, workload_key)
+
+    def programs(self, target: Target) -> tuple[Relative, ...]:
+        """The programs that this context and those around it know for targets of that kind, of whichever task."""
+        outer = self._outer()
+        return (*self.recorded_programs(target), *(() if outer is None else outer.programs(target)))
+
+    def recorded_programs(self, target: Target) -> tuple[Relative, ...]:
+        """Those of this context's own records."""
+        del target
+        return ()
 
     def recorded_seconds(self, target: Target, workload_key: str) -> float:
         """What this context's own records say of that; inf when it has none."""
@@ -173,6 +185,11 @@ class ApplyHistoryBest(DispatchContext):
         """The seconds of the record that would serve; those of a program of another size mean nothing here."""
         same = (one for one in self._candidates(target, workload_key) if one.task.workload_key == workload_key)
         return next((trial.seconds for trial in same), math.inf)
+
+    def recorded_programs(self, target: Target) -> tuple[Relative, ...]:
+        """The best program of every workload."""
+        trials = (trial for trial in self._best if target_kind(trial.task.target) == target.kind)
+        return tuple(Relative(one.task.workload_key, dump_steps(one.steps), one.seconds) for one in trials)
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""

@@ -77,6 +77,12 @@ class BoundKernel:
         self._array[place] = address_of(artifact.name, artifact.args[place], buffer)
         self._keep[place] = buffer
 
+    def move(self, place: int, address: int) -> None:
+        """Give coming calls the memory at an address for argument number `place`; the caller sees to it that it is a
+        multiple of 64, large enough, shared with no argument that is written, and stays.
+        """
+        self._array[place] = address
+
     def rotating(self, places: Mapping[int, Sequence[int]]) -> "RotatingKernel":
         """The same kernel, but buffer number `place` is another one with every call: the addresses given for it, in
         turn. The caller keeps that memory alive; addresses are multiples of 64.

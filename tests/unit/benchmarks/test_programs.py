@@ -25,6 +25,7 @@ from benchmarks import (
     search_speed,
     store,
     tune_ops,
+    vm,
     winograd,
 )
 from benchmarks import round as rounds
@@ -264,3 +265,22 @@ def test_every_operator_is_one_tuning_task(name: str) -> None:
     network = operator_network(name, 1)
     assert len(network.tasks) == 1
     assert network.tasks[0].flop_count > 0
+
+
+def test_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"width": 48, "heads": 4, "hidden": 96, "words": 60, "positions": 80}
+    build = vm.zoo.build
+    monkeypatch.setattr(vm.zoo, "build", lambda name, **options: build(name, **options, **_sizes(name, small)))
+    argv = ["--only", "mlp|bert/64|gpt2", "--threads", "1", "--seconds", "0.1", "--layers", "1", "--steps", "2"]
+    lines = _lines(vm.main, argv, tmp_path / "out.jsonl", capsys)
+    found = {(line["case"], line["metric"]): line for line in lines}
+    both = ["machine", "executor", "machine / executor"]
+    assert [metric for case, metric in found if case == "mlp"] == both
+    assert [metric for case, metric in found if case == "bert/64"] == ["first call", "second call", *both]
+    assert found["bert/64", "first call"]["kernels_built"] > found["bert/64", "second call"]["kernels_built"] == 0
+    assert found["bert/64", "machine"]["error"] < 1e-4
+    assert found["gpt2_greedy", "machine / regions"]["value"] > 1
+
+
+def _sizes(name: str, small: dict[str, int]) -> dict[str, int]:
+    return small if name in ("bert_base", "gpt2_greedy") else {}

@@ -1,0 +1,156 @@
+"""In: seconds. Out: JSON lines, the virtual machine beside the graph executor, and what a new length costs.
+
+    python -m benchmarks.vm [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--layers N] [--steps N]
+
+Cases: `mlp`, all of whose shapes are known when it is compiled; `bert/N`, BERT with a symbolic number of tokens that is
+given N of them; `gpt2_greedy`, a block of GPT-2 in a loop that appends a word a turn. Lines: time of a run in the
+machine, in the graph executor with kernels for the very shapes, and their ratio (of the loop: the time of a run, and
+its ratio to the time in the loop's regions alone); seconds of the first call at a length that was not met before, and
+kernels that were built for it; of the second call.
+
+Kernels are first guesses of the search. The machine knows those for 64 tokens, and fits them to other lengths; the
+executor has some of its own for every length.
+
+Always: both give the same results up to rounding, and take turns.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Figure, Run, in_turn, parse
+from compiler import vm
+from compiler.driver.compile_network import KnownProgram, compile_graph
+from compiler.driver.hardware import hardware_of
+from compiler.driver.winners import first_guesses
+from compiler.executor.graph_executor import GraphExecutor
+from compiler.frontend import zoo
+from compiler.frontend.onnx.importer import load_model
+from compiler.graph.partition import partition
+from compiler.graph.pipeline import optimize
+from compiler.runtime.artifact import Array
+from compiler.runtime.device import cpu
+from compiler.target import Target
+
+KNOWN_LENGTH = 64
+LENGTHS = (KNOWN_LENGTH, 16, 128)
+_TURN_SECONDS = 0.05
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the lines."""
+    run = parse(
+        __doc__,
+        argv,
+        seconds=2,
+        seconds_help="timing for each case",
+        threads=(1, 2),
+        options={"layers": (12, "layers of BERT"), "steps": (8, "words that are appended")},
+    )
+    for threads in run.threads:
+        if run.wants("mlp"):
+            for figure in known_shapes(run, threads):
+                run.write(figure)
+        lengths = [length for length in LENGTHS if run.wants(f"bert/{length}")]
+        if lengths:
+            for figure in symbolic(run, threads, lengths):
+                run.write(figure)
+        if run.wants("gpt2_greedy"):
+            for figure in greedy(run, threads):
+                run.write(figure)
+
+
+def known_shapes(run: Run, threads: int) -> Iterator[Figure]:
+    """A network whose bytecode calls one kernel after the other."""
+    model = zoo.build("mlp")
+    best = _guesses(model, threads)
+    machine = vm.VirtualMachine(vm.compile(model, threads=threads, best=best), cpu(), threads=threads)
+    inputs = {"input": np.random.default_rng(0).standard_normal((1, 784), np.float32)}
+    yield from _compared(run, "mlp", threads, machine, _executor(model, best, threads), inputs)
+
+
+def symbolic(run: Run, threads: int, lengths: Sequence[int]) -> Iterator[Figure]:
+    """BERT that is given other numbers of tokens."""
+    layers = run.options["layers"]
+    known = _guesses(zoo.build("bert_base", tokens=KNOWN_LENGTH, layers=layers), threads)
+    exe = vm.compile(zoo.build("bert_base", tokens="tokens", layers=layers), threads=threads, best=known)
+    machine = vm.VirtualMachine(exe, cpu(), threads=threads)
+    rng = np.random.default_rng(0)
+    for length in lengths:
+        ids = rng.integers(0, 1000, (1, length))
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        case = f"bert/{length}"
+        yield from _calls(case, threads, machine, inputs, {"layers": layers})
+        static = zoo.build("bert_base", tokens=length, layers=layers)
+        best = known if length == KNOWN_LENGTH else _guesses(static, threads)
+        yield from _compared(run, case, threads, machine, _executor(static, best, threads), inputs)
+
+
+def greedy(run: Run, threads: int) -> Iterator[Figure]:
+    """A loop: every turn has a length of its own."""
+    steps = run.options["steps"]
+    machine = vm.VirtualMachine(vm.compile(zoo.build("gpt2_greedy"), threads=threads), cpu(), threads=threads)
+    inputs = {"input_ids": np.arange(8, dtype=np.int64)[None], "steps": np.asarray(steps)}
+    details = {"steps": steps}
+    yield from _calls("gpt2_greedy", threads, machine, inputs, details)
+    regions = set(machine.regions)
+    shares = []
+    for _ in range(5):
+        calls = machine.profile(**inputs).calls
+        whole = sum(float(call["Duration (us)"]) for call in calls)
+        shares.append(whole / sum(float(call["Duration (us)"]) for call in calls if call["Name"] in regions))
+    seconds = in_turn({"machine": lambda: machine.invoke("main")}, turns=3, turn_seconds=run.seconds / 3)
+    yield Figure("gpt2_greedy", "retune", threads, "machine", seconds["machine"] * 1e3, "ms", details=details)
+    yield Figure("gpt2_greedy", "retune", threads, "machine / regions", statistics.median(shares), "", details=details)
+
+
+def _calls(
+    case: str, threads: int, machine: Any, inputs: Mapping[str, Array], details: Mapping[str, object]
+) -> Iterator[Figure]:
+    """The first and the second call with these inputs."""
+    built = sum(each.built for each in machine.specialisations())
+    for metric in ("first call", "second call"):
+        start = time.perf_counter()
+        machine.run(**inputs)
+        seconds = time.perf_counter() - start
+        found = machine.specialisations()
+        more = {"kernels_built": sum(each.built for each in found) - built, "specialisations": len(found)}
+        built += more["kernels_built"]
+        yield Figure(case, "retune", threads, metric, seconds, "s", details={**details, **more})
+
+
+def _compared(
+    run: Run, case: str, threads: int, machine: Any, executor: GraphExecutor, inputs: Mapping[str, Array]
+) -> Iterator[Figure]:
+    """A run of the machine and one of the executor."""
+    machine.set_input("main", **inputs)
+    executor.run(**inputs)
+    found = machine.invoke("main")
+    first = found if isinstance(found, np.ndarray) else found[0]
+    expected = executor.get_output(0)
+    error = float(np.max(np.abs(first - expected)) / np.max(np.abs(expected)))
+    contenders = {"machine": lambda: machine.invoke("main"), "executor": executor.run}
+    turns = max(3, round(run.seconds / len(contenders) / _TURN_SECONDS))
+    seconds = in_turn(contenders, turns=turns, turn_seconds=_TURN_SECONDS)
+    for name, each in seconds.items():
+        yield Figure(case, "retune", threads, name, each * 1e3, "ms", error=error)
+    yield Figure(case, "retune", threads, "machine / executor", seconds["machine"] / seconds["executor"], "")
+
+
+def _executor(model: Any, best: Mapping[str, KnownProgram], threads: int) -> GraphExecutor:
+    graph = optimize(load_model(model))
+    return GraphExecutor(compile_graph(graph, Target.host(), best, threads=threads), threads)
+
+
+def _guesses(model: Any, threads: int) -> dict[str, KnownProgram]:
+    """What the search would try first for every kernel of a network that is worth tuning."""
+    target = Target.host()
+    tasks, _ = partition(optimize(load_model(model)), target, hardware_of(target, threads)).worth_tuning()
+    return {task.workload_key: first_guesses(task)[0] for task in tasks}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""In: a task, and tuned programs of other tasks. Out: the program of the task most alike, fitted to this one's sizes.
+
+Always: nothing is measured or sampled; the program is legal, and its steps are those of a sketch of the task.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from compiler.errors import ScheduleError
+from compiler.schedule.steps import Step, load_steps
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.sketch import derive_sketches, rules_of
+from compiler.search.sketch_rules import SketchContext
+from compiler.search.space import SketchSpace, spaces_of
+from compiler.search.transfer import Relative, nearest, refitted
+
+_TRIED = 4
+"""So many of the programs most alike are tried, until one fits."""
+
+
+def transferred(task: SearchTask, programs: Iterable[Relative]) -> tuple[Step, ...] | None:
+    """The steps of the nearest program that fits; None when none does, or no task among them is alike."""
+    close = nearest(task.workload_key, programs, _TRIED)
+    if not close:
+        return None
+    context = SketchContext(task.hardware, SearchOptions(), task.target.is_gpu)
+    spaces = spaces_of(task.dag, context, derive_sketches(task.dag, context, rules_of(context)))
+    for one in close:
+        try:
+            steps = load_steps(one.steps_text)
+        except ScheduleError:
+            continue
+        for space in spaces:
+            found = _fitted(space, steps)
+            if found is not None:
+                return found
+    return None
+
+
+def _fitted(space: SketchSpace, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    row = refitted(space, steps)
+    if row is None:
+        return None
+    for _, group in space.groups(np.asarray(row)[None]):
+        if space.legal(group).all():
+            return space.steps(group.rows[0])
+    return None

@@ -1,0 +1,238 @@
+"""In: a network, a target. Out: an `Executable`.
+
+A network is a `Program`, a `Graph`, an ONNX model (its path, bytes or message) or a name of the zoo. Tuning records
+come from a dispatch context (`with ApplyHistoryBest(log):`) or are given; they travel with an executable of which parts
+are compiled when their shapes are known.
+
+Always: what goes in is not changed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.codegen.cpu import describe
+from compiler.driver.compile_network import KnownProgram
+from compiler.errors import MachineError, ModelError, ModelFormatError
+from compiler.frontend import zoo
+from compiler.frontend.onnx.program import load_program
+from compiler.graph.ir import Array, Graph
+from compiler.graph.pipeline import optimize
+from compiler.graph.program import MAIN, Call, Function, Program, of_graph
+from compiler.graph.region import GraphRegion, Param
+from compiler.target import Target
+from compiler.vm.executable import Executable
+from compiler.vm.library import VMLibrary
+from compiler.vm.lowering import Lowered, Lowering
+from compiler.vm.piece import TunedPrograms, known_programs
+
+Params = Mapping[str, Any]
+
+
+def compile(
+    mod: Any,
+    target: Target | str | None = None,
+    target_host: Target | str | None = None,
+    params: Params | None = None,
+    *,
+    threads: int = 1,
+    best: Mapping[str, KnownProgram] | None = None,
+) -> Executable:
+    """Compile a network. `params` are arrays for inputs that are constants, by name; `threads` is the number of threads
+    that it is meant to run on; `best` has tuned programs by workload key.
+
+    Raises: ModelError when the network cannot be read or a parameter fits no input; TargetError; LoweringError.
+    """
+    compiler = VMCompiler(threads=threads, best=best)
+    if params:
+        compiler.set_params(params)
+    compiler.lower(mod, target, target_host)
+    compiler.codegen()
+    return compiler.get_exec()
+
+
+class VMCompiler:
+    """Compiles a network step by step: `set_params`, `lower`, `codegen`, `get_exec`."""
+
+    def __init__(self, *, threads: int = 1, best: Mapping[str, KnownProgram] | None = None) -> None:
+        self._threads = threads
+        self._best = dict(best or {})
+        self._params: dict[str, Array] = {}
+        self._lowering: Lowering | None = None
+        self._executable: Executable | None = None
+
+    def set_params(self, params: Params) -> None:
+        """Fix inputs, by name, before `lower`. Raises: ModelFormatError when a value is no array."""
+        for name, value in params.items():
+            array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+            if array.dtype.hasobject:
+                raise ModelFormatError(f"the parameter {name} is no array of numbers")
+            self._params[name] = array
+
+    def get_params(self) -> dict[str, Array]:
+        """The constants of the network: what `set_params` was given, and after `lower` or `optimize` all that the
+        optimised network reads.
+        """
+        return dict(self._params)
+
+    def optimize(
+        self,
+        mod: Any,
+        target: Target | str | None = None,
+        target_host: Target | str | None = None,
+        params: Params | None = None,
+    ) -> tuple[Program, dict[str, Array]]:
+        """The network after the graph passes, with parameters in place, and the constants that it reads. Regions of
+        shapes that are not known yet stay as they are: they are optimised when these are.
+
+        Raises: as `compile`.
+        """
+        del target_host
+        _machine(target)
+        if params:
+            self.set_params(params)
+        program = self._program(mod)
+        functions = {name: _optimized(function, program) for name, function in program.functions.items()}
+        program = replace(program, functions=functions)
+        program.verify()
+        self._params = _constants_of(program)
+        return program, self.get_params()
+
+    def lower(self, mod: Any, target: Target | str | None = None, target_host: Target | str | None = None) -> None:
+        """Read the network and see that it can be compiled for the target. Raises: as `compile`."""
+        del target_host
+        program, machine = self._program(mod), _machine(target)
+        tuned = TunedPrograms(known_programs(machine, self._best))
+        self._lowering = Lowering(program, machine, self._threads, tuned)
+        self._executable = None
+
+    def codegen(self) -> None:
+        """Generate bytecode and kernels. Raises: MachineError before `lower`; as `compile`."""
+        if self._lowering is None:
+            raise MachineError("there is nothing to generate code for: call lower first")
+        lowering = self._lowering
+        done = lowering.lowered()
+        programs = lowering.tuned.best if done.regions else ()
+        about = _about(lowering, done)
+        library = VMLibrary(done.kernels, done.regions, done.arrays, programs, about)
+        self._executable = Executable(done.contents, library)
+
+    def get_exec(self) -> Executable:
+        """The executable. Raises: MachineError before `codegen`."""
+        if self._executable is None:
+            raise MachineError("there is no executable yet: call lower and codegen first")
+        return self._executable
+
+    def _program(self, mod: Any) -> Program:
+        """The network as a program, its parameters constants."""
+        if isinstance(mod, Program):
+            program = _bound_program(mod, self._params)
+        elif isinstance(mod, Graph):
+            program = of_graph(_bound_graph(mod, self._params))
+        elif isinstance(mod, str) and mod in (*zoo.NAMES, *zoo.PROGRAM_NAMES):
+            program = load_program(zoo.build(mod), name=mod, constants=self._params)
+        elif mod is None:
+            raise ModelError("there is no network to compile")
+        else:
+            program = load_program(mod if not isinstance(mod, str) else Path(mod), constants=self._params)
+        program.verify()
+        return program
+
+
+def _machine(target: Target | str | None) -> Target:
+    """Raises: TargetError when LLVM does not know the target."""
+    machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)
+    describe(machine)
+    return machine
+
+
+def _optimized(function: Function, program: Program) -> Function:
+    """The function with graphs after the passes in place of those regions whose shapes the graphs themselves say."""
+    body = []
+    for statement in function.body:
+        if isinstance(statement, Call) and isinstance(statement.region, GraphRegion):
+            statement = replace(statement, region=GraphRegion(optimize(statement.region.graph)))
+        body.append(statement)
+    whole = program.static_graph() if function.name == MAIN else None
+    if whole is not None:
+        region = GraphRegion(optimize(whole))
+        body = [Call(region, region.inputs, region.outputs)]
+    return replace(function, body=tuple(body))
+
+
+def _constants_of(program: Program) -> dict[str, Array]:
+    graphs = [region.graph for region in program.regions() if isinstance(region, GraphRegion)]
+    own = {name: array for graph in graphs for name, array in graph.constants.items()}
+    return own | dict(program.constants)
+
+
+def _bound_program(program: Program, params: Mapping[str, Array]) -> Program:
+    """The program with constants in place of the inputs that `params` names. Raises: ModelFormatError."""
+    given = {param.name: param for param in program.inputs}
+    for name, array in params.items():
+        if name not in given:
+            raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(given)}")
+        _check(given[name], array)
+    if not params:
+        return program
+    left = tuple(param for param in program.inputs if param.name not in params)
+    main = replace(program.main, params=left)
+    functions = {**program.functions, MAIN: main}
+    return replace(program, functions=functions, constants={**program.constants, **params})
+
+
+def _bound_graph(graph: Graph, params: Mapping[str, Array]) -> Graph:
+    """The graph with constants in place of the inputs that `params` names. Raises: ModelFormatError."""
+    given = {value.name: value for value in graph.inputs}
+    for name, array in params.items():
+        if name not in given:
+            raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(given)}")
+        _check(Param(name, given[name].dtype, given[name].shape), array)
+    inputs = tuple(value for value in graph.inputs if value.name not in params)
+    return replace(graph, inputs=inputs, constants={**graph.constants, **params}) if params else graph
+
+
+def _check(param: Param, array: Array) -> None:
+    dims = param.dims
+    fits = dims is None or (
+        len(dims) == array.ndim
+        and all(not isinstance(dim, int) or dim == extent for dim, extent in zip(dims, array.shape, strict=True))
+    )
+    if not fits or param.dtype not in (None, array.dtype.name):
+        raise ModelFormatError(f"the input {param} is given a parameter of {array.dtype.name}{list(array.shape)}")
+
+
+def _about(lowering: Lowering, done: Lowered) -> dict[str, Any]:
+    """Facts that travel with the executable."""
+    triple, cpu, features = describe(lowering.target)
+    params = {
+        function.name: {param.name: [param.dtype, param.dims] for param in function.params}
+        for function in lowering.program.functions.values()
+    }
+    rows = [
+        {"task": one.task, "key": one.workload_key, "origin": str(one.origin), "tunable": one.tunable}
+        for one in done.coverage
+    ]
+    return {
+        "network": lowering.program.name,
+        "outputs": list(lowering.program.outputs),
+        "target": str(lowering.target),
+        "triple": triple,
+        "cpu": cpu,
+        "needs": sorted(word[1:] for word in features.split(",") if word.startswith("+")),
+        "threads": lowering.threads,
+        "params": {MAIN: params[MAIN]},
+        "coverage": rows,
+        "versions": {name: _version(name) for name in ("retune", "llvmlite", "numpy")},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

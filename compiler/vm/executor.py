@@ -1,0 +1,38 @@
+"""In: a network, a device, a target. Out: a function of it that the virtual machine runs. Always: compiled once."""
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.errors import ModelError
+from compiler.runtime.device import Device
+from compiler.target import Target
+from compiler.vm.compiler import compile
+from compiler.vm.executable import Executable
+from compiler.vm.machine import VirtualMachine
+
+
+class VMExecutor:
+    """Compiles and runs a network: for experiments and for looking inside.
+
+    scores = VMExecutor("model.onnx", cpu(), "llvm").evaluate()(image)
+    """
+
+    def __init__(self, mod: Any, device: Device, target: Target | str | None = None) -> None:
+        """Raises: ModelError when there is no network."""
+        if mod is None:
+            raise ModelError("a network is needed to make a virtual machine of")
+        self.mod = mod
+        self.device = device
+        self.target = target
+        self.executable: Executable | None = None
+        self.vm: VirtualMachine | None = None
+
+    def evaluate(self, expr: Any = None) -> Callable[..., Any]:
+        """A function that takes the inputs, in order or by name, and gives what `VirtualMachine.run` does. `expr` is
+        another network to be run instead. Raises: as `compile`.
+        """
+        if expr is not None:
+            self.mod = expr
+        self.executable = compile(self.mod, self.target)
+        machine = self.vm = VirtualMachine(self.executable, self.device)
+        return machine.run

@@ -1,0 +1,93 @@
+"""In: kernels, and where their arguments lie. Out: one call that runs all of them.
+
+Always: between the kernels the interpreter has no part. Arguments are constants, or lie at an offset in one of a few
+*slots*, whose addresses are given with every call; only what has moved since the last call is written anew.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.errors import ArtifactError
+from compiler.runtime.artifact import ALIGNMENT, Array
+from compiler.runtime.buffers import aligned_array
+from compiler.runtime.loader import Kernel
+from compiler.runtime.sequence import KernelSequence
+from compiler.vm.values import address as address_of
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an argument lies: so many bytes, a multiple of 64, from the beginning of a slot."""
+
+    slot: int
+    offset: int = 0
+
+
+Operand = Place | Array
+
+
+class Workspace:
+    """Memory that kernels use while they run, one for all of them: they run one after the other."""
+
+    def __init__(self) -> None:
+        self._array = aligned_array((ALIGNMENT,), "uint8")
+        self._address = address_of(self._array)
+
+    def array(self, nbytes: int) -> Array:
+        """Memory of at least so many bytes. Raises: ArtifactError when there is none."""
+        if nbytes > self._array.nbytes:
+            self._array = aligned_array((nbytes,), "uint8")
+            self._address = address_of(self._array)
+        return self._array
+
+    def address(self, nbytes: int) -> int:
+        """Where memory of at least so many bytes begins, until more is asked for. Raises: as `array`."""
+        self.array(nbytes)
+        return self._address
+
+
+class KernelRun:
+    """Kernels, one after the other."""
+
+    def __init__(
+        self, calls: Sequence[tuple[Kernel, Sequence[Operand]]], threads: int, workspace: Workspace
+    ) -> None:
+        """`calls` are kernels, each with its arguments."""
+        self._calls = tuple((kernel, tuple(operands)) for kernel, operands in calls)
+        self._threads = threads
+        self._workspace = workspace
+        self._addresses: list[int] = []
+        self._uses: list[list[tuple[Callable[[int, int], None], int, int]]] = []
+        self._sequence: KernelSequence | None = None
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """Run all; slot number i begins at `addresses[i]`, and what lies there is large enough.
+
+        Raises: ArtifactError when an address is no multiple of 64, when a kernel fails or, the first time, when what is
+        written overlaps another argument.
+        """
+        if self._sequence is None:
+            self._sequence = self._bind(addresses)
+        for slot, address in enumerate(addresses):
+            if address != self._addresses[slot]:
+                if address % ALIGNMENT:
+                    raise ArtifactError(f"an array of a kernel begins at {address:#x}, no multiple of {ALIGNMENT}")
+                for move, place, offset in self._uses[slot]:
+                    move(place, address + offset)
+                self._addresses[slot] = address
+        self._sequence()
+
+    def _bind(self, addresses: Sequence[int]) -> KernelSequence:
+        self._uses = [[] for _ in addresses]
+        nbytes = max((kernel.artifact.workspace_bytes for kernel, _ in self._calls), default=0)
+        workspace = self._workspace.array(nbytes) if nbytes else 0
+        bound_kernels = []
+        for kernel, operands in self._calls:
+            buffers = [one if not isinstance(one, Place) else addresses[one.slot] + one.offset for one in operands]
+            bound = kernel.bind([*buffers, workspace], self._threads)
+            for number, one in enumerate(operands):
+                if isinstance(one, Place):
+                    self._uses[one.slot].append((bound.move, number, one.offset))
+            bound_kernels.append(bound)
+        self._addresses = list(addresses)
+        return KernelSequence(bound_kernels)

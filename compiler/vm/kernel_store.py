@@ -1,0 +1,95 @@
+"""In: kernels to build. Out: kernels. Always: what was built before in this process, for whichever shapes, is not built
+again: a kernel is known by what it computes, for what target, and by its steps.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from compiler.driver.compile_network import BuildRequest, build_in_process
+from compiler.graph.partition import Alternative, Partition
+from compiler.runtime.artifact import KernelArtifact
+from compiler.runtime.loader import Kernel
+from compiler.schedule.steps import dump_steps
+from compiler.schedule.task import SearchTask
+
+_LETTERS, _DIGITS = 64, 8
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class StoreUse:
+    """How many kernels were asked for, and how many of them were built."""
+
+    asked: int = 0
+    built: int = 0
+
+
+class KernelStore:
+    """The kernels that were used last."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._capacity = capacity
+        self._artifacts: OrderedDict[tuple[str, str], KernelArtifact] = OrderedDict()
+        self._loaded: OrderedDict[str, tuple[KernelArtifact, Kernel]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.use = StoreUse()
+
+    def build(self, requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
+        """As `build_in_process`. Raises: as that."""
+        return [self._built(request) for request in requests]
+
+    def kernel(self, artifact: KernelArtifact) -> Kernel:
+        """The kernel, loaded. Raises: ArtifactError when it cannot be."""
+        with self._lock:
+            held, kernel = self._loaded.get(artifact.name, (None, None))
+            if kernel is None or held is not artifact:
+                kernel = Kernel(artifact)
+            self._keep(self._loaded, artifact.name, (artifact, kernel))
+            return kernel
+
+    def _built(self, request: BuildRequest) -> KernelArtifact:
+        key = (f"{request.task.identity} {request.name}", dump_steps(request.steps))
+        with self._lock:
+            artifact = self._artifacts.get(key)
+            self.use.asked += 1
+            self.use.built += artifact is None
+        if artifact is None:
+            (artifact,) = build_in_process([request])
+        with self._lock:
+            self._keep(self._artifacts, key, artifact)
+        return artifact
+
+    def _keep(self, table: OrderedDict[K, V], key: K, value: V) -> None:
+        table[key] = value
+        table.move_to_end(key)
+        if len(table) > self._capacity:
+            table.popitem(last=False)
+
+
+STORE = KernelStore()
+"""The kernels of this process."""
+
+
+def named_by_content(cut: Partition) -> Partition:
+    """The partition with names of kernels that tell what they compute, so that equal kernels of other graphs have them
+    too, and different ones have not.
+    """
+    names = {task.name: _name(task) for task in cut.tasks}
+    tasks = {task.name: replace(task, name=names[task.name]) for task in cut.tasks}
+    calls = tuple(replace(call, name=names[call.name], task=tasks[call.name]) for call in cut.kernels)
+    others = tuple(_renamed(other) for other in cut.alternatives)
+    return replace(cut, kernels=calls, tasks=tuple(tasks.values()), alternatives=others)
+
+
+def _renamed(other: Alternative) -> Alternative:
+    return replace(other, task=replace(other.task, name=_name(other.task)))
+
+
+def _name(task: SearchTask) -> str:
+    digest = hashlib.sha256(task.identity.encode()).hexdigest()[:_DIGITS]
+    return f"{task.name[:_LETTERS]}_{digest}"

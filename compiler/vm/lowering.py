@@ -1,0 +1,275 @@
+"""In: a program, a target, tuned programs. Out: contents and library of an executable.
+
+Always: a region whose shapes are known is compiled here and becomes a call of kernels after another in planned memory;
+any other becomes shape function, memory, and one primitive that is compiled when its shapes are known. Branches become
+jumps, loops a jump back with a counter, the function of a loop's body a closure over what it takes from around it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from compiler.errors import UnknownValueError
+from compiler.executor.network import CompiledNetwork, Coverage
+from compiler.graph.ir import Array, Graph
+from compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement, defines, reads
+from compiler.graph.region import Region, Shape
+from compiler.runtime.artifact import KernelArtifact
+from compiler.target import Target
+from compiler.vm.contents import MAIN, Contents, VMFunction
+from compiler.vm.instructions import AllocADT, AllocClosure, GetField, Invoke, InvokeClosure, Move, Ret
+from compiler.vm.library import StoredRegion
+from compiler.vm.loop_code import LoopCode
+from compiler.vm.network_code import write_network
+from compiler.vm.piece import TunedPrograms, compile_piece
+from compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, RANK_FUNC, REGION, SHAPE_FUNC
+from compiler.vm.values import TUPLE
+from compiler.vm.writer import FunctionWriter, Shaped, Tables, sizes_of, write_shaped
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a value before the program runs."""
+
+    dtype: str | None
+    shape: Shape | None
+
+
+@dataclass(slots=True)
+class Lowered:
+    """What a program was made into."""
+
+    contents: Contents
+    kernels: tuple[KernelArtifact, ...]
+    regions: Mapping[str, StoredRegion]
+    arrays: Mapping[str, Array]
+    coverage: tuple[Coverage, ...]
+
+
+@dataclass(slots=True)
+class Lowering:
+    """A program while it is lowered."""
+
+    program: Program
+    target: Target
+    threads: int
+    tuned: TunedPrograms
+    tables: Tables = field(default_factory=Tables)
+    kernels: dict[str, KernelArtifact] = field(default_factory=dict)
+    regions: dict[str, StoredRegion] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+    _functions: dict[tuple[str, int], int] = field(default_factory=dict)
+    _region_names: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
+
+    def lowered(self) -> Lowered:
+        """Lower all that `main` may call. Raises: what compiling a graph raises; DefinitionError for a region of whose
+        results nobody knows the dtypes.
+        """
+        self.function(MAIN, 0)
+        contents = self.tables.contents()
+        contents.verify()
+        kernels, coverage = tuple(self.kernels.values()), tuple(self.coverage.values())
+        return Lowered(contents, kernels, self.regions, self.arrays, coverage)
+
+    def function(self, name: str, captured: int) -> int:
+        """The number of a function. Its last `captured` parameters come first, as those of a closure do."""
+        key = (name, captured)
+        if key not in self._functions:
+            title = f"{name}.{captured}" if any(other == name for other, _ in self._functions) else name
+            self._functions[key] = number = len(self.tables.functions)
+            self.tables.functions.append(None)
+            self.tables.functions[number] = FunctionLowering(self, title, self.program.functions[name], captured).done()
+        return self._functions[key]
+
+    def compiled(self, graph: Graph) -> CompiledNetwork:
+        """A graph, compiled; its kernels are noted."""
+        network = compile_piece(graph, self.target, self.threads, self.tuned)
+        self.kernels |= {kernel.name: kernel for kernel in network.kernels}
+        for one in network.coverage:
+            known = self.coverage.get(one.task)
+            self.coverage[one.task] = one if known is None else replace(one, weight=one.weight + known.weight)
+        return network
+
+    def shaped(self, region: Region, fixed: Mapping[str, str], *, host: bool) -> Shaped:
+        """The primitives of a region that is compiled later; `fixed` are inputs that are constants of the program."""
+        key = (f"{region.key} {host}", tuple(sorted(fixed.items())))
+        if key not in self._region_names:
+            name, count = region.name, 0
+            while name in self.regions:
+                count += 1
+                name = f"{region.name}_{count}"
+            self._region_names[key] = name
+            self.regions[name] = StoredRegion(region.kind, region.to_bytes(), dict(fixed))
+            for source in (*region.constants, *fixed.values()):
+                self.arrays[source] = self.program.constants[source]
+        name = self._region_names[key]
+        sizes = sizes_of(region.results)
+
+        def primitive(kind: str, title: str) -> int:
+            return self.tables.primitive(title, {"kind": kind, "region": name, "item_bytes": sizes})
+
+        unknown = any(result.dims is None for result in region.results)
+        return Shaped(
+            primitive(RANK_FUNC, f"{RANK_FUNC}.{name}") if unknown else None,
+            primitive(HOST_SHAPE_FUNC if host else SHAPE_FUNC, f"{SHAPE_FUNC}.{name}"),
+            primitive(HOST if host else REGION, name),
+        )
+
+
+class FunctionLowering:
+    """One function while it is lowered: registers by name, and what is known of the values."""
+
+    def __init__(self, lowering: Lowering, title: str, function: Function, captured: int) -> None:
+        params = function.params[len(function.params) - captured :], function.params[: len(function.params) - captured]
+        ordered = [param for part in params for param in part]
+        self._lowering = lowering
+        self._program = lowering.program
+        self._function = function
+        self.writer = FunctionWriter(lowering.tables, title, [param.name for param in ordered])
+        self._registers = {param.name: number for number, param in enumerate(ordered)}
+        self._known = {param.name: Known(param.dtype, param.shape) for param in function.params}
+
+    def done(self) -> VMFunction:
+        """Lower the body and the results."""
+        kept = {result.name for result in self._function.results}
+        last = {name: number for number, each in enumerate(self._function.body) for name in reads(each)}
+        for number, statement in enumerate(self._function.body):
+            self._statement(statement)
+            dead = [name for name in (*reads(statement), *defines(statement)) if last.get(name, -1) <= number]
+            for name in dict.fromkeys(dead):
+                if name in self._registers and name not in kept:
+                    self.writer.kill(self._registers.pop(name))
+        results = [self.register(result.name) for result in self._function.results]
+        if len(results) == 1:
+            self.writer.emit(Ret(results[0]))
+        else:
+            structure = self.writer.fresh()
+            self.writer.emit(AllocADT(TUPLE, structure, tuple(results)))
+            self.writer.emit(Ret(structure))
+        return self.writer.finished()
+
+    def register(self, name: str) -> int:
+        """The register of a value; a constant is loaded into a new one."""
+        if name in self._registers:
+            return self._registers[name]
+        return self.writer.constant(self._program.constants[name])
+
+    def _statement(self, statement: Statement) -> None:
+        match statement:
+            case Call() | HostCall():
+                self._call(statement)
+            case Branch():
+                self._branch(statement)
+            case Loop():
+                self._loop(statement)
+
+    def _define(self, names: Sequence[str], registers: Sequence[int]) -> None:
+        """Name the registers; one that has a name already is copied, so that each can be killed alone."""
+        taken = set(self._registers.values())
+        for name, register in zip(names, registers, strict=True):
+            if register in taken:
+                source, register = register, self.writer.fresh()
+                self.writer.emit(Move(source, register))
+            taken.add(register)
+            self._registers[name] = register
+
+    # Regions
+
+    def _call(self, call: Call | HostCall) -> None:
+        region = call.region
+        pairs = list(zip(region.inputs, call.inputs, strict=True))
+        fixed = {mine: name for mine, name in pairs if name not in self._registers}
+        network = None if isinstance(call, HostCall) else self._static(call, fixed)
+        if network is not None:
+            sources = dict(pairs)
+            names = [sources[network.plan.buffers[number].name] for number in network.plan.inputs]
+            registers = [self.register(name) for name in names]
+            outputs = write_network(self.writer, network, registers)
+            specs = [network.plan.buffers[number] for number in network.plan.outputs]
+            known = [Known(spec.dtype, spec.shape) for spec in specs]
+        else:
+            shaped = self._lowering.shaped(region, fixed, host=isinstance(call, HostCall))
+            registers = [self._registers[name] for mine, name in pairs if mine not in fixed]
+            outputs = write_shaped(self.writer, shaped, registers, region.results)
+            known = [Known(result.dtype, result.shape) for result in region.results]
+        self._known |= dict(zip(call.outputs, known, strict=True))
+        self._define(call.outputs, outputs)
+
+    def _static(self, call: Call, fixed: Mapping[str, str]) -> CompiledNetwork | None:
+        """The region, compiled, when all its shapes are known; else None."""
+        region, constants = call.region, self._program.constants
+        shapes: dict[str, Shape] = {}
+        for mine, name in zip(region.inputs, call.inputs, strict=True):
+            shape = constants[name].shape if mine in fixed else self._known_shape(name)
+            if shape is None or (mine in region.determining and mine not in fixed):
+                return None
+            shapes[mine] = shape
+        values = {mine: constants[name] for mine, name in fixed.items()}
+        try:
+            graph = region.specialise(shapes, values, constants)
+        except UnknownValueError:
+            return None
+        return self._lowering.compiled(graph)
+
+    def _known_shape(self, name: str) -> Shape | None:
+        known = self._known.get(name)
+        return None if known is None else known.shape
+
+    # Control flow
+
+    def _branch(self, branch: Branch) -> None:
+        writer = self.writer
+        condition, one = self.register(branch.condition), writer.number(1)
+        outputs = [writer.fresh() for _ in branch.outputs]
+        test = writer.hold()
+        self._arm(branch.then, outputs)
+        end = writer.hold()
+        writer.branch(test, condition, one, writer.here)
+        self._arm(branch.otherwise, outputs)
+        writer.jump(end, writer.here)
+        writer.kill(one)
+        self._define(branch.outputs, outputs)
+
+    def _arm(self, arm: Arm, outputs: Sequence[int]) -> None:
+        number = self._lowering.function(arm.function, 0)
+        given = tuple(self.register(name) for name in arm.inputs)
+        call = self.writer.fresh()
+        self.writer.emit(Invoke(number, call, given))
+        self._take(call, outputs)
+
+    def _take(self, call: int, outputs: Sequence[int]) -> None:
+        """Take the results of a call apart."""
+        if len(outputs) == 1:
+            self.writer.emit(Move(call, outputs[0]))
+        else:
+            for place, output in enumerate(outputs):
+                self.writer.emit(GetField(call, place, output))
+        self.writer.kill(call)
+
+    def _loop(self, loop: Loop) -> None:
+        writer, body = self.writer, self._program.functions[loop.body]
+        number = self._lowering.function(loop.body, len(loop.captured))
+        closure = writer.fresh() if loop.captured else None
+        if closure is not None:
+            free = tuple(self.register(name) for name in loop.captured)
+            writer.emit(AllocClosure(number, closure, free))
+        code = LoopCode(
+            writer,
+            count=None if loop.count is None else self.register(loop.count),
+            condition=None if loop.condition is None else self.register(loop.condition),
+            carried=[self.register(name) for name in loop.carried],
+            rows=body.results[1 + len(loop.carried) :],
+        )
+
+        def turn(args: Sequence[int], results: Sequence[int]) -> None:
+            call = writer.fresh()
+            if closure is None:
+                writer.emit(Invoke(number, call, tuple(args)))
+            else:
+                writer.emit(InvokeClosure(closure, call, tuple(args)))
+            self._take(call, results)
+
+        carried, collected = code.write(turn)
+        if closure is not None:
+            writer.kill(closure)
+        self._define((*loop.outputs, *loop.collected), (*carried, *collected))

@@ -1,0 +1,297 @@
+"""In: an executable, a device. Out: what its functions compute.
+
+Always: the interface of TVM's virtual machine; arrays that go in are used in place where they are dense and aligned,
+arrays that come out are the caller's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from compiler import config
+from compiler.errors import MachineError, OptionError
+from compiler.executor.debug_report import Report
+from compiler.executor.params import load_param_dict_from_file
+from compiler.graph.region import Param, bind
+from compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from compiler.runtime.artifact import Array
+from compiler.runtime.device import Device, cpu, require_cpu
+from compiler.runtime.loader import load_kernels
+from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from compiler.vm.contents import MAIN, LateBound
+from compiler.vm.executable import Executable
+from compiler.vm.interpreter import Interpreter
+from compiler.vm.kernel_run import Workspace
+from compiler.vm.memory import NAIVE, POOLED, allocator
+from compiler.vm.options import VMOptions
+from compiler.vm.plan_run import POOL
+from compiler.vm.primitives import Primitives
+from compiler.vm.profile import Profile
+from compiler.vm.steps import Surroundings
+from compiler.vm.values import ADT, argument, arrays_in, described, result
+
+MemoryConfig = str | int | Mapping[Device, str | int] | None
+
+
+class VirtualMachine:
+    """Runs an executable. Not for use by several threads at once: make one machine each.
+
+    machine = VirtualMachine(vm.compile("model.onnx"), cpu())
+    scores = machine.run(image)
+    """
+
+    NAIVE_ALLOCATOR = 1
+    POOLED_ALLOCATOR = 2
+
+    def __init__(
+        self,
+        exe: Executable,
+        device: Device | Sequence[Device] | None = None,
+        memory_cfg: MemoryConfig = None,
+        *,
+        threads: int | None = None,
+        options: VMOptions | None = None,
+    ) -> None:
+        """`memory_cfg` says where arrays come from: "pooled" (the default), "naive", or one of these by device;
+        `threads` how many threads kernels run on, by default as many as they were compiled for.
+
+        Raises: OptionError for a device that programs do not run on; ArtifactError when the library lacks something or
+        is for another machine.
+        """
+        for each in _devices(cpu(0) if device is None else device):
+            require_cpu(each)
+        self._exe = exe
+        self.options = options or VMOptions()
+        self.threads = config.thread_count(int(exe.library.about.get("threads", 1))) if threads is None else threads
+        if not is_thread_count(self.threads):
+            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
+        memory = allocator(_memory_kind(memory_cfg))
+        exe.library.check_machine()
+        arena = Workspace()
+        self._primitives = Primitives(exe.library, load_kernels(exe.library.kernels), self.threads, arena, self.options)
+        contents = exe.contents
+        self._around = Surroundings(
+            constants=[None if isinstance(each, LateBound) else POOL.interned(each) for each in contents.constants],
+            primitives=[self._primitives.callee(each) for each in contents.primitives],
+            allocator=memory,
+            arena=arena,
+            devices=contents.devices,
+            parameters=[len(function.params) for function in contents.functions],
+        )
+        self._interpreter = Interpreter(contents, self._around)
+        self._params = {function.name: _signature(exe, function.name) for function in contents.functions}
+        self._inputs: dict[str, list[Any]] = {}
+        self._outputs: list[Any] = []
+
+    # Inputs
+
+    def set_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
+        """Give a function its arguments, in order or by name; other names are ignored.
+
+        Raises: MachineError when there are too many or too few; ShapeMismatchError when one does not fit.
+        """
+        params = self._signature(func_name)
+        names = [param.name for param in params]
+        if len(args) > len(params):
+            raise MachineError(f"{func_name} takes {len(params)} arguments ({', '.join(names)}), {len(args)} are given")
+        given = dict(zip(names, args, strict=False))
+        twice = sorted(set(given) & set(kwargs))
+        if twice:
+            raise MachineError(f"{func_name} is given {', '.join(twice)} twice")
+        given |= {name: value for name, value in kwargs.items() if name in names}
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
+        self._inputs[func_name] = self._converted(func_name, [given[name] for name in names])
+
+    def set_one_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
+        """Give a function one argument: by its number or name and the array, or by keyword.
+
+        Raises: MachineError when there is no such argument; ShapeMismatchError when it does not fit.
+        """
+        params = self._signature(func_name)
+        if len(args) + 2 * len(kwargs) != 2:
+            raise MachineError("set_one_input takes one argument: its number or name and the array, or a keyword")
+        key, value = args if args else next(iter(kwargs.items()))
+        names = [param.name for param in params]
+        place = names.index(key) if key in names else key
+        if isinstance(place, (str, bool)) or not isinstance(place, (int, np.integer)) or not 0 <= place < len(params):
+            raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
+        held = self._inputs.setdefault(func_name, [None] * len(params))
+        held[place] = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
+
+    def get_input_index(self, input_name: str, func_name: str = MAIN) -> int:
+        """The number of an argument, -1 when there is none of that name. Raises: ArtifactError for another function."""
+        names = [param.name for param in self._signature(func_name)]
+        return names.index(input_name) if input_name in names else -1
+
+    # Running
+
+    def invoke(self, func_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The result of a function: an array (of NumPy, with `numpy()`), or an `ADT` of results. Without arguments it
+        takes those that were set before.
+
+        Raises: as `set_input`; what the function meets.
+        """
+        if args or kwargs:
+            self.set_input(func_name, *args, **kwargs)
+        inputs = self._given(func_name)
+        return result(self._interpreter.run(self._exe.function_index(func_name), inputs), inputs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of `main`. Raises: as `invoke`."""
+        return self.invoke(MAIN, *args, **kwargs)
+
+    def invoke_stateful(self, func_name: str, *args: Any, **kwargs: Any) -> None:
+        """Run a function and keep its results for `get_outputs`. Raises: as `invoke`."""
+        found = self.invoke(func_name, *args, **kwargs)
+        self._outputs = list(found) if isinstance(found, ADT) else [found]
+
+    def get_outputs(self) -> list[Any]:
+        """The results of the last `invoke_stateful`."""
+        return list(self._outputs)
+
+    def invoke_with_outputs(
+        self, func_name: str, input_args: Mapping[str, Any], output_args: Sequence[Array]
+    ) -> None:
+        """Run a function and copy its results, which must be arrays, into arrays of the caller.
+
+        Raises: as `invoke`; OptionError when these are not as many, or of another shape or type.
+        """
+        if not isinstance(input_args, Mapping) or output_args is None:
+            raise OptionError("invoke_with_outputs takes inputs by name and the arrays for the outputs")
+        found = self.invoke(func_name, **input_args)
+        results = list(arrays_in([found]))
+        if len(results) != len(output_args):
+            raise OptionError(f"{func_name} has {len(results)} results, {len(output_args)} arrays are given")
+        for place, (array, out) in enumerate(zip(results, output_args, strict=True)):
+            target = out.numpy() if not isinstance(out, np.ndarray) else out
+            if target.shape != array.shape or target.dtype != array.dtype or not target.flags.writeable:
+                raise OptionError(
+                    f"result {place} is {described(array)}; a writable array of that kind is needed, "
+                    f"not {described(target)}"
+                )
+            np.copyto(target, array)
+
+    def benchmark(
+        self,
+        device: Device | Sequence[Device],
+        *args: Any,
+        func_name: str = MAIN,
+        repeat: int = 5,
+        number: int = 5,
+        min_repeat_ms: float | None = None,
+        limit_zero_time_iterations: int = 100,
+        end_to_end: bool = False,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+        **kwargs: Any,
+    ) -> BenchmarkResult:
+        """Seconds of a call: `repeat` means over `number` calls each, or over as many as last `min_repeat_ms`.
+
+        Arguments are set once before; with `end_to_end` they are set, and copied, in every call.
+        Raises: as `invoke`; OptionError when an option makes no sense.
+        """
+        for each in _devices(device):
+            require_cpu(each)
+        self.set_input(func_name, *args, **kwargs)
+        evaluator = TimeEvaluator(
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=0.0 if min_repeat_ms is None else min_repeat_ms,
+            cooldown_ms=cooldown_interval_ms,
+            repeats_to_cooldown=repeats_to_cooldown,
+            limit_zero_time_iterations=limit_zero_time_iterations,
+        )
+        if not end_to_end:
+            return evaluator(lambda: self.invoke(func_name))
+        copies = [each.copy() if isinstance(each, np.ndarray) else each for each in self._given(func_name)]
+
+        def whole() -> None:
+            self.invoke(func_name, *(each.copy() if isinstance(each, np.ndarray) else each for each in copies))
+
+        return evaluator(whole)
+
+    def profile(self, *args: Any, func_name: str = MAIN, **kwargs: Any) -> Report:
+        """How long every kind of instruction and every primitive of one call takes, one instruction after the other,
+        after a call that is not timed. Raises: as `invoke`.
+        """
+        self.invoke(func_name, *args, **kwargs)
+        profile = Profile(self._exe.contents)
+        self._interpreter.run(self._exe.function_index(func_name), self._given(func_name), profile.note)
+        return profile.report(str(cpu(0)), self.threads)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The names of the parts that are compiled, or computed by NumPy, when their shapes are known."""
+        return tuple(self._primitives.regions)
+
+    def specialisations(self) -> tuple[Any, ...]:
+        """What regions were compiled for, and which of their kernels were tuned, fitted from another's record, or not
+        tuned: `compiler.vm.specialise.Specialisation`. Waits for what is compiled in the background.
+        """
+        regions = [region for region in self._primitives.regions.values() if hasattr(region, "reports")]
+        for region in regions:
+            region.wait()
+        return tuple(report for region in regions for report in region.reports)
+
+    # Constants that are bound late
+
+    def load_late_bound_consts(self, path: str) -> None:
+        """Bind the constants in a file. Raises: ArtifactError as `load_late_bound_consts_from_map`."""
+        self.load_late_bound_consts_from_map(load_param_dict_from_file(path))
+
+    def load_late_bound_consts_from_map(self, constants: Mapping[str, Array]) -> None:
+        """Bind constants that the executable leaves open. Raises: ArtifactError as `Executable` does."""
+        self._exe.load_late_bound_consts_from_map(constants)
+        table = self._exe.contents.constants
+        self._around.constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in table]
+        self._interpreter.forget()
+
+    def _signature(self, func_name: str) -> tuple[Param, ...]:
+        self._exe.function_index(func_name)
+        return self._params[func_name]
+
+    def _given(self, func_name: str) -> list[Any]:
+        params = self._signature(func_name)
+        inputs = self._inputs.get(func_name, [None] * len(params))
+        missing = [param.name for param, each in zip(params, inputs, strict=True) if each is None]
+        if missing:
+            raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
+        return inputs
+
+    def _converted(self, func_name: str, values: Sequence[Any]) -> list[Any]:
+        params = self._params[func_name]
+        converted = [argument(value, param.dtype) for param, value in zip(params, values, strict=True)]
+        return self._checked(func_name, params, converted)
+
+    def _checked(self, func_name: str, params: Sequence[Param], values: list[Any]) -> list[Any]:
+        """The arguments; those that the executable describes must fit."""
+        arrays = {p.name: each for p, each in zip(params, values, strict=True) if isinstance(each, np.ndarray)}
+        bind([param for param in params if param.name in arrays], arrays, func_name)
+        return values
+
+
+def _devices(device: Device | Sequence[Device]) -> Sequence[Device]:
+    return [device] if isinstance(device, Device) else device
+
+
+def _signature(exe: Executable, func_name: str) -> tuple[Param, ...]:
+    """What is known of the parameters of a function; of those that nothing describes only their names."""
+    told = exe.library.about.get("params", {}).get(func_name, {})
+    found = []
+    for name in exe.get_function_params(func_name):
+        dtype, dims = told.get(name, (None, None))
+        found.append(Param(name, dtype, None if dims is None else tuple(dims)))
+    return tuple(found)
+
+
+def _memory_kind(config: MemoryConfig) -> str:
+    """Which allocator serves the processor. Raises: OptionError when that cannot be told."""
+    if isinstance(config, Mapping):
+        config = next((kind for device, kind in config.items() if device == cpu(0)), POOLED)
+    kinds = {None: POOLED, POOLED: POOLED, NAIVE: NAIVE, 1: NAIVE, 2: POOLED}
+    if isinstance(config, bool) or not isinstance(config, (str, int, type(None))) or config not in kinds:
+        raise OptionError(f"memory_cfg is {POOLED!r}, {NAIVE!r}, or one of these for each device, not {config!r}")
+    return kinds[config]

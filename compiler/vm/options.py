@@ -1,0 +1,25 @@
+"""In: how a machine is to deal with shapes that it has not met. Out: a frozen `VMOptions`. Always: it makes sense."""
+
+from dataclasses import dataclass
+
+from compiler.errors import OptionError
+
+NOW, BACKGROUND, NEVER = "now", "background", "never"
+
+
+@dataclass(frozen=True, slots=True)
+class VMOptions:
+    """`specialise` says when regions are compiled for new shapes: "now", before the call goes on; in the "background",
+    while NumPy computes; or "never". A region is ready for the `specialisations` shapes that it met last.
+    """
+
+    specialise: str = NOW
+    specialisations: int = 64
+
+    def __post_init__(self) -> None:
+        if self.specialise not in (NOW, BACKGROUND, NEVER):
+            raise OptionError(f"specialise is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialise!r}")
+        if isinstance(self.specialisations, bool) or not isinstance(self.specialisations, int):
+            raise OptionError(f"specialisations must be a whole number, not {self.specialisations!r}")
+        if self.specialisations < 1:
+            raise OptionError(f"a region must be ready for one shape at least, not {self.specialisations}")

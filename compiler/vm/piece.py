@@ -1,0 +1,80 @@
+"""In: a graph that has not been optimised, and what is known of tuned programs. Out: a `CompiledNetwork`.
+
+Always: as a network is compiled for the graph executor. A kernel gets the program that was tuned for it; else that of
+the kernel most alike, fitted to its sizes; else what a dispatch context knows; else the default schedule.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.driver.compile_network import KnownProgram, compile_graph
+from compiler.driver.dispatch import DispatchContext
+from compiler.driver.hardware import hardware_of
+from compiler.driver.transferred import transferred
+from compiler.driver.winners import Guess
+from compiler.executor.network import CompiledNetwork
+from compiler.graph.ir import Graph
+from compiler.graph.partition import Partition, partition
+from compiler.graph.pipeline import optimize
+from compiler.graph.winograd import winograd_for
+from compiler.schedule.steps import dump_steps
+from compiler.search.transfer import Relative
+from compiler.target import Target
+from compiler.vm.kernel_store import STORE, named_by_content
+from compiler.vm.library import TunedProgram
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuned:
+    """A `KnownProgram`."""
+
+    steps: str
+    record_id: str
+    seconds: float
+
+
+class TunedPrograms:
+    """Programs by task, the fastest of each."""
+
+    def __init__(self, programs: Sequence[TunedProgram] = ()) -> None:
+        self._best: dict[str, TunedProgram] = {}
+        for one in sorted(programs, key=lambda each: each.seconds, reverse=True):
+            self._best[one.workload_key] = one
+        self._relatives = [Relative(one.workload_key, one.steps, one.seconds) for one in self._best.values()]
+
+    @property
+    def best(self) -> tuple[TunedProgram, ...]:
+        """The fastest program of every task."""
+        return tuple(self._best.values())
+
+    def chosen(self, cut: Partition) -> dict[str, KnownProgram]:
+        """The programs for the tasks of a network, by workload key."""
+        found: dict[str, KnownProgram] = {}
+        for task in (*cut.tasks, *(other.task for other in cut.alternatives)):
+            exact = self._best.get(task.workload_key)
+            if exact is not None:
+                found[task.workload_key] = _Tuned(exact.steps, exact.record_id or "of a log", exact.seconds)
+        for task, tunable in zip(cut.tasks, cut.tunable, strict=True):
+            if tunable and task.workload_key not in found and self._relatives:
+                steps = transferred(task, self._relatives)
+                if steps is not None:
+                    found[task.workload_key] = Guess(dump_steps(steps), transferred=True)
+        return found
+
+
+def known_programs(target: Target, best: Mapping[str, KnownProgram]) -> tuple[TunedProgram, ...]:
+    """What `best` and the dispatch context of this thread know, as data."""
+    told = [TunedProgram(key, one.steps, one.seconds, one.record_id) for key, one in best.items()]
+    context = DispatchContext.current().programs(target)
+    heard = [TunedProgram(one.task_key, one.steps_text, one.seconds) for one in context]
+    return tuple(one for one in (*told, *heard) if not math.isnan(one.seconds))
+
+
+def compile_piece(graph: Graph, target: Target, threads: int, programs: TunedPrograms) -> CompiledNetwork:
+    """Compile one graph. Raises: DefinitionError or LoweringError when even default schedules cannot be built."""
+    graph = optimize(graph)
+    cut = partition(graph, target, hardware_of(target, threads), winograd_for(target))
+    cut = named_by_content(cut)
+    best = programs.chosen(cut)
+    return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build, metadata={})

@@ -1,0 +1,111 @@
+"""In: a compiled network. Out: a call that fills arrays of the caller with its outputs.
+
+Always: constants that other networks of the process have too are in memory once, and memory for what lies between
+kernels is shared with other calls of the machine.
+"""
+
+import threading
+import weakref
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.errors import MachineError
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.plan import BufferKind
+from compiler.runtime.artifact import Array
+from compiler.runtime.loader import Kernel
+from compiler.vm.kernel_run import KernelRun, Operand, Place, Workspace
+from compiler.vm.values import address, dense, described
+
+
+class ConstantPool:
+    """Arrays that kernels read, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[int, ...], int], list[weakref.ref[Array]]] = {}
+        self._lock = threading.Lock()
+
+    def interned(self, array: Array) -> Array:
+        """An array with the same elements, dense, aligned and not to be written."""
+        given = np.ascontiguousarray(array).reshape(array.shape)
+        words = _words(given)
+        key = (given.dtype.name, given.shape, zlib.crc32(words.data))
+        with self._lock:
+            alive = [one for one in self._known.get(key, ()) if one() is not None]
+            for one in alive:
+                other = one()
+                if other is not None and (other is array or np.array_equal(_words(other), words)):
+                    return other
+            found = dense(given).view()
+            found.flags.writeable = False
+            self._known[key] = [*alive, weakref.ref(found)]
+        return found
+
+
+POOL = ConstantPool()
+"""The constants of this process."""
+
+
+def _words(array: Array) -> Array:
+    """The bytes of a dense array, eight at a time where that is possible: there may be many."""
+    return array.reshape(-1).view(np.uint64 if array.nbytes % 8 == 0 else np.uint8)
+
+
+class PlanRun:
+    """The kernels of a network, on arrays of the caller."""
+
+    def __init__(
+        self,
+        network: CompiledNetwork,
+        kernels: Sequence[Kernel],
+        threads: int,
+        arena: Workspace,
+        workspace: Workspace,
+    ) -> None:
+        """`kernels` are those of the network, loaded."""
+        plan = network.plan
+        by_name = {kernel.artifact.name: kernel for kernel in kernels}
+        self._arena = arena
+        self._arena_bytes = plan.arena_bytes
+        self._inputs = [plan.buffers[number] for number in plan.inputs]
+        self._outputs = [plan.buffers[number] for number in plan.outputs]
+        constants = {number: POOL.interned(array) for number, array in network.constants.items()}
+        slots = {number: Place(slot) for slot, number in enumerate(plan.inputs)}
+        self._copies: list[tuple[int, Array | int]] = []
+        owners: dict[int, int] = {}
+        for place, number in enumerate(plan.outputs):
+            root = plan.buffers[number].storage
+            kind = plan.buffers[root].kind
+            if kind is BufferKind.CONSTANT:
+                self._copies.append((place, constants[root]))
+            elif kind is BufferKind.INPUT:
+                self._copies.append((place, plan.inputs.index(root)))
+            elif root in owners:
+                self._copies.append((place, len(plan.inputs) + owners[root]))
+            else:
+                owners[root] = place
+                slots[root] = Place(len(plan.inputs) + place)
+        last = len(plan.inputs) + len(plan.outputs)
+
+        def operand(number: int) -> Operand:
+            root = plan.buffers[number].storage
+            if plan.buffers[root].kind is BufferKind.INTERMEDIATE:
+                return Place(last, plan.buffers[root].offset)
+            return constants[root] if root in constants else slots[root]
+
+        calls = [(by_name[call.kernel], [operand(number) for number in call.buffers]) for call in plan.calls]
+        self._run = KernelRun(calls, threads, workspace) if calls else None
+
+    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute. Raises: MachineError when an array is not what the network takes or gives."""
+        for specs, arrays in ((self._inputs, inputs), (self._outputs, outputs)):
+            for spec, array in zip(specs, arrays, strict=True):
+                if array.dtype != spec.dtype or array.shape != spec.shape:
+                    raise MachineError(f"{spec.name} is {spec.dtype}{list(spec.shape)}, not {described(array)}")
+        if self._run is not None:
+            self._run([*map(address, inputs), *map(address, outputs), self._arena.address(self._arena_bytes)])
+        for place, source in self._copies:
+            array = source if not isinstance(source, int) else [*inputs, *outputs][source]
+            np.copyto(outputs[place], array.reshape(outputs[place].shape))

@@ -1,0 +1,45 @@
+"""In: instructions that were carried out, and how long each took. Out: a report of where the time went.
+
+Always: a row for every primitive and for every other kind of instruction.
+"""
+
+from collections.abc import Mapping
+
+from compiler.executor.debug_report import Report, Value
+from compiler.vm.contents import Contents
+from compiler.vm.instructions import Instruction, InvokePacked
+
+
+class Profile:
+    """The sums of one call."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def note(self, instruction: Instruction, seconds: float) -> None:
+        """Take in one instruction. What a function takes that is called is noted with its own instructions."""
+        name = type(instruction).__name__
+        if isinstance(instruction, InvokePacked):
+            name = self._contents.primitives[instruction.packed].name
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = total + seconds, count + 1
+
+    def report(self, device: str, threads: int) -> Report:
+        """The report."""
+        total = sum(seconds for seconds, _ in self._sums.values())
+        calls: list[Mapping[str, Value]] = [
+            {
+                "Name": name,
+                "Duration (us)": seconds * 1e6,
+                "Percent": 100 * seconds / total if total else 0.0,
+                "Device": device,
+                "Count": count,
+                "Argument Shapes": "",
+                "Hash": "",
+            }
+            for name, (seconds, count) in self._sums.items()
+        ]
+        count = sum(count for _, count in self._sums.values())
+        metrics: dict[str, Value] = {"Duration (us)": total * 1e6, "Count": count, "Device": device}
+        return Report(tuple(calls), {device: metrics}, {"Executor": "VM", "Number of threads": threads})

@@ -1,0 +1,262 @@
+"""In: regions of an executable. Out: regions that are compiled for the shapes that turn up.
+
+Always: what a region gives does not depend on whether it was compiled: until it is, NumPy computes it. It stays ready
+for the shapes (and values of determining inputs) that it met last.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
+from compiler.executor.network import Coverage
+from compiler.frontend.regions import region_from_bytes
+from compiler.graph.ir import Graph
+from compiler.graph.region import Region, Shape
+from compiler.runtime.artifact import Array
+from compiler.target import Target
+from compiler.vm.kernel_run import Workspace
+from compiler.vm.kernel_store import STORE
+from compiler.vm.library import VMLibrary
+from compiler.vm.options import BACKGROUND, NEVER, VMOptions
+from compiler.vm.piece import TunedPrograms, compile_piece
+from compiler.vm.plan_run import PlanRun
+from compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, LazyRegion
+from compiler.vm.values import described
+
+_log = logging.getLogger(__name__)
+Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Specialisation:
+    """A region, ready for inputs of some shapes: what its kernels were built from, the seconds that it took, and how
+    many kernels had to be built for it.
+    """
+
+    region: str
+    shapes: Mapping[str, Shape]
+    coverage: tuple[Coverage, ...]
+    seconds: float
+    built: int
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
+        origins = [each.origin for each in self.coverage if each.tunable]
+        counts = ", ".join(f"{origins.count(kind)} {kind}" for kind in dict.fromkeys(origins))
+        return f"{self.region}({shapes}): {self.seconds:.2f} s, {self.built} kernels built; {counts or 'none to tune'}"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known for one key: shapes of the results, the graph until it is compiled, and what it was compiled to."""
+
+    shapes: tuple[Shape, ...]
+    passed: tuple[int, ...]
+    graph: Graph | None
+    run: PlanRun | None = None
+    report: Specialisation | None = None
+    waits: "Future[None] | None" = None
+
+
+class RegionCompiler:
+    """Compiles the regions of one machine."""
+
+    def __init__(
+        self, library: VMLibrary, threads: int, arena: Workspace, workspace: Workspace, options: VMOptions
+    ) -> None:
+        self.library = library
+        self.threads = threads
+        self.options = options
+        self._arena = arena
+        self._workspace = workspace
+        self._programs = TunedPrograms(library.programs)
+
+    @cached_property
+    def target(self) -> Target:
+        """What is compiled for. Raises: TargetError."""
+        return Target(str(self.library.about.get("target", "llvm")))
+
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """Where regions are compiled in the background, one after the other."""
+        return ThreadPoolExecutor(1, "retune-vm")
+
+    def region(self, name: str, attrs: Mapping[str, str]) -> LazyRegion:
+        """The region of that name, by NumPy alone when the attributes say so. Raises: ArtifactError."""
+        stored = self.library.regions[name]
+        region = region_from_bytes(stored.kind, stored.data)
+        arrays = self.library.arrays
+        missing = sorted({*region.constants, *stored.fixed.values()} - set(arrays))
+        if missing:
+            raise ArtifactError(f"region {name}: the library has no array {', '.join(missing)}")
+        fixed = {name: arrays[source] for name, source in stored.fixed.items()}
+        if attrs["kind"] in (HOST, HOST_SHAPE_FUNC):
+            return HostRegion(region, fixed, arrays)
+        return SpecialisedRegion(name, region, fixed, self)
+
+    def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[PlanRun, Specialisation]:
+        """Compile a graph. Raises: an error of ours when it cannot be."""
+        start, before = time.perf_counter(), STORE.use.built
+        network = compile_piece(graph, self.target, self.threads, self._programs)
+        kernels = [STORE.kernel(artifact) for artifact in network.kernels]
+        run = PlanRun(network, kernels, self.threads, self._arena, self._workspace)
+        built = STORE.use.built - before
+        return run, Specialisation(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
+
+
+class SpecialisedRegion:
+    """A region that is compiled for each set of shapes."""
+
+    def __init__(self, name: str, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
+        self.name = name
+        self._region = region
+        self._fixed = dict(fixed)
+        self._compiler = compiler
+        self._passed = [each for each in region.inputs if each not in fixed]
+        self._needed = {each for each in region.determining if each not in fixed}
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def reports(self) -> tuple[Specialisation, ...]:
+        """What was compiled and is kept, the one that was used last at the end."""
+        with self._lock:
+            return tuple(entry.report for entry in self._entries.values() if entry.report is not None)
+
+    def shapes(self, inputs: Sequence[Array]) -> tuple[Shape, ...]:
+        """The shapes of the results. Raises: an error of ours when the inputs do not fit."""
+        return self._entry(inputs).shapes
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Fill the results. Raises: as `shapes`."""
+        entry = self._entry(inputs)
+        if entry.waits is not None and entry.waits.done():
+            entry.waits = None
+        if entry.run is not None:
+            entry.run([inputs[number] for number in entry.passed], outputs)
+            return
+        arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
+        _fill(self._region.evaluate(arrays, self._compiler.library.arrays), outputs, self.name)
+
+    def wait(self) -> None:
+        """Wait for what is compiled in the background."""
+        for entry in list(self._entries.values()):
+            if entry.waits is not None:
+                entry.waits.result()
+
+    def _key(self, inputs: Sequence[Array]) -> Key:
+        values = [(name, array.tobytes()) for name, array in self._values(inputs).items() if name in self._needed]
+        return tuple(array.shape for array in inputs), tuple(values)
+
+    def _values(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        named = zip(self._passed, inputs, strict=True)
+        return {name: array for name, array in named if name in self._needed}
+
+    def _entry(self, inputs: Sequence[Array]) -> _Entry:
+        if len(inputs) != len(self._passed):
+            raise MachineError(f"region {self.name} takes {len(self._passed)} arrays, not {len(inputs)}")
+        for name, each in zip(self._passed, inputs, strict=True):
+            if not isinstance(each, np.ndarray):
+                raise MachineError(f"region {self.name}, input {name}: an array is needed, not {described(each)}")
+        entry = self._entries.get(self._key(inputs))
+        if entry is None:
+            entry = self._new(inputs)
+        elif len(self._entries) > 1:
+            self._entries.move_to_end(self._key(inputs))
+        return entry
+
+    def _new(self, inputs: Sequence[Array]) -> _Entry:
+        """Make the graph for shapes that were not met yet, and compile it if that is wanted now."""
+        shapes = {name: array.shape for name, array in zip(self._passed, inputs, strict=True)}
+        graph = self._graph(shapes, inputs)
+        places = {name: number for number, name in enumerate(self._passed)}
+        passed = tuple(places[value.name] for value in graph.inputs if value.name in places)
+        entry = _Entry(tuple(value.shape for value in graph.output_values()), passed, graph)
+        policy = self._compiler.options.specialise
+        if policy == BACKGROUND:
+            entry.waits = self._compiler.pool.submit(self._compile_quietly, entry, shapes)
+        elif policy != NEVER:
+            self._compile(entry, shapes)
+        with self._lock:
+            self._entries[self._key(inputs)] = entry
+            while len(self._entries) > self._compiler.options.specialisations:
+                self._entries.popitem(last=False)
+        return entry
+
+    def _graph(self, shapes: Mapping[str, Shape], inputs: Sequence[Array]) -> Graph:
+        """The region's graph. More inputs than the region said may turn out to decide on shapes."""
+        every = dict(shapes) | {name: array.shape for name, array in self._fixed.items()}
+        constants = self._compiler.library.arrays
+        while True:
+            try:
+                return self._region.specialise(every, self._values(inputs) | self._fixed, constants)
+            except UnknownValueError as error:
+                more = set(error.inputs) & set(self._passed) - self._needed
+                if not more:
+                    raise
+                with self._lock:
+                    self._needed |= more
+                    self._entries.clear()  # their keys do not have these values
+
+    def _compile(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
+        assert entry.graph is not None, "an entry is compiled once"
+        run, entry.report = self._compiler.compiled(entry.graph, self.name, shapes)
+        entry.run, entry.graph = run, None
+        _log.info("%s", entry.report)
+
+    def _compile_quietly(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
+        """In the background an error has no caller: NumPy goes on computing, and the log says why."""
+        try:
+            self._compile(entry, shapes)
+        except RetuneError as error:
+            _log.warning("region %s is left to NumPy for %s: %s", self.name, dict(shapes), error)
+
+
+class HostRegion:
+    """A region that NumPy computes, because the data decides on shapes."""
+
+    def __init__(self, region: Region, fixed: Mapping[str, Array], constants: Mapping[str, Array]) -> None:
+        self._region = region
+        self._fixed = dict(fixed)
+        self._constants = constants
+        self._passed = [each for each in region.inputs if each not in fixed]
+        self._last: tuple[list[Any], tuple[Array, ...]] | None = None
+
+    def shapes(self, inputs: Sequence[Array]) -> tuple[Shape, ...]:
+        """The shapes of the results, which are kept until they are asked for. Raises: what `evaluate` raises."""
+        return tuple(array.shape for array in self._results(inputs))
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Fill the results."""
+        results = self._results(inputs)
+        self._last = None
+        _fill(results, outputs, self._region.name)
+
+    def _results(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        given = list(inputs)
+        if self._last is not None and all(map(_same, self._last[0], given)):
+            return self._last[1]
+        arrays = dict(zip(self._passed, given, strict=True)) | self._fixed
+        results = self._region.evaluate(arrays, self._constants)
+        self._last = (given, results)
+        return results
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _fill(results: Sequence[Array], outputs: Sequence[Array], name: str) -> None:
+    for found, out in zip(results, outputs, strict=True):
+        if found.shape != out.shape or found.dtype != out.dtype:
+            raise MachineError(f"region {name} gives {described(found)} where {described(out)} was expected")
+        np.copyto(out, found)

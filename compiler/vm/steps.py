@@ -1,0 +1,371 @@
+"""In: instructions. Out: steps, functions that carry one out on the registers of a frame and say where to go on.
+
+Always: a register holds what its instruction expects, or the step ends in a `MachineError`; constants stay as they are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from compiler.dtype import item_bytes
+from compiler.errors import MachineError
+from compiler.runtime.artifact import ALIGNMENT, Array
+from compiler.runtime.buffers import aligned_copy
+from compiler.runtime.device import Device
+from compiler.vm.instructions import (
+    AllocADT,
+    AllocClosure,
+    AllocStorage,
+    AllocTensor,
+    AllocTensorReg,
+    DeviceCopy,
+    Fatal,
+    GetField,
+    GetTag,
+    Goto,
+    If,
+    Instruction,
+    Invoke,
+    InvokeClosure,
+    InvokePacked,
+    KillRegister,
+    LoadConst,
+    LoadConsti,
+    Move,
+    ReshapeTensor,
+    Ret,
+    ShapeOf,
+)
+from compiler.vm.kernel_run import Workspace
+from compiler.vm.memory import Allocator, Storage
+from compiler.vm.values import ADT, Closure, described, whole_number
+
+Registers = list[Any]
+Step = Callable[[Registers], int]
+CALL, RETURN = -1, -2
+"""Where to go on: into a function, or back."""
+
+
+class Callee(Protocol):
+    """What `InvokePacked` calls: it reads values and fills arrays."""
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], /) -> None: ...
+
+
+@dataclass(slots=True)
+class Control:
+    """What a step that calls or returns leaves for whoever runs the steps."""
+
+    function: int = 0
+    args: tuple[Any, ...] = ()
+    dst: int = 0
+    back: int = 0
+    value: Any = None
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What steps work with: constants by number (None when one is not bound), primitives, memory for values, memory for
+    what nobody sees after a step, devices.
+    """
+
+    constants: Sequence[Array | None]
+    primitives: Sequence[Callee]
+    allocator: Allocator
+    arena: Workspace
+    devices: Sequence[Device]
+    parameters: Sequence[int]
+    """How many every function has."""
+    control: Control = field(default_factory=Control)
+
+
+def carve(storage: Storage, offset: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """An array in a storage. Raises: MachineError when it does not fit there."""
+    if min(shape, default=0) < 0:
+        raise MachineError(f"an array cannot have the shape {list(shape)}")
+    nbytes = item_bytes(dtype)
+    for extent in shape:
+        nbytes *= extent
+    if not 0 <= offset <= offset + nbytes <= storage.nbytes:
+        raise MachineError(f"{dtype}{list(shape)} at byte {offset} does not fit into {storage.nbytes} bytes")
+    return storage.array[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def reshaped(array: Array, shape: Array) -> Array:
+    """The same memory in another shape. Raises: MachineError when that has another number of elements."""
+    if shape.dtype != np.int64 or shape.ndim != 1:
+        raise MachineError(f"a shape is an array of int64 of rank 1, not {described(shape)}")
+    try:
+        return array.reshape(shape.tolist())
+    except ValueError:
+        raise MachineError(f"{described(array)} has no shape {shape.tolist()}") from None
+
+
+def flattened(values: Sequence[Any]) -> list[Any]:
+    """The values with structures replaced by their fields."""
+    flat: list[Any] = []
+    for value in values:
+        if isinstance(value, ADT):
+            flat += value.fields
+        else:
+            flat.append(value)
+    return flat
+
+
+def array_in(registers: Registers, number: int) -> Array:
+    """The array in a register. Raises: MachineError when it holds something else."""
+    value = registers[number]
+    if not isinstance(value, np.ndarray):
+        raise MachineError(f"register ${number} must hold an array, not {described(value)}")
+    return value
+
+
+def _kind_in(registers: Registers, number: int, kind: type[Any], what: str) -> Any:
+    value = registers[number]
+    if not isinstance(value, kind):
+        raise MachineError(f"register ${number} must hold {what}, not {described(value)}")
+    return value
+
+
+def fixed(array: Array) -> Array:
+    """An array that steps may hand out more than once: it cannot be written."""
+    array.flags.writeable = False
+    return array
+
+
+def _move(i: Move, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        registers[i.dst] = registers[i.source]
+        return here + 1
+
+    return step
+
+
+def _ret(i: Ret, _: int, around: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        around.control.value = registers[i.result]
+        return RETURN
+
+    return step
+
+
+def _invoke(i: Invoke, here: int, around: Surroundings) -> Step:
+    control = around.control
+
+    def step(registers: Registers) -> int:
+        control.function, control.dst, control.back = i.function, i.dst, here + 1
+        control.args = tuple(registers[number] for number in i.args)
+        return CALL
+
+    return step
+
+
+def _invoke_closure(i: InvokeClosure, here: int, around: Surroundings) -> Step:
+    control = around.control
+
+    def step(registers: Registers) -> int:
+        closure = _kind_in(registers, i.closure, Closure, "a closure")
+        args = (*closure.free, *(registers[number] for number in i.args))
+        if len(args) != around.parameters[closure.function]:
+            raise MachineError(f"a closure is given {len(i.args)} arguments, which is not what it takes")
+        control.function, control.args, control.dst, control.back = closure.function, args, i.dst, here + 1
+        return CALL
+
+    return step
+
+
+def _invoke_packed(i: InvokePacked, here: int, around: Surroundings) -> Step:
+    callee, inputs, outputs = around.primitives[i.packed], i.inputs, i.outputs
+
+    def step(registers: Registers) -> int:
+        results = flattened([registers[number] for number in outputs])
+        for each in results:
+            if not isinstance(each, np.ndarray) or not each.flags.writeable:
+                raise MachineError(f"what a primitive writes must be an array that may change, not {described(each)}")
+        if len(results) != 1 or results[0].size:
+            callee(flattened([registers[number] for number in inputs]), results)
+        return here + 1
+
+    return step
+
+
+def _alloc_tensor(i: AllocTensor, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        storage = _kind_in(registers, i.storage, Storage, "memory")
+        registers[i.dst] = carve(storage, whole_number(registers[i.offset], "an offset"), i.shape, i.dtype)
+        return here + 1
+
+    return step
+
+
+def _alloc_tensor_reg(i: AllocTensorReg, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        storage = _kind_in(registers, i.storage, Storage, "memory")
+        shape = array_in(registers, i.shape)
+        if shape.dtype.kind not in "iu" or shape.ndim > 1:
+            raise MachineError(f"a shape is an array of whole numbers of rank 1, not {described(shape)}")
+        extents = tuple(shape.reshape(-1).tolist())
+        registers[i.dst] = carve(storage, whole_number(registers[i.offset], "an offset"), extents, i.dtype)
+        return here + 1
+
+    return step
+
+
+def _alloc_adt(i: AllocADT, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        registers[i.dst] = ADT(i.tag, tuple(registers[number] for number in i.fields))
+        return here + 1
+
+    return step
+
+
+def _alloc_closure(i: AllocClosure, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        registers[i.dst] = Closure(i.function, tuple(registers[number] for number in i.free))
+        return here + 1
+
+    return step
+
+
+def _get_field(i: GetField, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        structure = _kind_in(registers, i.object, ADT, "a structure")
+        if not 0 <= i.index < len(structure):
+            raise MachineError(f"{described(structure)} has no field {i.index}")
+        registers[i.dst] = structure[i.index]
+        return here + 1
+
+    return step
+
+
+def _if(i: If, here: int, _: Surroundings) -> Step:
+    yes, no = here + i.true_offset, here + i.false_offset
+
+    def step(registers: Registers) -> int:
+        test = whole_number(registers[i.test], "what a branch tests")
+        return yes if test == whole_number(registers[i.target], "what a branch compares with") else no
+
+    return step
+
+
+def _load_const(i: LoadConst, here: int, around: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        constant = around.constants[i.constant]
+        if constant is None:
+            raise MachineError(f"constant[{i.constant}] is bound late, and no array was given for it")
+        registers[i.dst] = constant
+        return here + 1
+
+    return step
+
+
+def _goto(i: Goto, here: int, _: Surroundings) -> Step:
+    target = here + i.offset
+    return lambda _: target
+
+
+def _get_tag(i: GetTag, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        structure = _kind_in(registers, i.object, ADT, "a structure")
+        registers[i.dst] = aligned_copy(np.array([structure.tag], np.int32))
+        return here + 1
+
+    return step
+
+
+def _load_consti(i: LoadConsti, here: int, _: Surroundings) -> Step:
+    number = fixed(aligned_copy(np.array([i.value], np.int64)))
+
+    def step(registers: Registers) -> int:
+        registers[i.dst] = number
+        return here + 1
+
+    return step
+
+
+def _fatal(_: Fatal, here: int, __: Surroundings) -> Step:
+    def step(_: Registers) -> int:
+        raise MachineError(f"instruction {here}: no case of a match was met")
+
+    return step
+
+
+def _alloc_storage(i: AllocStorage, here: int, around: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        if i.shape:
+            raise MachineError("memory of two dimensions is asked for; a processor has none")
+        if i.alignment > ALIGNMENT:
+            raise MachineError(f"memory at multiples of {i.alignment} bytes is asked for; there is some at {ALIGNMENT}")
+        registers[i.dst] = around.allocator.allocate(whole_number(registers[i.size], "a size"))
+        return here + 1
+
+    return step
+
+
+def _shape_of(i: ShapeOf, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        registers[i.dst] = aligned_copy(np.array(array_in(registers, i.tensor).shape, np.int64))
+        return here + 1
+
+    return step
+
+
+def _reshape(i: ReshapeTensor, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        registers[i.dst] = reshaped(array_in(registers, i.tensor), array_in(registers, i.shape))
+        return here + 1
+
+    return step
+
+
+def _device_copy(i: DeviceCopy, here: int, around: Surroundings) -> Step:
+    host = around.devices[0]
+
+    def step(registers: Registers) -> int:
+        for number in (i.source_device, i.target_device):
+            if around.devices[number] != host:
+                raise MachineError(f"arrays cannot be copied to or from {around.devices[number]}: there is only {host}")
+        registers[i.dst] = aligned_copy(array_in(registers, i.tensor))
+        return here + 1
+
+    return step
+
+
+def _kill(i: KillRegister, here: int, _: Surroundings) -> Step:
+    def step(registers: Registers) -> int:
+        registers[i.dst] = None
+        return here + 1
+
+    return step
+
+
+_MAKERS: Mapping[type[Instruction], Callable[[Any, int, Surroundings], Step]] = {
+    Move: _move,
+    Ret: _ret,
+    Invoke: _invoke,
+    InvokeClosure: _invoke_closure,
+    InvokePacked: _invoke_packed,
+    AllocTensor: _alloc_tensor,
+    AllocTensorReg: _alloc_tensor_reg,
+    AllocADT: _alloc_adt,
+    AllocClosure: _alloc_closure,
+    GetField: _get_field,
+    If: _if,
+    LoadConst: _load_const,
+    Goto: _goto,
+    GetTag: _get_tag,
+    LoadConsti: _load_consti,
+    Fatal: _fatal,
+    AllocStorage: _alloc_storage,
+    ShapeOf: _shape_of,
+    ReshapeTensor: _reshape,
+    DeviceCopy: _device_copy,
+    KillRegister: _kill,
+}
+
+
+def step_of(instruction: Instruction, here: int, around: Surroundings) -> Step:
+    """The step of an instruction that stands at the place `here` of its function."""
+    return _MAKERS[type(instruction)](instruction, here, around)

@@ -1,0 +1,140 @@
+"""In: what a caller passes to the virtual machine. Out: what registers hold, and back.
+
+Value = array            dense, starting at a multiple of 64 bytes
+      | ADT              a structure: a tag and fields, which are values
+      | Closure          a function with values for its first parameters
+      | str
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+
+from compiler.errors import MachineError
+from compiler.runtime.artifact import ALIGNMENT, Array
+from compiler.runtime.buffers import aligned_copy
+from compiler.runtime.host_array import HostArray
+
+TUPLE = 0
+"""The tag of tuples."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ADT(Sequence[Any]):
+    """A structure: `tag` says which kind of it, `fields` are arrays or structures."""
+
+    tag: int
+    fields: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Any, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return self.fields[place]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """A function by its number, and its free variables."""
+
+    function: int
+    free: tuple[Any, ...]
+
+
+def argument(given: Any, dtype: str | None = None) -> Any:
+    """What a caller passes, as a register holds it: an array that is dense and aligned is used as it is, others are
+    copied. Numbers become arrays without dimensions, of `dtype` if that is known and holds them, else of int32 or
+    float32; lists and tuples become structures with the tag 0, None an array without elements.
+
+    Raises: MachineError for anything else.
+    """
+    if isinstance(given, np.ndarray):
+        return dense(given)
+    if isinstance(given, (list, tuple)):
+        return ADT(TUPLE, tuple(argument(each) for each in given))
+    if isinstance(given, ADT):
+        return ADT(given.tag, tuple(argument(each) for each in given))
+    if given is None:
+        return dense(np.zeros((0,), np.float32))
+    if isinstance(given, (bool, int, float, np.number, np.bool_)):
+        return dense(_number(given, dtype))
+    if isinstance(given, (str, Closure)):
+        return given
+    numpy = getattr(given, "numpy", None)  # an array of the FFI, PyTorch and the like
+    if callable(numpy):
+        return dense(np.asarray(numpy()))
+    raise MachineError(f"arrays, numbers, lists and tuples of them are arguments, not a {type(given).__name__}")
+
+
+def _number(given: Any, dtype: str | None) -> Array:
+    """A number as an array without dimensions; a fraction is none of an integer type."""
+    fraction = isinstance(given, (float, np.floating))
+    if dtype is not None and not (fraction and np.dtype(dtype).kind in "iub"):
+        try:
+            return np.asarray(given).astype(dtype) if fraction else np.asarray(given, np.dtype(dtype))
+        except OverflowError as error:
+            raise MachineError(f"{given} is no number of {dtype}: {error}") from None
+    if isinstance(given, np.number):
+        return np.asarray(given)
+    return np.asarray(given, np.float32 if fraction else np.int32)
+
+
+def dense(array: Array) -> Array:
+    """The array itself when it is dense, aligned and native, else a copy that is."""
+    plain = array if type(array) is np.ndarray else array.view(np.ndarray)
+    native = plain if plain.dtype.isnative else plain.astype(plain.dtype.newbyteorder("="))
+    fits = native.flags.c_contiguous and (address(native) % ALIGNMENT == 0 or native.size == 0)
+    return native if fits else aligned_copy(native)
+
+
+def address(array: Array) -> int:
+    """Where an array begins."""
+    return int(array.__array_interface__["data"][0])
+
+
+def result(value: Any, given: Sequence[Any] = ()) -> Any:
+    """What the caller gets: arrays have the methods of the FFI's arrays, and share no memory with what was `given` or
+    is constant.
+    """
+    if isinstance(value, ADT):
+        return ADT(value.tag, tuple(result(each, given) for each in value))
+    if isinstance(value, np.ndarray):
+        shared = not value.flags.writeable or any(np.may_share_memory(value, each) for each in arrays_in(given))
+        return (aligned_copy(value) if shared else value).view(HostArray)
+    return value
+
+
+def arrays_in(values: Sequence[Any]) -> Iterator[Array]:
+    """The arrays among values and in their structures."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            yield value
+        elif isinstance(value, ADT):
+            yield from arrays_in(value)
+
+
+def whole_number(value: Any, what: str) -> int:
+    """The number that an array of one element holds, an integer or a bool. Raises: MachineError when it does not."""
+    if not isinstance(value, np.ndarray) or value.size != 1 or value.dtype.kind not in "iub":
+        raise MachineError(f"{what} must be one whole number, not {described(value)}")
+    return int(value.item())
+
+
+def described(value: Any) -> str:
+    """A value in words."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name}{list(value.shape)}"
+    if isinstance(value, ADT):
+        return f"a structure with the tag {value.tag} and {len(value)} fields"
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,147 @@
+"""Bytecode: what is written is read again, and damage is refused."""
+
+import hashlib
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.errors import ArtifactError
+from compiler.runtime.device import cpu, cuda
+from compiler.vm.bytecode import decode_contents, encode_contents
+from compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
+from compiler.vm.executable import Executable
+from compiler.vm.instructions import Goto, Instruction, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
+
+_SPLIT = 32
+
+
+def small() -> Contents:
+    """Two functions, constants of several types, a primitive."""
+    constants = (
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        LateBound("weights"),
+        np.array(True),
+        np.zeros((0, 4), np.int64),
+        np.array([1.5, -2.0], "bfloat16"),
+    )
+    main = VMFunction(
+        "main",
+        ("x", "y"),
+        5,
+        (LoadConst(0, 0, 2), InvokePacked(0, 1, (0, 1, 2)), Invoke(1, 3, (2,)), LoadConsti(-7, 4), Ret(3)),
+        (0, 0),
+    )
+    other = VMFunction("other", ("größe",), 2, (Move(0, 1), Ret(1)), (0,))
+    return Contents((main, other), constants, (Primitive("add", {"kind": "kernel"}),), (cpu(0),), (0,) * 5)
+
+
+def same(one: Contents, two: Contents) -> bool:
+    def constant(each: Any) -> Any:
+        return each if isinstance(each, LateBound) else (each.dtype.name, each.shape, each.tobytes())
+
+    rest = [(each.functions, each.primitives, each.devices, each.constant_devices) for each in (one, two)]
+    return rest[0] == rest[1] and list(map(constant, one.constants)) == list(map(constant, two.constants))
+
+
+SMALL = bytes(encode_contents(small()))
+
+
+def test_contents_survive() -> None:
+    assert same(decode_contents(SMALL), small())
+    assert SMALL[:8] == struct.pack("<Q", 0xD225DE2F4214151D)
+
+
+@given(st.integers(0, len(SMALL) * 8 - 1))
+@settings(max_examples=500)
+def test_one_flipped_bit_is_refused(bit: int) -> None:
+    damaged = bytearray(SMALL)
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ArtifactError):
+        Executable.load_exec(damaged)
+
+
+@given(st.integers(0, len(SMALL) - 1))
+def test_bytes_that_end_too_early_are_refused(length: int) -> None:
+    with pytest.raises(ArtifactError):
+        Executable.load_exec(SMALL[:length])
+
+
+@given(st.integers(8, len(SMALL) - _SPLIT - 1), st.binary(min_size=1, max_size=16))
+@settings(max_examples=500)
+def test_damage_behind_the_checksum_is_refused_or_read(place: int, junk: bytes) -> None:
+    """Whoever makes damage that has a right checksum still gets an error of ours, or contents that hold together."""
+    damaged = bytearray(SMALL[:-_SPLIT])
+    damaged[place : place + len(junk)] = junk
+    damaged += hashlib.sha256(damaged).digest()
+    try:
+        loaded = Executable.load_exec(damaged)
+    except ArtifactError:
+        return
+    loaded.contents.verify()
+
+
+def test_an_instruction_whose_checksum_differs_is_refused() -> None:
+    fields = struct.pack("<q", -7)  # the number that LoadConsti loads
+    assert SMALL.count(fields) == 1
+    damaged = bytearray(SMALL[:-_SPLIT].replace(fields, struct.pack("<q", -8)))
+    damaged += hashlib.sha256(damaged).digest()
+    with pytest.raises(ArtifactError, match="checksum of an instruction"):
+        decode_contents(bytes(damaged))
+
+
+def test_another_version_is_named() -> None:
+    damaged = bytearray(SMALL[:-_SPLIT].replace(b"retune-vm-1", b"retune-vm-9"))
+    damaged += hashlib.sha256(damaged).digest()
+    with pytest.raises(ArtifactError, match="'retune-vm-9'"):
+        decode_contents(bytes(damaged))
+
+
+def test_something_else_is_no_bytecode() -> None:
+    with pytest.raises(ArtifactError, match="no bytecode"):
+        decode_contents(b"PK\x03\x04" * 40)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "message"),
+    [
+        ((Move(0, 3), Ret(0)), "register 3"),
+        ((Move(7, 0), Ret(0)), "register 7"),
+        ((Goto(0), Ret(0)), "leads to no instruction"),
+        ((Goto(5), Ret(0)), "leads to no instruction"),
+        ((Goto(-1), Ret(0)), "leads to no instruction"),
+        ((Move(0, 1),), "leads to no instruction"),
+        ((Invoke(4, 1, (0,)), Ret(1)), "function 4"),
+        ((Invoke(0, 1, (0, 1)), Ret(1)), "takes 1 arguments"),
+        ((InvokePacked(0, 0, ()), Ret(0)), "primitive 0"),
+        ((LoadConst(2, 0, 1), Ret(1)), "constant 2"),
+        ((), "no instructions"),
+    ],
+)
+def test_what_an_instruction_names_must_be_there(instructions: tuple[Instruction, ...], message: str) -> None:
+    function = VMFunction("main", ("x",), 2, instructions)
+    with pytest.raises(ArtifactError, match=message):
+        Executable(Contents((function,)))
+
+
+def test_contents_must_hold_together() -> None:
+    function = VMFunction("main", ("x",), 2, (Ret(0),))
+    for wrong, message in [
+        (Contents((function, function)), "one name"),
+        (Contents((function,), devices=(cuda(0),)), "host"),
+        (Contents((function,), (np.zeros(1),), constant_devices=(0, 0)), "one device for every constant"),
+        (Contents((function,), (LateBound("a"), LateBound("a"))), "late-bound"),
+        (Contents((VMFunction("main", ("x", "x"), 2, (Ret(0),)),)), "parameters have one name"),
+        (Contents((VMFunction("main", ("x", "y"), 1, (Ret(0),)),)), "1 registers"),
+    ]:
+        with pytest.raises(ArtifactError, match=message):
+            Executable(wrong)
+
+
+def test_a_constant_of_another_type_cannot_be_written() -> None:
+    function = VMFunction("main", ("x",), 2, (LoadConst(0, 0, 1), Ret(1)))
+    with pytest.raises(ArtifactError, match="complex64"):
+        Executable(Contents((function,), (np.zeros(2, np.complex64),))).save()

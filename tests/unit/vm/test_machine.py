@@ -1,0 +1,418 @@
+"""The interface of the virtual machine, on networks of known shapes."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import nd, vm
+from compiler.driver.compile_network import compile_graph
+from compiler.errors import ArtifactError, MachineError, ModelError, ModelFormatError, OptionError, ShapeMismatchError
+from compiler.executor.debug_report import Report
+from compiler.executor.graph_executor import GraphExecutor
+from compiler.executor.params import save_param_dict_to_file
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Graph, Value
+from compiler.graph.pipeline import optimize
+from compiler.graph.program import of_graph
+from compiler.runtime.device import cpu, cuda
+from compiler.runtime.timing import BenchmarkResult
+from compiler.target import Target
+from compiler.vm.instructions import AllocStorage, AllocTensor, InvokePacked, KillRegister, ReshapeTensor
+from compiler.vm.memory import NaiveAllocator, PooledAllocator, allocator
+from compiler.vm.values import argument
+from tests.dynamic_models import floats
+
+
+def sums(shape: tuple[int, ...] = (3, 4), dtype: str = "float32") -> Graph:
+    """(x1 + y1) and (x1 - y1)."""
+    builder = GraphBuilder("sums", [Value("x1", shape, dtype), Value("y1", shape, dtype)])
+    return builder.finish({"sum": builder.emit("add", ("x1", "y1")), "difference": builder.emit("sub", ("x1", "y1"))})
+
+
+def layers(width: int = 24) -> Graph:
+    """Two products with weights, a softmax between them, and their sum with the input."""
+    builder = GraphBuilder("layers", [Value("x", (5, width))])
+    first = builder.constant(floats(width, width), "first")
+    second = builder.constant(floats(width, width, seed=1), "second")
+    product = builder.emit("dense", ("x", first))
+    soft = builder.emit("softmax", (builder.emit("relu", (product,)),), {"axis": 1})
+    return builder.finish({"out": builder.emit("add", (builder.emit("dense", (soft, second)), "x"))})
+
+
+def machine_of(graph: Graph, **options: Any) -> vm.VirtualMachine:
+    return vm.VirtualMachine(vm.compile(graph), cpu(), **options)
+
+
+def by_executor(graph: Graph, **inputs: Any) -> list[Any]:
+    executor = GraphExecutor(compile_graph(optimize(graph), Target.host()))
+    executor.run(**inputs)
+    return [executor.get_output(index) for index in range(executor.get_num_outputs())]
+
+
+X, Y = floats(3, 4), floats(3, 4, seed=1)
+
+
+def test_a_network_gives_what_the_graph_executor_gives() -> None:
+    x = floats(5, 24)
+    machine = machine_of(layers())
+    (expected,) = by_executor(layers(), x=x)
+    for _ in range(3):
+        np.testing.assert_array_equal(machine.run(x), expected)
+    np.testing.assert_array_equal(machine.run(x=x), expected)
+
+
+def test_results_stay_when_the_machine_runs_again() -> None:
+    machine = machine_of(layers())
+    one = machine.run(floats(5, 24))
+    kept = one.copy()
+    machine.run(floats(5, 24, seed=3))
+    np.testing.assert_array_equal(one, kept)
+
+
+def test_q16_memory_and_single_steps_change_nothing() -> None:
+    x = floats(5, 24)
+    pooled, naive = machine_of(layers()), machine_of(layers(), memory_cfg="naive")
+    np.testing.assert_array_equal(pooled.run(x), naive.run(x))
+    one_by_one = pooled._interpreter.run(0, [argument(x)], lambda *_: None)
+    np.testing.assert_array_equal(one_by_one, naive.run(x))
+
+
+@pytest.mark.parametrize("config", [None, "pooled", "naive", 1, 2, {cpu(): "naive"}, {}])
+def test_memory_is_configured_by_name_number_or_device(config: Any) -> None:
+    machine = machine_of(sums(), memory_cfg=config)
+    kind = NaiveAllocator if config in ("naive", 1, {cpu(): "naive"}) else PooledAllocator
+    assert isinstance(machine._around.allocator, kind)
+    assert (vm.VirtualMachine.NAIVE_ALLOCATOR, vm.VirtualMachine.POOLED_ALLOCATOR) == (1, 2)
+
+
+def test_another_configuration_or_device_is_refused() -> None:
+    exe = vm.compile(sums())
+    with pytest.raises(OptionError, match="memory_cfg"):
+        vm.VirtualMachine(exe, cpu(), "arena")
+    with pytest.raises(OptionError, match="cuda"):
+        vm.VirtualMachine(exe, [cpu(), cuda()])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_q5_scalars(dtype: str) -> None:
+    builder = GraphBuilder("scalars", [Value("x", (), dtype), Value("y", (), dtype)])
+    machine = machine_of(builder.finish({"out": builder.emit("add", ("x", "y"))}))
+    given: list[Any] = [np.array(3, dtype), np.dtype(dtype).type(3)]
+    if dtype != "float16":
+        given.append(3 if dtype == "int32" else 3.0)
+    for each in given:
+        found = machine.run(each, each)
+        assert found.dtype == dtype
+        assert found.shape == ()
+        assert found == 6
+        assert found.numpy() == 6
+
+
+def test_arguments_of_other_kinds_are_refused() -> None:
+    machine = machine_of(sums())
+    with pytest.raises(MachineError, match="set"):
+        machine.run({1}, X)
+    with pytest.raises(ShapeMismatchError, match="x1"):
+        machine.run(X[:2], Y)
+    with pytest.raises(ShapeMismatchError, match="float64"):
+        machine.run(X.astype("float64"), Y)
+    with pytest.raises(MachineError, match="y1 missing"):
+        machine.set_input("main", X)
+    with pytest.raises(MachineError, match="3 are given"):
+        machine.set_input("main", X, Y, X)
+    with pytest.raises(MachineError, match="twice"):
+        machine.set_input("main", X, Y, x1=X)
+    with pytest.raises(ArtifactError, match="no function 'f'"):
+        machine.invoke("f", X)
+
+
+def test_running_before_inputs_are_set_is_an_error() -> None:
+    machine = machine_of(sums())
+    with pytest.raises(MachineError, match="was not given x1, y1"):
+        machine.run()
+    machine.set_one_input("main", "y1", Y)
+    with pytest.raises(MachineError, match="was not given x1:"):
+        machine.run()
+
+
+def test_q9_stateful_calls_keep_their_outputs() -> None:
+    machine = machine_of(sums())
+    machine.invoke_stateful("main", X, Y)
+    total, difference = machine.get_outputs()
+    np.testing.assert_array_equal(total, X + Y)
+    np.testing.assert_array_equal(difference, X - Y)
+    single = machine_of(layers())
+    single.invoke_stateful("main", floats(5, 24))
+    assert len(single.get_outputs()) == 1
+    assert [machine.get_input_index(name) for name in ("y1", "x1", "z")] == [1, 0, -1]
+
+
+def test_q10_inputs_are_set_by_place_or_name_all_or_one() -> None:
+    machine = machine_of(sums())
+    machine.set_input("main", X, Y)
+    np.testing.assert_array_equal(machine.run()[1], X - Y)
+    machine.set_input("main", y1=X, x1=Y, other=X)
+    np.testing.assert_array_equal(machine.run()[1], Y - X)
+    machine.set_input("main", X, y1=X)
+    np.testing.assert_array_equal(machine.run()[1], X - X)
+    for setting in (
+        lambda: (machine.set_one_input("main", 1, Y), machine.set_one_input("main", 0, X)),
+        lambda: (machine.set_one_input("main", "x1", X), machine.set_one_input("main", "y1", Y)),
+        lambda: (machine.set_one_input("main", y1=Y), machine.set_one_input("main", x1=X)),
+    ):
+        machine.set_input("main", Y, X)
+        setting()
+        np.testing.assert_array_equal(machine.run()[1], X - Y)
+    for wrong in ((2, X), (-1, X), ("z", X), (True, X)):
+        with pytest.raises(MachineError, match="no argument"):
+            machine.set_one_input("main", *wrong)
+    with pytest.raises(MachineError, match="takes one argument"):
+        machine.set_one_input("main", x1=X, y1=Y)
+
+
+def test_arrays_of_the_ffi_and_of_any_layout_go_in() -> None:
+    machine = machine_of(sums())
+    np.testing.assert_array_equal(machine.run(nd.array(X), nd.array(Y))[0], X + Y)
+    wide = floats(4, 6)
+    np.testing.assert_array_equal(machine.run(wide[:, :3].T, Y)[0], wide[:, :3].T + Y)
+
+
+def test_q8_outputs_may_be_given() -> None:
+    machine = machine_of(sums())
+    outputs = [np.empty((3, 4), np.float32), nd.empty((3, 4))]
+    for x in (X, Y):
+        machine.invoke_with_outputs("main", {"x1": x, "y1": Y}, outputs)
+        np.testing.assert_array_equal(outputs[0], x + Y)
+        np.testing.assert_array_equal(outputs[1].numpy(), x - Y)
+    with pytest.raises(OptionError, match="2 results, 1 arrays"):
+        machine.invoke_with_outputs("main", {"x1": X, "y1": Y}, outputs[:1])
+    with pytest.raises(OptionError, match="result 0"):
+        machine.invoke_with_outputs("main", {"x1": X, "y1": Y}, [np.empty((4, 3), np.float32), outputs[1]])
+
+
+@pytest.mark.parametrize("end_to_end", [False, True])
+def test_q11_benchmark(end_to_end: bool) -> None:
+    machine = machine_of(sums())
+    found = machine.benchmark(cpu(), X, Y, func_name="main", repeat=2, number=1, end_to_end=end_to_end)
+    assert isinstance(found, BenchmarkResult)
+    assert len(found.results) == 2
+    assert found.mean == found.median > 0
+    defaults = {name: each.default for name, each in inspect.signature(machine.benchmark).parameters.items()}
+    assert {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty} == {
+        "func_name": "main",
+        "repeat": 5,
+        "number": 5,
+        "min_repeat_ms": None,
+        "limit_zero_time_iterations": 100,
+        "end_to_end": False,
+        "cooldown_interval_ms": 0,
+        "repeats_to_cooldown": 1,
+    }
+
+
+def test_o6_a_report_of_a_call_survives_json() -> None:
+    machine = machine_of(layers())
+    report = machine.profile(floats(5, 24))
+    names = [call["Name"] for call in report.calls]
+    assert {"AllocStorage", "AllocTensor", "LoadConst", "KillRegister", "Ret"} <= set(names)
+    assert any(str(name).startswith("dense") for name in names)
+    assert report.configuration["Executor"] == "VM"
+    assert "Total" in report.table()
+    assert Report.from_json(report.json()).table() == report.table()
+    assert "Duration (us)" in json.loads(report.json())["calls"][0]
+
+
+def test_q15_executables_print_and_survive_files(tmp_path: Path) -> None:
+    exe = vm.compile(sums())
+    code, library = exe.save()
+    assert isinstance(code, bytearray)
+    assert exe.globals == ["main"]
+    assert exe.get_function_params("main") == ["x1", "y1"]
+    assert "main(x1, y1)" in exe.bytecode
+    assert [name.split("_")[0] for name in exe.primitive_ops] == ["add", "sub"]
+    assert all(name in exe.primitives for name in exe.primitive_ops)
+    assert "functions (main)" in exe.stats
+    assert "cpu(0) (host)" in exe.virtual_devices
+    (tmp_path / "code.bin").write_bytes(code)
+    library.export_library(tmp_path / "lib.retune")
+    loaded = vm.Executable.load_exec(
+        bytearray((tmp_path / "code.bin").read_bytes()), vm.load_module(tmp_path / "lib.retune")
+    )
+    assert str(loaded) == str(exe)
+    whole = vm.Executable.load(exe.export_library(tmp_path / "whole.retune"))
+    for each in (loaded, whole):
+        total, difference = vm.VirtualMachine(each, cpu()).run(X, Y)
+        np.testing.assert_array_equal(total, X + Y)
+        np.testing.assert_array_equal(difference, X - Y)
+
+
+def test_q15_a_fresh_process_loads_no_compiler(tmp_path: Path) -> None:
+    x = floats(5, 24)
+    path = vm.compile(layers()).export_library(tmp_path / "layers.retune")
+    np.save(tmp_path / "x.npy", x)
+    script = (
+        "import sys, numpy as np\n"
+        "from compiler import vm\n"
+        "from compiler.runtime.device import cpu\n"
+        f"machine = vm.VirtualMachine(vm.Executable.load({str(path)!r}), cpu())\n"
+        f"np.save({str(tmp_path / 'out.npy')!r}, machine.run(np.load({str(tmp_path / 'x.npy')!r})))\n"
+        "print([name for name in ('onnx', 'compiler.driver', 'compiler.codegen') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), by_executor(layers(), x=x)[0])
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = vm.compile(sums()).export_library(tmp_path / "sums.retune")
+    content = path.read_bytes()
+    for place in range(0, len(content), max(1, len(content) // 200)):
+        damaged = bytearray(content)
+        damaged[place] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
+        except ArtifactError:
+            continue
+        np.testing.assert_array_equal(machine.run(X, Y)[0], X + Y)  # the damage was in a place that says nothing
+    with pytest.raises(ArtifactError, match="no such file"):
+        vm.Executable.load(tmp_path / "nothing.retune")
+
+
+def test_q14_large_constants_are_bound_late(tmp_path: Path) -> None:
+    x = floats(5, 24)
+    (expected,) = by_executor(layers(), x=x)
+    exe = vm.compile(layers())
+    exe.move_late_bound_consts(tmp_path / "consts.params", 256)
+    assert "bound late" in exe.constants
+    code, library = exe.save()
+    assert len(code) < 24 * 24 * 4
+    with pytest.raises(MachineError, match="bound late"):
+        vm.VirtualMachine(vm.Executable.load_exec(code, library), cpu()).run(x)
+
+    loaded = vm.Executable.load_exec(code, library)
+    loaded.load_late_bound_consts(tmp_path / "consts.params")
+    np.testing.assert_array_equal(vm.VirtualMachine(loaded, cpu()).run(x), expected)
+    with pytest.raises(ArtifactError, match="bound already"):
+        loaded.load_late_bound_consts(tmp_path / "consts.params")
+
+    late = vm.VirtualMachine(vm.Executable.load_exec(code, library), cpu())
+    late.load_late_bound_consts(str(tmp_path / "consts.params"))
+    np.testing.assert_array_equal(late.run(x), expected)
+
+
+def test_q14_constants_are_bound_by_name() -> None:
+    exe = vm.compile(layers())
+    consts = exe.get_late_bound_consts(256)
+    assert sorted(name.partition("_")[0] for name in consts) == ["const"] * len(consts)
+    assert len(consts) == 2
+    some = dict(list(consts.items())[:1])
+    with pytest.raises(ArtifactError, match="no array is given"):
+        exe.load_late_bound_consts_from_map(some)
+    with pytest.raises(ArtifactError, match="no late-bound constants other"):
+        exe.load_late_bound_consts_from_map({**consts, "other": X})
+    exe.load_late_bound_consts_from_map(consts)
+    np.testing.assert_array_equal(
+        vm.VirtualMachine(exe, cpu()).run(floats(5, 24)), by_executor(layers(), x=floats(5, 24))[0]
+    )
+
+
+def test_q14_without_large_constants_nothing_is_bound_late(tmp_path: Path) -> None:
+    exe = vm.compile(sums())
+    exe.move_late_bound_consts(tmp_path / "consts.params", 256)
+    assert exe.get_late_bound_consts(1 << 30) == {}
+    exe.load_late_bound_consts(tmp_path / "consts.params")
+    np.testing.assert_array_equal(vm.VirtualMachine(exe, cpu()).run(X, Y)[0], X + Y)
+    save_param_dict_to_file({"const_9": X}, tmp_path / "other.params")
+    with pytest.raises(ArtifactError, match="const_9"):
+        exe.load_late_bound_consts(tmp_path / "other.params")
+
+
+def _reshapes(*shapes: tuple[int, ...]) -> list[str]:
+    builder = GraphBuilder("shapes", [Value("x", (2, 12))])
+    name = "x"
+    for shape in shapes:
+        name = builder.emit("reshape", (name,), {"shape": shape})
+    exe = vm.compile(builder.finish({"out": name}))
+    machine = vm.VirtualMachine(exe, cpu())
+    x = floats(2, 12)
+    found = machine.run(x)
+    np.testing.assert_array_equal(found, x.reshape(shapes[-1]))
+    assert not np.may_share_memory(found, x)
+    return [type(each).__name__ for each in exe.contents.functions[0].instructions]
+
+
+def test_q7_reshapes_are_views_and_two_become_one() -> None:
+    assert _reshapes((4, 6)).count(ReshapeTensor.__name__) == 1
+    assert _reshapes((4, 6), (3, 8)).count(ReshapeTensor.__name__) == 1
+
+
+def test_q7_known_shapes_are_allocated_without_asking() -> None:
+    exe = vm.compile(layers())
+    kinds = [type(each) for each in exe.contents.functions[0].instructions]
+    assert kinds.count(AllocStorage) == 2  # what lies between kernels, and the result
+    assert {AllocTensor, InvokePacked, KillRegister} <= set(kinds)
+    assert "alloc_tensor_reg" not in exe.bytecode
+    assert "alloc_tensor $" in exe.bytecode
+
+
+def test_q6_parameters_become_constants() -> None:
+    compiler = vm.VMCompiler()
+    optimized, params = compiler.optimize(sums(), "llvm", params={"y1": Y})
+    assert [param.name for param in optimized.inputs] == ["x1"]
+    np.testing.assert_array_equal(params["y1"], Y)
+    machine = vm.VirtualMachine(vm.compile(sums(), "llvm", params={"y1": nd.array(Y)}), cpu())
+    np.testing.assert_array_equal(machine.run(X)[1], X - Y)
+    bound = vm.compile(of_graph(sums()), params={"y1": Y})
+    assert bound.get_function_params("main") == ["x1"]
+    np.testing.assert_array_equal(vm.VirtualMachine(bound, cpu()).run(X)[1], X - Y)
+    for wrong in ({"z": Y}, {"y1": Y[:2]}, {"y1": Y.astype("int32")}):
+        with pytest.raises(ModelFormatError):
+            vm.compile(sums(), params=wrong)
+
+
+def test_the_compiler_goes_step_by_step() -> None:
+    compiler = vm.VMCompiler()
+    with pytest.raises(MachineError, match="lower first"):
+        compiler.codegen()
+    compiler.set_params({"y1": Y})
+    assert list(compiler.get_params()) == ["y1"]
+    compiler.lower(sums(), "llvm", "llvm")
+    with pytest.raises(MachineError, match="codegen first"):
+        compiler.get_exec()
+    compiler.codegen()
+    np.testing.assert_array_equal(vm.VirtualMachine(compiler.get_exec(), cpu()).run(X)[0], X + Y)
+
+
+def test_an_executor_evaluates() -> None:
+    executor = vm.VMExecutor(sums(), cpu(), "llvm")
+    np.testing.assert_array_equal(executor.evaluate()(X, y1=Y)[0], X + Y)
+    assert executor.evaluate(layers())(floats(5, 24)).shape == (5, 24)
+    with pytest.raises(ModelError):
+        vm.VMExecutor(None, cpu(), "llvm")
+
+
+def test_pooled_memory_is_used_again_and_never_twice() -> None:
+    pool = PooledAllocator()
+    first = pool.allocate(5000)
+    address = first.address
+    view = first.array[64:128].view(np.float32).reshape(4, 4)
+    del first
+    other = pool.allocate(5000)
+    assert other.address != address  # the view is alive
+    del view
+    again = pool.allocate(6000)
+    assert again.address == address
+    assert again.nbytes == 6000
+    assert pool.allocate(100_000).address not in (address, other.address)
+    with pytest.raises(MachineError, match="pooled"):
+        allocator("heap")
+    with pytest.raises(MachineError):
+        pool.allocate(1 << 62)

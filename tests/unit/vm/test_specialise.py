@@ -1,0 +1,245 @@
+"""Regions that are compiled for the shapes that turn up: what is kept, shared, tuned, and done meanwhile."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from compiler import vm
+from compiler.driver.dispatch import ApplyHistoryBest
+from compiler.driver.hardware import hardware_of
+from compiler.driver.transferred import transferred
+from compiler.driver.winners import first_guesses
+from compiler.errors import ArtifactError, OptionError, ShapeMismatchError
+from compiler.executor.network import Origin
+from compiler.frontend.onnx.importer import load_model
+from compiler.graph.partition import partition
+from compiler.graph.pipeline import optimize
+from compiler.measure.log import LoggedTask, LoggedTrial
+from compiler.measure.record import MeasureStatus
+from compiler.runtime.device import cpu
+from compiler.schedule.default import default_steps
+from compiler.schedule.state import replay
+from compiler.schedule.steps import dump_steps, load_steps
+from compiler.schedule.task import SearchTask
+from compiler.search.transfer import Relative
+from compiler.target import Target
+from compiler.vm import specialise
+from compiler.vm.kernel_store import STORE
+from tests.dynamic_models import floats, model, reference, tensor
+
+TARGET = Target.host()
+WEIGHTS = {"w": floats(32, 48), "v": floats(48, 16)}
+node = helper.make_node
+
+
+def two_products(rows: int | str = "n") -> onnx.ModelProto:
+    """relu(x w) v, and a sum of the weights' rows, which no input decides on."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["first"]),
+        node("Relu", ["first"], ["positive"]),
+        node("MatMul", ["positive", "v"], ["out"]),
+    ]
+    return model(nodes, [tensor("x", [rows, 32])], [tensor("out", [rows, 16])], WEIGHTS)
+
+
+def with_fixed_part() -> onnx.ModelProto:
+    """A product whose size the length does not change, beside one that has the length."""
+    nodes = [
+        node("MatMul", ["fixed", "w"], ["same"]),
+        node("MatMul", ["x", "w"], ["longer"]),
+        node("Concat", ["same", "longer"], ["out"], axis=0),
+    ]
+    fed = [tensor("fixed", [7, 32]), tensor("x", ["n", 32])]
+    return model(nodes, fed, [tensor("out", [None, 48])], WEIGHTS)
+
+
+def machine_of(source: onnx.ModelProto, **options: Any) -> vm.VirtualMachine:
+    return vm.VirtualMachine(vm.compile(source), cpu(), options=vm.VMOptions(**options))
+
+
+def expect(machine: vm.VirtualMachine, source: onnx.ModelProto, rows: int) -> None:
+    x = floats(rows, 32, seed=rows)
+    np.testing.assert_allclose(machine.run(x), reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_shape_is_compiled_once() -> None:
+    machine = machine_of(two_products())
+    for rows in (3, 5, 3, 5, 3):
+        expect(machine, two_products(), rows)
+    found = machine.specialisations()
+    assert [dict(each.shapes) for each in found] == [{"x": (5, 32)}, {"x": (3, 32)}]
+    assert all(each.seconds > 0 and each.built > 0 for each in found)
+    assert "x [3, 32]" in str(found[1])
+
+
+def test_the_shapes_met_last_are_kept() -> None:
+    machine = machine_of(two_products(), specialisations=2)
+    for rows in (2, 3, 2, 4):
+        expect(machine, two_products(), rows)
+    assert [each.shapes["x"][0] for each in machine.specialisations()] == [2, 4]
+
+
+def test_kernels_whose_shapes_stay_are_built_once_a_process() -> None:
+    source = with_fixed_part()
+    machine = machine_of(source)
+    fixed = floats(7, 32)
+    for rows in (11, 12, 13):
+        x = floats(rows, 32)
+        expected = reference(source, {"fixed": fixed, "x": x})[0]
+        np.testing.assert_allclose(machine.run(fixed=fixed, x=x), expected, rtol=1e-4, atol=1e-4)
+    first, *others = machine.specialisations()
+    assert all(0 < each.built < len(each.coverage) for each in others)
+    before = STORE.use.built
+    again = machine_of(source)
+    again.run(fixed=fixed, x=floats(12, 32))
+    assert STORE.use.built == before, "another machine finds all kernels built"
+    assert first.built >= others[0].built
+
+
+def test_meanwhile_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    original = specialise.compile_piece
+
+    def slow(*args: Any) -> Any:
+        assert gate.wait(60)
+        return original(*args)
+
+    monkeypatch.setattr(specialise, "compile_piece", slow)
+    machine = machine_of(two_products(), specialise="background")
+    expect(machine, two_products(), 9)
+    assert [region.reports for region in machine._primitives.regions.values()] == [()]
+    gate.set()
+    (found,) = machine.specialisations()
+    assert found.shapes == {"x": (9, 32)}
+    expect(machine, two_products(), 9)
+
+
+def test_what_cannot_be_compiled_in_the_background_is_left_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ArtifactError("no compiler today")
+
+    monkeypatch.setattr(specialise, "compile_piece", broken)
+    machine = machine_of(two_products(), specialise="background")
+    for _ in range(2):
+        expect(machine, two_products(), 9)
+        assert machine.specialisations() == ()
+
+
+def test_nothing_need_ever_be_compiled() -> None:
+    machine = machine_of(two_products(), specialise="never")
+    before = STORE.use.asked
+    for rows in (3, 4):
+        expect(machine, two_products(), rows)
+    assert STORE.use.asked == before
+    assert machine.specialisations() == ()
+
+
+@pytest.mark.parametrize("options", [{"specialise": "soon"}, {"specialisations": 0}, {"specialisations": True}])
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        vm.VMOptions(**options)
+
+
+def _tasks(rows: int) -> list[SearchTask]:
+    graph = optimize(load_model(two_products(rows)))
+    cut = partition(graph, TARGET, hardware_of(TARGET, 1))
+    return [task for task, tunable in zip(cut.tasks, cut.tunable, strict=True) if tunable]
+
+
+def _trials(rows: int) -> list[LoggedTrial]:
+    """A record for every task of that many rows."""
+    found = []
+    for task in _tasks(rows):
+        steps = load_steps(first_guesses(task)[0].steps)
+        found.append(LoggedTrial(LoggedTask.of(task), steps, (1e-4,), MeasureStatus.OK, 1.0, 1))
+    return found
+
+
+def test_a_record_serves_its_shape_and_the_shapes_near_it() -> None:
+    with ApplyHistoryBest(_trials(64)):
+        exe = vm.compile(two_products())
+    machine = vm.VirtualMachine(exe, cpu())
+    for rows in (64, 96):
+        expect(machine, two_products(), rows)
+    tuned, fitted = machine.specialisations()
+    assert {each.origin for each in tuned.coverage if each.tunable} == {Origin.RECORD}
+    assert {each.origin for each in fitted.coverage if each.tunable} == {Origin.TRANSFER}
+    assert "2 record" in str(tuned)
+    assert "2 transfer" in str(fitted)
+
+
+def test_records_travel_with_the_executable(tmp_path: Path) -> None:
+    with ApplyHistoryBest(_trials(64)):
+        path = vm.compile(two_products()).export_library(tmp_path / "net.retune")
+    machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
+    expect(machine, two_products(), 64)
+    (found,) = machine.specialisations()
+    assert {each.origin for each in found.coverage if each.tunable} == {Origin.RECORD}
+
+
+def test_without_records_kernels_are_untuned() -> None:
+    machine = machine_of(two_products())
+    expect(machine, two_products(), 21)
+    (found,) = machine.specialisations()
+    assert {each.origin for each in found.coverage} == {Origin.DEFAULT}
+
+
+def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
+    source, other = _tasks(64), _tasks(80)
+    for task, wanted in zip(source, other, strict=True):
+        guess = first_guesses(task)[0]
+        relatives = [Relative(task.workload_key, guess.steps, 1e-4)]
+        steps = transferred(wanted, relatives)
+        assert steps is not None
+        assert dump_steps(steps) != dump_steps(default_steps(wanted.dag))
+        replay(wanted.dag, steps)
+        assert transferred(wanted, []) is None
+        assert transferred(wanted, [Relative(task.workload_key, "[]", 1.0)]) is None
+
+
+def test_a_fresh_process_compiles_what_it_meets(tmp_path: Path) -> None:
+    x = floats(6, 32)
+    path = vm.compile(two_products()).export_library(tmp_path / "net.retune")
+    np.save(tmp_path / "x.npy", x)
+    script = (
+        "import numpy as np\n"
+        "from compiler import vm\n"
+        "from compiler.runtime.device import cpu\n"
+        f"machine = vm.VirtualMachine(vm.Executable.load({str(path)!r}), cpu())\n"
+        f"np.save({str(tmp_path / 'out.npy')!r}, machine.run(np.load({str(tmp_path / 'x.npy')!r})))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = reference(two_products(), {"x": x})[0]
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_bytecode_asks_for_shapes_first() -> None:
+    exe = vm.compile(two_products())
+    assert "alloc_tensor_reg" in exe.bytecode
+    kinds = [each.attrs["kind"] for each in exe.contents.primitives]
+    assert kinds == ["shape_func", "region"]
+    assert any(name.startswith("shape_func.") for name in exe.primitive_ops)
+
+
+def test_parameters_that_are_fixed_are_constants_of_the_kernels() -> None:
+    nodes = [node("MatMul", ["x", "w"], ["out"])]
+    source = model(nodes, [tensor("x", ["n", 32]), tensor("w", [32, "m"])], [tensor("out", ["n", "m"])])
+    exe = vm.compile(source, params={"w": WEIGHTS["w"]})
+    assert exe.get_function_params("main") == ["x"]
+    x = floats(4, 32)
+    found = vm.VirtualMachine(exe, cpu()).run(x)
+    np.testing.assert_allclose(found, x @ WEIGHTS["w"], rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_of_another_width_is_refused_before_anything_runs() -> None:
+    machine = machine_of(two_products())
+    with pytest.raises(ShapeMismatchError, match="x"):
+        machine.run(floats(3, 31))
