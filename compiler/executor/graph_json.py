@@ -188,8 +188,12 @@ class _Memory:
             raise ArtifactError(f"graph, {where}: {NOP} has one operand and one result")
         entries = self.graph.entries
         shown, view = entries[read[0]], entries[written[0]]
-        if (shown.storage_id, shown.nbytes, shown.dtype) != (view.storage_id, view.nbytes, view.dtype):
-            raise ArtifactError(f"graph, {where}: operand and result of {NOP} must have one storage, size and dtype")
+        one = (shown.storage_id, shown.dtype) == (view.storage_id, view.dtype) and shown.nbytes >= view.nbytes
+        if not one:
+            raise ArtifactError(
+                f"graph, {where}: operand and result of {NOP} must have one storage and dtype, and the result no more "
+                "bytes than the operand"
+            )
         self.roots[written[0]] = self.roots[read[0]]
 
     def _read(self, source: Source, where: str) -> int:

@@ -110,7 +110,7 @@ class Plan:
         if not 0 <= buffer.storage < len(self.buffers):
             raise ArtifactError(f"{where}: no buffer {buffer.storage} to share memory with")
         root = self.root(number)
-        if root.storage != buffer.storage or root.nbytes != buffer.nbytes or root.kind is not buffer.kind:
+        if root.storage != buffer.storage or root.nbytes < buffer.nbytes or root.kind is not buffer.kind:
             raise ArtifactError(f"{where}: cannot share the memory of buffer {buffer.storage} ({root.name})")
         if buffer.kind is BufferKind.INTERMEDIATE and buffer.storage == number:
             fits = buffer.offset >= 0 and buffer.offset + buffer.nbytes <= self.arena_bytes

@@ -55,7 +55,7 @@ class Fusion:
 
 def fuse(graph: Graph) -> Fusion:
     """Group the nodes of `graph`."""
-    aliases = {node.output: node.inputs[0] for node in graph.nodes if is_alias(graph, node)}
+    aliases = _aliases(graph)
     free = [node.output not in aliases for node in graph.nodes]
     flow = _Flow(graph)
     groups: list[list[int]] = []
@@ -68,7 +68,31 @@ def fuse(graph: Graph) -> Fusion:
     return Fusion(fused, aliases)
 
 
-def is_alias(graph: Graph, node: Node) -> bool:
+def _aliases(graph: Graph) -> dict[str, str]:
+    """The operand of every node that computes nothing, by the node's result. Outputs are never parts of other values.
+    """
+    shown, found = set(graph.outputs), dict[str, str]()
+    for node in reversed(graph.nodes):
+        whole = _is_view(graph, node)
+        if whole or (node.output not in shown and _is_beginning(graph, node)):
+            found[node.output] = node.inputs[0]
+        if whole and node.output in shown:
+            shown.add(node.inputs[0])
+    return dict(reversed(found.items()))
+
+
+def _is_beginning(graph: Graph, node: Node) -> bool:
+    """Whether the node takes the first elements of its operand as they lie in memory."""
+    if node.op != "slice" or node.inputs[0] in graph.constants:
+        return False
+    shape, taken = graph.values[node.inputs[0]].shape, graph.values[node.output].shape
+    cut = [axis for axis, extent in enumerate(taken) if extent != shape[axis]]
+    in_front = shape[: cut[0]] if cut else ()
+    steady = all(step == 1 for step in node.ints("steps"))
+    return steady and len(cut) <= 1 and not any(node.ints("starts")) and all(extent == 1 for extent in in_front)
+
+
+def _is_view(graph: Graph, node: Node) -> bool:
     """Whether the node only gives its operand another shape: a reshape, or a transpose that moves axes of extent 1.
 
     An output that is a constant without elements is one too.

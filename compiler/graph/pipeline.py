@@ -9,6 +9,7 @@ from compiler.graph.ops import verify
 from compiler.graph.passes.base import GraphPass
 from compiler.graph.passes.channels_last import ChannelsLast
 from compiler.graph.passes.common_subexpressions import CommonSubexpressions
+from compiler.graph.passes.even_rows import EvenRows
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 from compiler.graph.passes.fold_scales import FoldScales
@@ -36,6 +37,7 @@ PIPELINE: tuple[GraphPass, ...] = (
     ChannelsLast(),
     Simplify(),
     Simplify(name="settle", rules=SETTLING_RULES),
+    EvenRows(),
     CommonSubexpressions(name="common_subexpressions_again"),
 )
 

@@ -75,7 +75,8 @@ class _Table:
             return self._constant(root, spec.packing)
         if spec.packing is not None:
             raise LoweringError(f"a kernel wants {name} packed, but it is no constant")
-        return self.own(root)
+        number = self.own(root)
+        return number if self.graph.values[root].size == spec.size else self._beginning(name, number)
 
     def own(self, name: str) -> int:
         """The buffer of a value that is computed or fed."""
@@ -95,6 +96,14 @@ class _Table:
             return number
         value = self.graph.values[name]
         return self._add(name, value.shape, value.dtype, self.buffers[number].kind, number)
+
+    def _beginning(self, name: str, number: int) -> int:
+        """A view of the first elements of a buffer, in the shape of value `name`."""
+        key = (name, None)
+        if key not in self._numbers:
+            value, whole = self.graph.values[name], self.buffers[number]
+            self._numbers[key] = self._add(name, value.shape, value.dtype, whole.kind, number)
+        return self._numbers[key]
 
     def _constant(self, name: str, packing: Packing | None) -> int:
         key = (name, packing)
@@ -119,8 +128,9 @@ def _place(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:
     for step, call in enumerate(calls):
         for number in call.buffers:
             if table.buffers[number].kind is BufferKind.INTERMEDIATE:
-                first.setdefault(number, step)
-                last[number] = step
+                root = table.buffers[number].storage
+                first.setdefault(root, step)
+                last[root] = step
     numbers = sorted(first)
     memory = plan_memory([Request(table.buffers[n].nbytes, first[n], last[n]) for n in numbers])
     return dict(zip(numbers, memory.offsets, strict=True)), memory.arena_bytes

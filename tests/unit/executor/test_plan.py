@@ -40,7 +40,7 @@ def _call(*buffers: int, kernel: str = "twofold") -> Change:
         (_buffer(2, offset=4), "offset 4 is not a place"),
         (_buffer(6, storage=9), "no buffer 9 to share memory with"),
         (_buffer(6, storage=-1), "no buffer -1"),
-        (_buffer(6, shape=(3,)), "cannot share the memory of buffer 3"),
+        (_buffer(6, shape=(3000,)), "cannot share the memory of buffer 3"),
         (_buffer(6, kind=BufferKind.INPUT), "cannot share the memory of buffer 3"),
         (_buffer(3, storage=5), "cannot share the memory of buffer 3"),
         (_buffer(1, shape=(-2, -2)), "negative shape"),
@@ -60,6 +60,11 @@ def test_a_plan_that_could_touch_foreign_memory_is_refused(change: Change, messa
     network.plan.verify(kernels)
     with pytest.raises(ArtifactError, match=message):
         change(network.plan).verify(kernels)
+
+
+def test_a_view_may_show_the_first_elements_alone() -> None:
+    network = doubling_network()
+    _buffer(6, shape=(3,))(network.plan).verify({kernel.name: kernel for kernel in network.kernels})
 
 
 @pytest.mark.parametrize(

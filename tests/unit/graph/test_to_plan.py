@@ -1,5 +1,6 @@
 """Plans of random graphs, run in NumPy on the very memory that they lay out."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,10 @@ def _memory(plan: Plan, constants: Arrays) -> Arrays:
             owned[number] = constants[number]
         if buffer.kind is BufferKind.INTERMEDIATE:
             owned[number] = arena[buffer.offset : buffer.offset + buffer.nbytes].view(buffer.dtype)
-    return {number: owned[buffer.storage].reshape(buffer.shape) for number, buffer in enumerate(plan.buffers)}
+    return {
+        number: owned[buffer.storage].reshape(-1)[: prod(buffer.shape)].reshape(buffer.shape)
+        for number, buffer in enumerate(plan.buffers)
+    }
 
 
 def _run(cut: Partition, plan: Plan, memory: Arrays) -> list[NDArray[Any]]:

@@ -15,6 +15,7 @@ from compiler.graph.ops import verify
 from compiler.graph.passes.base import GraphPass
 from compiler.graph.passes.channels_last import ChannelsLast
 from compiler.graph.passes.common_subexpressions import CommonSubexpressions
+from compiler.graph.passes.even_rows import EvenRows
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 from compiler.graph.passes.fold_scales import FoldScales
@@ -115,6 +116,12 @@ def _headed() -> Graph:
     return Recognise().apply(encoder_layer(rows=4, width=6, heads=2, masked=False))
 
 
+def _seventeen_rows() -> Graph:
+    b = _start(17, 64)
+    x = b.emit("add", [b.emit("dense", ["x", _ones(b, 64, 64)]), _ones(b, 64)])
+    return b.finish({"y": b.emit("softmax", [x], {"axis": 1}), "z": b.emit("softmax", [x], {"axis": 0})})
+
+
 def _two_convolutions() -> Graph:
     b = _start(1, 4, 6, 6)
     first = b.emit("conv2d", ["x", _ones(b, 8, 4, 3, 3)], NCHW, name="first")
@@ -135,6 +142,7 @@ CASES: dict[str, tuple[GraphPass, Callable[[], Graph]]] = {
     "slice_weights": (SliceWeights(), _cut),
     "transposed_products": (TransposedProducts(), _headed),
     "channels_last": (ChannelsLast(), _two_convolutions),
+    "even_rows": (EvenRows(), _seventeen_rows),
 }
 
 
