@@ -37,6 +37,7 @@ VARIANTS = {
     "without neighbours": SearchOptions(finish_ratio=0.0),
     "without failures": SearchOptions(learn_failures=False),
     "without first principles": SearchOptions(prior_ratio=0.0, prior_trials=0),
+    "without samples": SearchOptions(sampled_ratio=0.0),
     "without crossover": SearchOptions(crossover_probability=0.0),
     "without evolution": SearchOptions(generations=0),
 }

@@ -24,7 +24,10 @@ FILE_VARIABLE = "RETUNE_CONFIG"
 OTHER_VARIABLES = (FILE_VARIABLE, "RETUNE_SESSION", "RETUNE_ROOT", "RETUNE_API_AUTH")
 """Variables of ours that are no settings: they belong to processes that are started, not to a person's wishes."""
 
-KINDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""How a variable says yes or no, in letters of any case; the file has TOML's own true and false."""
 
 Value = str | int | float | Path | None
 
@@ -66,6 +69,10 @@ class Settings:
     weights: str = field(
         default="auto",
         metadata=_about("weights while a kernel is timed: cached, memory, or auto, which is as in the network"),
+    )
+    winograd: bool = field(
+        default=True,
+        metadata=_about("whether Winograd's transforms are tried for 3x3 convolutions of stride 1"),
     )
     num_threads: int | None = field(
         default=None,
@@ -180,8 +187,7 @@ def _of_environment(environment: Mapping[str, str], folder: Path) -> tuple[dict[
             if one.name == "num_threads":
                 text = _threads(text)
             if text:
-                value = _number(text) if _kind(one.name) in (int, float) else text
-                values[one.name] = _checked(one.name, value, folder, variable)
+                values[one.name] = _checked(one.name, _read(text, _kind(one.name)), folder, variable)
                 sources[one.name] = variable
                 break
     return values, sources
@@ -199,8 +205,17 @@ def _threads(text: str) -> str:
     return first if first.isdecimal() and int(first) >= 1 else ""
 
 
+def _read(text: str, kind: type[Any]) -> Value:
+    """What a variable says where a value of this kind is wanted; the text itself, to be complained about, where it says
+    nothing of the kind.
+    """
+    if kind is bool:
+        return _TRUTH.get(text.lower(), text)
+    return _number(text) if kind in (int, float) else text
+
+
 def _number(text: str) -> Value:
-    """A number if it is one, else the text, to be complained about."""
+    """A number if it is one, else the text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -217,7 +232,7 @@ def _checked(name: str, value: Any, folder: Path, place: str) -> Value:
         value = float(value)
     if kind is Path and isinstance(value, str) and value:
         return Path(folder / value).absolute()
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise OptionError(f"{place} must be {KINDS[kind]}, not {value!r}")
     if isinstance(value, int | float) and (not math.isfinite(value) or (least is not None and value < least)):
         raise OptionError(f"{place} must be {f'at least {least:g}' if least is not None else 'finite'}, not {value}")

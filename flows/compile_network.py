@@ -57,7 +57,7 @@ def compile_network(
     home: str | None = None,
     shapes: list[str] | None = None,
     weights: str | None = None,
-    winograd: bool = True,
+    winograd: bool | None = None,
     fleet: str | None = None,
     on_device: str | None = None,
 ) -> Report:

@@ -84,7 +84,7 @@ class TuneJob:
         shapes: Sequence[str] | None = None,
         early_stopping: int | None = None,
         weights: str | None = None,
-        winograd: bool = True,
+        winograd: bool | None = None,
         fleet: str | None = None,
         on_device: str | None = None,
     ) -> Self:
@@ -104,6 +104,7 @@ class TuneJob:
         batch = settings.batch if batch is None else batch
         early_stopping = settings.early_stopping if early_stopping is None else early_stopping
         weights = settings.weights if weights is None else weights
+        winograd = settings.winograd if winograd is None else winograd
         fleet = (settings.fleet if fleet is None else fleet) or ""
         on_device = (on_device or settings.device or DEVICE) if fleet else on_device
         _require(

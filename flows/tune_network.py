@@ -43,7 +43,7 @@ def tune_network(
     shapes: list[str] | None = None,
     early_stopping: int | None = None,
     weights: str | None = None,
-    winograd: bool = True,
+    winograd: bool | None = None,
     fleet: str | None = None,
     on_device: str | None = None,
 ) -> Report:

@@ -36,6 +36,8 @@ CONV_3D: dict[str, Attribute] = {
 
 TRANSPOSED: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
 
+PHASES: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1), "layout": "NHWC"}
+
 KEPT: dict[str, Attribute] = {"axes": (0, 2), "keepdims": True}
 
 UNARY = ("relu", "sigmoid", "tanh", "exp", "erf", "neg", "abs", "floor", "ceil", "round", "identity")
@@ -83,8 +85,13 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("conv3d", ((2, 4, 3, 6, 5), (6, 2, 1, 3, 3)), {**CONV_3D, "layout": "NCDHW", "groups": 2}),
     ("conv_transpose2d", ((1, 4, 5, 2), (4, 4, 2, 3)), TRANSPOSED),
     ("conv_transpose2d", ((2, 3, 4, 2), (3, 2, 2, 5)), {**TRANSPOSED, "strides": (2, 3), "pads": (1, 0, -1, 0)}),
+    ("conv_phases2d", ((1, 4, 5, 2), (4, 4, 2, 3)), {**PHASES, "size": (4, 5)}),
+    ("conv_phases2d", ((2, 3, 4, 2), (4, 3, 2, 5)), {**PHASES, "strides": (2, 3), "pads": (0, 4), "size": (5, 2)}),
+    ("conv_phases2d", ((1, 3, 2, 4), (2, 2, 4, 3)), {**PHASES, "pads": (0, 0), "size": (3, 2)}),
     *((op, ((2, 5, 4),), {"axis": 1, "keepdims": op == "arg_max"}) for op in ("arg_max", "arg_min")),
     *(("top_k", ((3, 7, 2),), {"axis": 1, "k": 4, "largest": largest}) for largest in (True, False)),
+    *(("top_k", (shape,), {"axis": 1, "k": k, "largest": True}) for shape, k in (((2, 300, 2), 3), ((1, 701), 40))),
+    ("top_k", ((2, 600),), {"axis": 1, "k": 1, "largest": False}),
     ("reduce_mean", ((2, 3, 4),), {"axes": (1,), "keepdims": False}),
     ("reduce_sum", ((2, 3),), {"axes": (0, 1), "keepdims": False}),
     ("softmax", ((2, 3, 4),), {"axis": 1}),
@@ -123,6 +130,12 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     *((op, [_PART], {}) for op in ("asin", "acos", "atanh")),
     ("acosh", [1 + np.abs(_PART)], {}),
     ("sign", [_WHOLE], {}),
+    ("bits", [_PART], {"dtype": "int32"}),
+    ("bits", [_PART.astype(np.float16)], {"dtype": "uint16"}),
+    ("bits", [_WHOLE], {"dtype": "float32"}),
+    ("bits", [_WHOLE], {"dtype": "uint32"}),
+    ("bits", [_TRUE], {"dtype": "uint8"}),
+    ("bits", [np.array([1, 0, 1], np.uint8)], {"dtype": "bool"}),
     ("is_nan", [np.array([1, np.nan, -np.inf], np.float32)], {}),
     *((op, [_WHOLE, np.array([2, -2, 3], np.int32)], {}) for op in ("mod", "fmod", "less", "equal")),
     *((op, [array], {}) for op in ("bit_not",) for array in (_WHOLE, _BITS, _TRUE)),

@@ -27,6 +27,13 @@ def conv(builder: GraphBuilder, x: str, name: str = "conv") -> str:
     return builder.emit("conv2d", (x, weight), CONV, name=name)
 
 
+def joined_conv(builder: GraphBuilder, one: str, other: str) -> str:
+    """A 3 x 3 convolution of two values end to end along the channels."""
+    joined = builder.emit("concat", (one, other), {"axis": 3})
+    weight = builder.constant(np.linspace(-0.2, 0.2, 1152, dtype=np.float32).reshape(3, 3, 16, 8), "w")
+    return builder.emit("conv2d", (joined, weight), CONV)
+
+
 def bias(builder: GraphBuilder) -> str:
     """One number a channel."""
     return builder.constant(np.ones(8, np.float32), "b")
@@ -38,10 +45,12 @@ def small_graphs(draw: st.DrawFn) -> Graph:
     builder, x = start()
     values = [x]
     for _ in range(draw(st.integers(1, 12))):
-        op = draw(st.sampled_from(["relu", "add", "maximum", "conv", "softmax", "twice"]))
+        op = draw(st.sampled_from(["relu", "add", "maximum", "conv", "joined", "softmax", "twice"]))
         operands = [draw(st.sampled_from(values)) for _ in range(2)]
         if op == "conv":
             values.append(conv(builder, operands[0]))
+        elif op == "joined":
+            values.append(joined_conv(builder, *operands))
         elif op == "twice":
             turned = builder.emit("reshape", operands[:1], {"shape": (4, 4, 8)})
             values.append(builder.emit("reshape", (turned,), {"shape": (1, 4, 4, 8)}))

@@ -175,6 +175,8 @@ def _literal(expr: Const) -> str:
 def _call(expr: Call) -> str:
     """A call of a math function; halves go through float."""
     first = expr.args[0].dtype
+    if expr.name == "bits":
+        return f"__builtin_bit_cast({_TYPES[expr.dtype]}, {_text(expr.args[0])})"
     half = first in HALVES
     args = [f"(float){_text(arg)}" if half else _text(arg) for arg in expr.args]
     single = half or first == "float32"

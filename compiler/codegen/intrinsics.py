@@ -43,11 +43,14 @@ _EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
 
 def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, lookups: bool = False) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
-    the result is a bool); `emit` appends an instruction. `lookups`: see `vector_math.exp`.
+    the result is a bool; bits: of any type of as many bytes); `emit` appends an instruction. `lookups`: see
+    `vector_math.exp`.
 
     Raises: LoweringError for a function that is not known for the type.
     """
     first, lanes = args[0], args[0].lanes
+    if name == "bits":
+        return _of_bits(emit, first, dtype)
     if not is_float(first.dtype):
         return _of_integer(emit, name, first)
     if name == "isnan":
@@ -69,6 +72,16 @@ def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, l
     if dtype in _LIBRARY.get(name, {}):
         return _library_call(emit, _LIBRARY[name][dtype], first)
     raise LoweringError(f"no code for the function {name} on {dtype}")
+
+
+def _of_bits(emit: Emit, value: Value, dtype: str) -> Value:
+    """The bits of a value as one of another type; a bool is a byte of 0 or 1."""
+    if "bool" in (value.dtype, dtype):
+        return cast(emit, value, dtype)
+    before, after = (llvm_type(each, value.lanes) for each in (value.dtype, dtype))
+    if before == after:
+        return Value(value.text, value.lanes, dtype)
+    return emit(f"bitcast {value.typed} to {after}", value.lanes, dtype)
 
 
 def _of_integer(emit: Emit, name: str, value: Value) -> Value:

@@ -1,7 +1,8 @@
 """In: a plan and its constants. Out: an array for every buffer, which may be exchanged for an array of the caller.
 
 Always: aligned, of the buffer's shape and type; views follow the buffer that they show; nothing that is written shares
-memory with another buffer, except where the plan says so.
+memory with another buffer, except where the plan says so. Constants are those of the network, held once however many
+executors read them: only one that parameters are loaded into gets memory of the executor's own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from compiler.errors import ArtifactError, OptionError
 from compiler.executor.host_call import BoundCall
 from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import aligned_array, aligned_copy
+from compiler.runtime.buffers import aligned_array, constant_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class Memory:
         self.plan = plan
         self._arena = aligned_array((plan.arena_bytes,), "uint8")
         self._arena[...] = 0  # a call that is made out of turn finds numbers that are legal indices
-        self._foreign: set[int] = set()
+        self._foreign = {number for number, spec in enumerate(plan.buffers) if spec.kind is BufferKind.CONSTANT}
         self._uses: dict[int, list[tuple[BoundCall, int]]] = {}
         owned = {
-            number: aligned_copy(constants[number]) if spec.kind is BufferKind.CONSTANT else self._new(number)
+            number: constant_array(constants[number]) if spec.kind is BufferKind.CONSTANT else self._new(number)
             for number, spec in enumerate(plan.buffers)
             if spec.storage == number
         }

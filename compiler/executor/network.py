@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -25,9 +25,14 @@ from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
+from compiler.runtime.buffers import aligned_array, constant_array
 from compiler.runtime.published import published
 
 FORMAT_VERSION = 1
+
+_BLOCK = 1 << 20
+"""Bytes of a constant that are read at a time."""
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Origin(StrEnum):
@@ -60,13 +65,21 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledNetwork:
-    """A network as data: `constants` are by buffer number of the plan, `metadata` is JSON (target, versions)."""
+    """A network as data: `constants` are by buffer number of the plan, `metadata` is JSON (target, versions).
+
+    Constants that are not read-only, contiguous and aligned yet are copied, so that executors read them where they are.
+    """
 
     plan: Plan
     kernels: tuple[KernelArtifact, ...]
     constants: Mapping[int, Array]
     coverage: tuple[Coverage, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take hold of the constants."""
+        held = {number: constant_array(np.asarray(array)) for number, array in self.constants.items()}
+        object.__setattr__(self, "constants", held)
 
     def verify(self, functions: Collection[str] = ()) -> None:
         """Check that plan, kernels and constants fit each other; `functions` may be called beside the kernels.
@@ -170,9 +183,31 @@ def read_network(archive: zipfile.ZipFile, *, with_code: bool = True) -> Compile
     for name in archive.namelist():
         if name.startswith("constants/"):
             with archive.open(name) as entry:
-                array = np.lib.format.read_array(entry, allow_pickle=False)
-            # NumPy's file format has no name for bfloat16: it keeps the bytes.
-            bare = array.dtype.kind == "V" and array.dtype.itemsize == item_bytes(BFLOAT16)
-            constants[int(Path(name).stem)] = array.view(BFLOAT16) if bare else array
+                constants[int(Path(name).stem)] = _read_constant(entry)
     coverage = tuple(Coverage(**row) for row in about["coverage"])
     return CompiledNetwork(plan, kernels, constants, coverage, dict(about["metadata"]))
+
+
+def _read_constant(entry: IO[bytes]) -> Array:
+    """An array in NumPy's file format, read into the memory that kernels will read it from.
+
+    Raises: ValueError when it is damaged, or no array of numbers.
+    """
+    version = np.lib.format.read_magic(entry)
+    if version not in _HEADERS:
+        raise ValueError(f"version {version} of NumPy's file format")
+    shape, turned, dtype = _HEADERS[version](entry)
+    if dtype.hasobject or not dtype.isnative:
+        raise ValueError(f"elements of the type {dtype.str} are no numbers of this machine")
+    # NumPy's file format has no name for bfloat16: it keeps the bytes.
+    bare = dtype.kind == "V" and dtype.itemsize == item_bytes(BFLOAT16)
+    array = aligned_array(shape[::-1] if turned else shape, BFLOAT16 if bare else dtype.name)
+    room, done = array.reshape(-1).view(np.uint8), 0
+    while done < len(room):
+        block = entry.read(min(_BLOCK, len(room) - done))
+        if not block:
+            raise ValueError(f"it ends after {done} of {len(room)} bytes")
+        room[done : done + len(block)] = np.frombuffer(block, np.uint8)
+        done += len(block)
+    array.flags.writeable = False
+    return constant_array(array.T if turned else array)

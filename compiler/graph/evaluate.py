@@ -265,6 +265,23 @@ def _conv_transpose2d(node: Node, operands: Sequence[Array]) -> Array:
     return _from_channels_last(node, whole[:, pads[0] : ends[0], pads[1] : ends[1]])
 
 
+def _phased_convolution(node: Node, operands: Sequence[Array]) -> Array:
+    x, weight = operands
+    strides, pads, size = node.ints("strides"), node.ints("pads"), node.ints("size")
+    result = np.zeros((x.shape[0], size[0], strides[0], size[1], strides[1], weight.shape[3]), x.dtype)
+    for row, column in np.ndindex(*weight.shape[:2]):
+        phases, reads, writes = [], [], []
+        for tap, stride, cut, have, want in zip((row, column), strides, pads, x.shape[1:3], size, strict=True):
+            shift = (tap % stride + cut) // stride - tap // stride  # the element that the first one reads
+            first, last = max(0, -shift), min(want, have - shift)
+            phases.append(tap % stride)
+            writes.append(slice(first, max(first, last)))
+            reads.append(slice(first + shift, max(first, last) + shift))
+        product = x[:, reads[0], reads[1]] @ weight[row, column]
+        result[:, writes[0], phases[0], writes[1], phases[1]] += product
+    return result
+
+
 def _winograd(node: Node, operands: Sequence[Array]) -> Array:
     """Tile by tile, in the precision of the operands."""
     x, weight = operands
@@ -336,6 +353,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "is_nan": _unary(np.isnan),
     "leaky_relu": _leaky_relu,
     "clip": _clip,
+    "bits": lambda node, operands: operands[0].copy().view(node.text("dtype")),
     "cast": lambda node, operands: operands[0].astype(node.text("dtype")),
     "add": _binary(np.add),
     "sub": _binary(np.subtract),
@@ -369,6 +387,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "quantize": _quantize,
     "dequantize": _dequantize,
     "conv_transpose2d": _conv_transpose2d,
+    "conv_phases2d": _phased_convolution,
     "winograd_conv2d": _winograd,
     "dense": _binary(np.matmul),
     "batch_matmul": _binary(np.matmul),

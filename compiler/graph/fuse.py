@@ -10,7 +10,8 @@ node that every path to a graph output passes first) is taken whole or not at al
              ▲                                      └────────────────▲
         other branch, computed before
 
-What widens bytes to numbers on such a branch is taken too: the bytes are read, and the numbers are never stored.
+What widens bytes to numbers on such a branch is taken too: the bytes are read, and the numbers are never stored. So is
+a concatenation that only a convolution with padding reads: its padding copies what it reads anyway.
 """
 
 from collections.abc import Mapping
@@ -22,19 +23,29 @@ from compiler.graph.ops import OPS, FusionKind
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _BYTES = ("int8", "uint8")
 _LONGEST_CHAIN = 8
+_PADDED = ("conv2d", "conv3d")
+"""Operators whose padding may read the operands of a concatenation where they lie."""
 _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedOp:
-    """Nodes of one kernel in topological order: the first gives the group its kind, the last its result."""
+    """Nodes of one kernel in topological order: the last gives its result, the one at `place` is the operator that the
+    group grew from.
+    """
 
     nodes: tuple[Node, ...]
+    place: int = 0
+
+    @property
+    def core(self) -> Node:
+        """The operator that the group grew from."""
+        return self.nodes[self.place]
 
     @property
     def kind(self) -> FusionKind:
         """Fusion kind of the operator that the group grew from."""
-        return OPS[self.nodes[0].op].kind
+        return OPS[self.core.op].kind
 
     @property
     def output(self) -> str:
@@ -58,13 +69,14 @@ def fuse(graph: Graph) -> Fusion:
     aliases = _aliases(graph)
     free = [node.output not in aliases for node in graph.nodes]
     flow = _Flow(graph)
-    groups: list[list[int]] = []
+    groups: list[tuple[list[int], int]] = []
     for start in _starts(graph):
         if free[start]:
             free[start] = False
-            groups.append(_grow(graph, flow, start, free))
-    groups.sort(key=lambda members: members[-1])
-    fused = tuple(FusedOp(tuple(graph.nodes[index] for index in members)) for members in groups)
+            before = _concatenated(graph, flow, start, free)
+            groups.append(([*before, *_grow(graph, flow, start, free)], len(before)))
+    groups.sort(key=lambda group: group[0][-1])
+    fused = tuple(FusedOp(tuple(graph.nodes[index] for index in members), place) for members, place in groups)
     return Fusion(fused, aliases)
 
 
@@ -144,6 +156,18 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
             free[index] = False
         members += region
     return [start, *sorted((*members[1:], *_widened(graph, flow, members, free)))]
+
+
+def _concatenated(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:
+    """The concatenation, taken from `free`, that a convolution reads with padding and nobody else reads."""
+    node = graph.nodes[start]
+    if node.op not in _PADDED or not any(node.ints("pads")):
+        return []
+    index = flow.number.get(node.inputs[0])
+    if index is None or graph.nodes[index].op != "concat" or not free[index] or flow.read_by(index) != {start}:
+        return []
+    free[index] = False
+    return [index]
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:

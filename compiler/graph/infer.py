@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
+from compiler.dtype import item_bytes
 from compiler.errors import DefinitionError
 from compiler.graph.ir import Node, Value
 
@@ -73,6 +74,13 @@ def where(node: Node, operands: Sequence[Value]) -> Result:
 
 def cast(node: Node, operands: Sequence[Value]) -> Result:
     """The operand's shape in the dtype of the attribute `dtype`."""
+    return operands[0].shape, node.text("dtype")
+
+
+def bits(node: Node, operands: Sequence[Value]) -> Result:
+    """The operand's shape in the dtype of the attribute `dtype`, which has as many bytes."""
+    if item_bytes(operands[0].dtype) != item_bytes(node.text("dtype")):
+        raise misfit(node, operands, f"elements of {node.text('dtype')} have another number of bytes")
     return operands[0].shape, node.text("dtype")
 
 
@@ -233,6 +241,20 @@ def conv_transpose2d(node: Node, operands: Sequence[Value]) -> Result:
     if min(extents) < 1:
         raise misfit(node, operands, "nothing is left of the result")
     return ((x.shape[0], made, *extents) if channels_first else (x.shape[0], *extents, made)), x.dtype
+
+
+def phased_convolution(node: Node, operands: Sequence[Value]) -> Result:
+    """A transposed convolution by phases: `size` elements of each, a weight with as many taps for every phase."""
+    x, weight = operands
+    strides, size = node.ints("strides"), node.ints("size")
+    if node.text("layout") != "NHWC" or not len(strides) == len(size) == len(node.ints("pads")) == 2:
+        raise misfit(node, operands, "the layout must be NHWC, strides, pads and size two numbers each")
+    if min(*strides, *size, *(cut + 1 for cut in node.ints("pads"))) < 1:
+        raise misfit(node, operands, "strides and size must be positive, pads must not be negative")
+    fits = len(x.shape) == len(weight.shape) == 4 and weight.dtype == x.dtype and weight.shape[2] == x.shape[3]
+    if not fits or any(taps % stride for taps, stride in zip(weight.shape, strides, strict=False)):
+        raise misfit(node, operands, "the weight must be (KH, KW, I, O), the strides divide KH and KW")
+    return (x.shape[0], size[0], strides[0], size[1], strides[1], weight.shape[3]), x.dtype
 
 
 def convolution(node: Node, operands: Sequence[Value]) -> Result:

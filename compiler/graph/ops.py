@@ -96,6 +96,7 @@ _SPECS = (
     OpSpec("leaky_relu", 1, _KIND.ELEMENTWISE, infer.same_as_first, "x, or alpha * x below 0", {"alpha": float}),
     OpSpec("clip", 1, _KIND.ELEMENTWISE, infer.same_as_first, "min(max(x, low), high)", {"low": float, "high": float}),
     OpSpec("cast", 1, _KIND.ELEMENTWISE, infer.cast, "x in another dtype; floats truncate to ints", {"dtype": str}),
+    OpSpec("bits", 1, _KIND.ELEMENTWISE, infer.bits, "what x is in memory as another dtype", {"dtype": str}),
     OpSpec("is_nan", 1, _KIND.ELEMENTWISE, infer.predicate, "whether x is not a number"),
     *(OpSpec(name, 2, _KIND.BROADCAST, infer.broadcast, meaning) for name, meaning in _BINARY.items()),
     *(OpSpec(name, 2, _KIND.BROADCAST, infer.comparison, meaning) for name, meaning in _COMPARISONS.items()),
@@ -113,6 +114,15 @@ _SPECS = (
         infer.conv_transpose2d,
         "y[stride * i + k - pad] += x[i] * weight[k], of weights (I, O, KH, KW), or (KH, KW, I, O) in NHWC",
         {"strides": tuple, "pads": tuple, "layout": str},
+    ),
+    OpSpec(
+        "conv_phases2d",
+        2,
+        _KIND.COMPLEX,
+        infer.phased_convolution,
+        "row y * stride + a, column x * stride + b of a transposed convolution at (n, y, a, x, b, o), `pads` of which "
+        "are cut off; tap a + stride * r of the weight (KH, KW, I, O) is the r-th that makes phase a",
+        {"strides": tuple, "pads": tuple, "size": tuple, "layout": str},
     ),
     OpSpec(
         "winograd_conv2d",

@@ -25,7 +25,8 @@ from compiler.te.ops import OpCall, lower_op
 from compiler.te.ops.call import Operand
 from compiler.te.tensor import ComputeOp, Tensor
 
-_STRIDED = ("conv2d", "qconv2d", "conv3d", "conv_transpose2d", "max_pool2d", "avg_pool2d")
+_CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d")
+_STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 _LONGEST = 96
 """Letters of a kernel's name, at the most."""
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
@@ -237,9 +238,9 @@ def _unique(wish: str, taken: set[str]) -> str:
 
 def _describe(graph: Graph, group: FusedOp) -> str:
     """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
-    first, *others = group.nodes
+    first, others = group.core, [node for node in group.nodes if node is not group.core]
     words = [first.op]
-    if first.op in ("conv2d", "conv3d", "conv_transpose2d", "qconv2d"):
+    if first.op in _CONVOLUTIONS:
         data, weight = graph.values[first.inputs[0]].shape, graph.values[first.inputs[1]].shape
         last, rank = not first.text("layout").startswith("NC"), len(data) - 2
         if first.op in ("conv2d", "qconv2d") and first.integer("groups") > 1:

@@ -13,6 +13,7 @@ from compiler.graph.passes.even_rows import EvenRows
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 from compiler.graph.passes.fold_scales import FoldScales
+from compiler.graph.passes.phases import Phases
 from compiler.graph.passes.quantised import Quantised
 from compiler.graph.passes.recognise import Recognise
 from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
@@ -35,6 +36,7 @@ PIPELINE: tuple[GraphPass, ...] = (
     FoldScales(name="fold_scales_of_slices"),
     TransposedProducts(),
     ChannelsLast(),
+    Phases(),
     Simplify(),
     Simplify(name="settle", rules=SETTLING_RULES),
     EvenRows(),

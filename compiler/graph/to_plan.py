@@ -14,6 +14,7 @@ from compiler.graph.memory import Request, plan_memory
 from compiler.graph.partition import FusedCall, Partition
 from compiler.packing import Packing
 from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
+from compiler.runtime.buffers import constant_array
 
 
 def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact]) -> tuple[Plan, dict[int, Array]]:
@@ -109,7 +110,7 @@ class _Table:
         key = (name, packing)
         if key not in self._numbers:
             array: Array = self.graph.constants[name]
-            packed = array if packing is None else packing.pack(array)
+            packed = constant_array(array if packing is None else packing.pack(array))
             number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)
             self._numbers[key] = number
             self.constants[number] = packed

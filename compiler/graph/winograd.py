@@ -1,4 +1,4 @@
-"""In: a group that begins with a 3x3 convolution of stride 1. Out: the same by Winograd's minimal filtering. Always:
+"""In: a group that grew from a 3x3 convolution of stride 1. Out: the same by Winograd's minimal filtering. Always:
 float32, constant weights, channels last.
 
 F(4x4, 3x3) needs a quarter of the products and four times the weights, F(2x2, 3x3) 4/9 of the products and 16/9 of the
@@ -43,19 +43,20 @@ class Winograd:
         return f"winograd{self.tile}"
 
     def variant(self, graph: Graph, group: FusedOp) -> Variant | None:
-        """The group with the first node replaced."""
-        node, *followers = group.nodes
+        """The group with the convolution replaced."""
+        node = group.core
         if not self._applies(graph, node):
             return None
         weight = graph.values[node.inputs[1]]
         alpha = self.tile + KERNEL - 1
         packed = Value(f"{weight.name}.{self.name}", (alpha, alpha, *weight.shape[2:]), weight.dtype)
         made = MadeConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
-        return Variant((self._node(node, packed.name), *followers), (), (made,))
+        nodes = tuple(self._node(one, packed.name) if one is node else one for one in group.nodes)
+        return Variant(nodes, (), (made,))
 
     def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
         """Whether the error is within `TOLERANCE` on a small random image."""
-        node = group.nodes[0]
+        node = group.core
         weight = graph.constants[node.inputs[1]]
         weight = weight[..., :: max(1, weight.shape[3] // _PROBED_CHANNELS)]
         image = np.random.default_rng(0).standard_normal((1, _PROBE, _PROBE, weight.shape[2]))

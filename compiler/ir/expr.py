@@ -37,6 +37,7 @@ TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "a
 """Functions of a circle's or a hyperbola's angle, in radians, and their inverses."""
 INTRINSICS = frozenset(
     {"exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "round", "abs", "fma", "isnan"}
+    | {"bits"}  # the value of another type, of as many bytes, that is the same in memory
 ) | set(TRIGONOMETRIC)
 
 Operand = Union["Expr", int, float, bool]

@@ -79,6 +79,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 def intrinsic(name: str, values: Sequence[Array], dtype: str) -> Array:
     """What an intrinsic makes of arrays of one element type."""
+    if name == "bits":
+        return np.ascontiguousarray(values[0]).view(dtype).reshape(values[0].shape)
     if values[0].dtype.name in HALVES:
         values = [value.astype("float32") for value in values]
     return np.asarray(_CALLS[name](*values)).astype(dtype)

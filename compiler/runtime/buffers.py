@@ -56,6 +56,17 @@ def aligned_copy(array: Array) -> Array:
     return copy
 
 
+def constant_array(array: Array) -> Array:
+    """`array` as kernels may read it from now on: contiguous, aligned and read-only. One that is all of that already is
+    taken as it is, any other is copied, so the caller may write to it later.
+    """
+    if not array.flags.writeable and array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    copy = aligned_copy(array)
+    copy.flags.writeable = False
+    return copy
+
+
 class FencedArray:
     """An array between two inaccessible pages.
 

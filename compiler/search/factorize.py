@@ -39,6 +39,26 @@ def divisors(extent: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+_ROW_TILES = range(4, 17)
+"""Lengths of which a register tile needs one across its vectors."""
+_LANES = 8
+"""What a vector loop should be a multiple of."""
+_WHOLE = 31
+"""So many rows can be a tile as they are."""
+
+
+def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
+    """The number whose divisors are the tile lengths of a loop: its extent, but for one without any divisor that makes
+    a good tile, such as a prime, where it is the next number with many; some turns of the loop are then skipped.
+    `is_vector` says that the innermost part may become the vector loop, and is at most `max_innermost`.
+    """
+    useful = range(_LANES, max_innermost + 1, _LANES) if is_vector else _ROW_TILES
+    if extent <= (max_innermost if is_vector else _WHOLE) or any(extent % length == 0 for length in useful):
+        return extent
+    step = 2 * _LANES if is_vector or extent > 8 * _ROW_TILES[-1] else _LANES
+    return -(-extent // step) * step
+
+
 def _ways(extent: int, parts: int) -> int:
     """In how many ways `extent` is an ordered product of `parts` numbers."""
     return prod(comb(exponent + parts - 1, parts - 1) for _, exponent in prime_factors(extent))

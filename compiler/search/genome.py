@@ -1,7 +1,7 @@
 """In: the tunable integers of one sketch. Out: a `Layout` that names the columns of an int64 matrix, one row a program.
 Always: a row says everything that distinguishes a program from its siblings.
 
-Column groups: the parts of every split (outermost first; their product is the extent), which placement of the small
+Column groups: the parts of every split (outermost first; their product is fixed), which placement of the small
 producers is used, for each stage the parallel depth, the vector flag and the unroll limit, and on a GPU the widths of
 vector accesses and of blocks of threads.
 """
@@ -21,7 +21,9 @@ _MIX = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class SplitColumns:
-    """The columns `start` … `start + parts - 1` hold the parts of the split that step `step` of the sketch makes."""
+    """The columns `start` … `start + parts - 1` hold the parts of the split that step `step` of the sketch makes. Their
+    product is `extent`, which may be a little more than that of the loop, see `factorize.covering`.
+    """
 
     step: int
     extent: int

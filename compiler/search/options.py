@@ -34,7 +34,9 @@ class SearchOptions:
     `mutation_probability`; of the others, `crossover_probability` exchange columns with another parent. `eps_greedy` of
     each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
     First principles decide `prior_ratio` of the first selection and of a task's very first batch; later they weigh as
-    much as the cost model does after `prior_trials` results, and ever less (0: they never weigh).
+    much as the cost model does after `prior_trials` results, and ever less (0: they never weigh); less from the start
+    where they foretell the results badly. What evolves under an estimate shares its errors, so `sampled_ratio` of the
+    first batch, and a falling share of later ones, are the best samples as they were drawn.
 
     `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction), `gpu_tiling` that
     on a GPU, where the first three levels are blocks, virtual threads and threads; the innermost part of a loop is at
@@ -64,6 +66,7 @@ class SearchOptions:
     measured_ratio: float = 0.2
     prior_ratio: float = 0.75
     prior_trials: int = 64
+    sampled_ratio: float = 0.5
     tiling: str = "SSRSRS"
     gpu_tiling: str = "SSSRRSRS"
     max_innermost: int = 64
@@ -133,6 +136,7 @@ class SearchOptions:
             "eps_greedy",
             "measured_ratio",
             "prior_ratio",
+            "sampled_ratio",
             "transfer_ratio",
             "finish_ratio",
             "extinction_ratio",

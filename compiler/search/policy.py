@@ -38,7 +38,7 @@ from compiler.search.genome import Rows, Scores, keys_of
 from compiler.search.gpu_spills import spilled_bytes
 from compiler.search.neighbours import neighbours
 from compiler.search.options import SearchOptions
-from compiler.search.prior import blended, prior_scores
+from compiler.search.prior import blended, merit, prior_scores
 from compiler.search.scored import features_of_steps, scored_dots, scored_hardware
 from compiler.search.sketch import derive_sketches, rules_of
 from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
@@ -59,15 +59,19 @@ __all__ = [
 
 Features = npt.NDArray[np.float32]
 
+_JUDGED = 256
+"""By how many results, the latest ones, first principles are judged."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A told program that one of the spaces contains."""
+    """A told program that one of the spaces contains, and what first principles say of it."""
 
     seconds: float
     text: str
     space: int
     row: Rows
+    guess: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,10 @@ class SketchPolicy:
         chosen = self._fitted(int(self.options.transfer_ratio * count))
         if self.options.finish_ratio and spent >= 1.0 - self.options.finish_ratio:
             chosen |= self._neighbours(count // 2, chosen.keys())
-        chosen = self._best(met, count - int(random_share * count), chosen)
+        wanted = count - int(random_share * count)
+        sampled = int(self.options.sampled_ratio * self._prior_share * (wanted - len(chosen)))
+        chosen = self._best(first, len(chosen) + sampled, chosen)
+        chosen = self._best(met, wanted, chosen)
         chosen = self._with_random(rng, first, chosen, count)
         for one in ranking(met, self._seen | chosen.keys()):
             if len(chosen) >= count:
@@ -267,7 +274,19 @@ class SketchPolicy:
 
     @property
     def _prior_weight(self) -> float:
-        """How much first principles count against the model: all before any result of the task, less with every one."""
+        """How much first principles count against the model: all before any result of the task, less with every one,
+        and the less the worse they foretold those.
+        """
+        if not self.options.prior_trials:
+            return 0.0
+        valid = [known for known in self._known.values() if isfinite(known.seconds)][-_JUDGED:]
+        seconds, guesses = (np.array([getattr(one, name) for one in valid]) for name in ("seconds", "guess"))
+        trust = self.options.prior_trials * merit(guesses, seconds)
+        return trust / (trust + len(self._known)) if trust else 0.0
+
+    @property
+    def _prior_share(self) -> float:
+        """How little is known of the task: 1 before any result of it, less with every one."""
         trust = self.options.prior_trials
         return trust / (trust + len(self._known)) if trust else 0.0
 
@@ -405,7 +424,8 @@ class SketchPolicy:
             look = looks[text]
             if look.row is not None:
                 self._seen.add(look.key)
-                self._known[text] = _Known(self._told[text], text, look.space, look.row)
+                guess = 0.0 if look.features is None else float(self._guess(look.features[None])[0])
+                self._known[text] = _Known(self._told[text], text, look.space, look.row, guess)
         return [looks[text].features for text in texts]
 
     def _look(self, texts: Sequence[str]) -> dict[str, _Look]:

@@ -12,6 +12,8 @@ from compiler.search.genome import Scores
 from compiler.target import HardwareParams
 
 _CYCLES = FEATURE_NAMES.index("estimate_cycles")
+_FEWEST = 8
+"""Results from which on one can say whether the prior foretells them."""
 _HOPELESS = 1e-3
 """The least model score that is told from others when it is blended with the prior."""
 
@@ -26,6 +28,18 @@ def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware:
     per_cycle = 2.0 * gpu.lanes * gpu.multiprocessors if hardware.is_gpu else on_processor
     cycles = np.exp2(features[:, :, _CYCLES].astype(np.float64)) - 1.0
     return np.asarray(max(flop_count, 1.0) / per_cycle / np.maximum(cycles.sum(axis=1), 1.0))
+
+
+def merit(prior: Scores, seconds: Scores) -> float:
+    """How well the prior foretold times (B,), in 0 … 1: the share of pairs that it put in the right order, a pair
+    counting by how far apart its times are, rescaled so that what chance achieves is 0; 1 where there are too few.
+    """
+    if len(seconds) < _FEWEST:
+        return 1.0
+    faster = np.log(seconds)[:, None] - np.log(seconds)[None, :]
+    order = np.sign(prior[None, :] - prior[:, None])
+    total = float(np.abs(faster).sum())
+    return max(0.0, float((faster * order).sum()) / total) if total > 0.0 else 1.0
 
 
 def blended(scores: Scores, prior: Scores, weight: float) -> Scores:

@@ -21,7 +21,7 @@ from compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root,
 from compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
 from compiler.schedule.task import SearchTask
 from compiler.search.depths import cumulative, random_true, settled_depth
-from compiler.search.factorize import sample_factorizations
+from compiler.search.factorize import covering, sample_factorizations
 from compiler.search.finish import finished_steps, skeleton
 from compiler.search.genome import Layout, Mask, Rows, SplitColumns, WidthColumn
 from compiler.search.gpu_legality import gpu_legal
@@ -32,6 +32,7 @@ from compiler.search.register_tile import settled_unroll
 from compiler.search.sketch import derive_sketches
 from compiler.search.sketch_rules import SketchContext, SketchRule
 from compiler.target import HardwareParams
+from compiler.te.tensor import ComputeOp
 
 UNROLL_PRAGMA = "auto_unroll_max_step$"
 
@@ -79,9 +80,8 @@ class SketchSpace:
         steps = finished_steps(sketch, dag, context)
         state = skeleton(dag, steps)
         splits = tuple(
-            (number, step.extent, len(step.lengths) + 1)
-            for number, step in enumerate(steps)
-            if isinstance(step, Split) and None in step.lengths
+            (number, step.extent if context.gpu else _covering(dag, steps[:number], step, context.options), parts)
+            for number, step, parts in _open_splits(steps)
         )
         stages = tuple(
             number
@@ -364,6 +364,22 @@ def _loop_facts(state: State, stage: int) -> LoopFacts:
     spatial = sorted(free)
     vector = spatial[-1] if spatial and all(number < spatial[-1] for number in taken) else -1
     return LoopFacts(stage, depth, vector)
+
+
+def _open_splits(steps: Sequence[Step]) -> Iterator[tuple[int, Split, int]]:
+    """The splits whose lengths are to be chosen: number, step, and how many parts they make."""
+    for number, step in enumerate(steps):
+        if isinstance(step, Split) and None in step.lengths:
+            yield number, step, len(step.lengths) + 1
+
+
+def _covering(dag: ComputeDAG, before: Sequence[Step], step: Split, options: SearchOptions) -> int:
+    """What the parts of a split multiply to: more than the extent where that has no divisor to tile a loop by."""
+    stage = skeleton(dag, before).stages[step.stage]
+    loop = stage.iters[step.iter]
+    if loop.kind is not IterKind.SPATIAL or not isinstance(stage.op, ComputeOp):
+        return step.extent
+    return covering(step.extent, options.max_innermost, is_vector=loop.name == stage.op.axes[-1].name)
 
 
 def _read_lengths(row: Rows, split: SplitColumns, mine: Step, given: Step) -> bool:

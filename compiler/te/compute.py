@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+from compiler.dtype import item_bytes
 from compiler.errors import DefinitionError, refusing_depth
 from compiler.ir import expr as ir
 from compiler.ir.expr import BinaryOp, Expr, Operand
@@ -178,6 +179,17 @@ def isnan(value: Operand) -> Expr:
     """Whether the value is not a number; no integer is one."""
     expr = ir.as_expr(value)
     return ir.Call("isnan", (expr,), ir.BOOL) if ir.is_float(expr.dtype) else ir.const(False)
+
+
+def bits(dtype: str, value: Operand) -> Expr:
+    """The value of type `dtype` that has the bits of `value` in memory. A byte that stands for a bool is 0 or 1.
+
+    Raises: DefinitionError when the types are not of as many bytes.
+    """
+    expr, dtype = ir.as_expr(value), checked_dtype("bits", dtype)
+    if item_bytes(dtype) != item_bytes(expr.dtype):
+        raise DefinitionError(f"bits: {expr.dtype} has {item_bytes(expr.dtype)} bytes, {dtype} {item_bytes(dtype)}")
+    return expr if expr.dtype == dtype else ir.Call("bits", (expr,), dtype)
 
 
 def pow(base: Operand, exponent: Operand) -> Expr:

@@ -54,8 +54,12 @@ def tune(
         typer.Option(help="Weights while a kernel is timed: cached, memory, or auto (default): as in the network."),
     ] = None,
     winograd: Annotated[
-        bool, typer.Option(help="Try Winograd's transforms for 3x3 convolutions of stride 1; the faster way serves.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--winograd/--no-winograd",
+            help="Try Winograd's transforms for 3x3 convolutions of stride 1; the faster way serves. Default: yes.",
+        ),
+    ] = None,
     fleet: Annotated[
         str | None,
         typer.Option(help="Workers that build and time: folder, prefect, dask[://HOST:PORT], ray[://HOST:PORT]."),

@@ -52,6 +52,8 @@ def test_paths_are_relative_to_where_they_are_written(tmp_path: Path) -> None:
         ("minutes = inf\n", ("finite", "inf")),
         ("weights = 3\n", ("a text", "3")),
         ("home = ''\n", ("a path", "''")),
+        ("winograd = 1\n", ("retune.toml: winograd", "true or false", "1")),
+        ("winograd = 'no'\n", ("true or false", "'no'")),
         ("batch = = 3\n", ("retune.toml", "not TOML", "line 1")),
     ],
 )
@@ -74,6 +76,18 @@ def test_numbers_of_threads_are_read_as_openmp_reads_them(tmp_path: Path) -> Non
     assert resolve({"OMP_NUM_THREADS": "3,2"}, tmp_path)[0].num_threads == 3
     assert resolve({"OMP_NUM_THREADS": "3", "RETUNE_NUM_THREADS": "4"}, tmp_path)[0].num_threads == 4
     assert resolve({"OMP_NUM_THREADS": "3", "RETUNE_NUM_THREADS": "none"}, tmp_path)[0].num_threads == 3
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", False), ("Off", False), ("no", False), ("1", True), ("TRUE", True)])
+def test_yes_and_no(text: str, value: bool, tmp_path: Path) -> None:
+    assert resolve({}, tmp_path)[0].winograd is True
+    assert resolve({"RETUNE_WINOGRAD": text}, tmp_path)[0].winograd is value
+    (tmp_path / "retune.toml").write_text("winograd = false\n")
+    assert resolve({}, tmp_path)[0].winograd is False
+    assert resolve({"RETUNE_WINOGRAD": text}, tmp_path)[0].winograd is value
+    assert resolve({"RETUNE_WINOGRAD": text}, tmp_path, {"winograd": True})[0].winograd is True
+    with pytest.raises(OptionError, match="RETUNE_WINOGRAD must be true or false, not 'perhaps'"):
+        resolve({"RETUNE_WINOGRAD": "perhaps"}, tmp_path)
 
 
 def test_variables_that_set_nothing_are_found() -> None:

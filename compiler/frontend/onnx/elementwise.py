@@ -202,6 +202,13 @@ def _cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return _cast_to(builder, node, helper.tensor_dtype_to_np_dtype(node.integer("to", 1)).name)
 
 
+def _bit_cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    x, dtype = node.operand(builder, 0), helper.tensor_dtype_to_np_dtype(node.integer("to", 1)).name
+    if dtype not in DTYPES:
+        raise node.unsupported(f"no elements of {dtype}")
+    return [x.name if x.dtype == dtype else builder.emit("bits", [x.name], {"dtype": dtype}, name=node.name)]
+
+
 def _cast_like(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return _cast_to(builder, node, node.operand(builder, 1).dtype)
 
@@ -215,6 +222,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Asinh": same("asinh"),
     "Atan": same("atan"),
     "Atanh": same("atanh"),
+    "BitCast": _bit_cast,
     "Cast": _cast,
     "CastLike": _cast_like,
     "Ceil": same("ceil"),

@@ -15,6 +15,11 @@ _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce
 
 _ALONG_AXIS = ("softmax", "log_softmax")
 
+_MOST_REPEATED = 1 << 18
+"""Elements of a constant that is repeated so that what it is combined with joins a product; a kernel of its own would
+read and write as many.
+"""
+
 
 def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argsort(perm))
@@ -126,19 +131,25 @@ def _is_product(builder: GraphBuilder, name: str) -> bool:
 def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int, ...], *, free: bool) -> str | None:
     """What to combine with `x` so that reshaping the result to `shape` is as combining with `name` afterwards.
 
-    Unless it is `free` to reshape what is computed, only constants are, and what was reshaped from that very shape.
+    Unless it is `free` to reshape what is computed, only constants are, and what was reshaped from that very shape. A
+    constant that no shape broadcasts as needed is then repeated, where that is not too much.
     """
     source = builder.producer(name)
     if source is not None and source.op == "reshape" and source.ints("shape") == shape:
         before = builder.value(source.inputs[0]).shape
         if before == x.shape:
             return source.inputs[0]
-    if builder.array(name) is None and not free:
+    array = builder.array(name)
+    if array is None and not free:
         return None
     if not builder.value(name).shape:
         return name
     wanted = reshaped_broadcast(builder.value(name).shape, shape, x.shape)
-    if wanted is not None and builder.array(name) is None:
+    if wanted is None and array is not None and free and x.size <= _MOST_REPEATED:
+        if np.broadcast_shapes(array.shape, shape) != shape:
+            return None
+        return builder.constant(np.broadcast_to(array, shape).reshape(x.shape), name)
+    if wanted is not None and array is None:
         wanted = (*(1 for _ in range(len(x.shape) - len(wanted))), *wanted)
     return None if wanted is None else _reshape(builder, name, wanted)
 

@@ -20,6 +20,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "conv2d": conv.convolution,
     "conv3d": conv.convolution,
     "conv_transpose2d": conv_transpose.conv_transpose2d,
+    "conv_phases2d": conv_transpose.conv_phases2d,
     "winograd_conv2d": winograd.winograd,
     "dense": matmul.dense,
     "batch_matmul": matmul.batch_matmul,

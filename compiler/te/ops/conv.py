@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from compiler import te
 from compiler.ir.expr import Expr
+from compiler.ir.visit import substitute
 from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Axis, Tensor
+from compiler.te.ops.shape import CONCATENATED
+from compiler.te.tensor import Axis, ComputeOp, Tensor
 
 _CHANNELS_LAST = ("NWC", "NHWC", "NDHWC")
 _REDUCE_NAMES = ("rz", "ry", "rx")
@@ -143,8 +145,10 @@ def zero_padded(
     cut: tuple[int, ...] = (),
     fill: int = 0,
 ) -> Tensor:
-    """The tensor with zeros (or `fill`) around the dimensions from `first` on, and nothing beyond `cut` elements."""
-    rank = len(before)
+    """The tensor with zeros (or `fill`) around the dimensions from `first` on, and nothing beyond `cut` elements. What
+    is end to end in a concatenation is read where it lies: a stage of its own would be one more copy.
+    """
+    rank, source = len(before), data.op
     inside = data.shape[first : first + rank]
     sizes = cut or tuple(low + have + high for low, have, high in zip(before, inside, after, strict=True))
     shape = (*data.shape[:first], *sizes, *data.shape[first + rank :])
@@ -159,8 +163,10 @@ def zero_padded(
             if after[dim]:
                 conditions.append(index < before[dim] + inside[dim])
             moved[first + dim] = index - before[dim]
-        outside = te.const(fill, data.dtype)
-        return te.if_then_else(te.logical_and(*conditions), data[tuple(moved)], outside)
+        value: Expr = data[tuple(moved)]
+        if isinstance(source, ComputeOp) and CONCATENATED in source.attrs:
+            value = substitute(source.body, dict(zip(source.axes, moved, strict=True)))
+        return te.if_then_else(te.logical_and(*conditions), value, te.const(fill, data.dtype))
 
     functions: dict[int, Callable[..., Expr]] = {
         3: lambda a, b, c: body((a, b, c)),

@@ -86,7 +86,7 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "less_equal": lambda a, b: a <= b,
 }
 
-NAMES = frozenset({*_UNARY, *_BINARY, "leaky_relu", "clip", "cast", "where"})
+NAMES = frozenset({*_UNARY, *_BINARY, "leaky_relu", "clip", "cast", "bits", "where"})
 """The operators that `elementwise` expresses."""
 
 
@@ -109,6 +109,8 @@ def _value(call: OpCall, values: list[Expr]) -> Expr:
         return _clip(x, call.number("low"), call.number("high"))
     if call.op == "where":
         return te.select(x, values[1], values[2])
+    if call.op == "bits":
+        return te.bits(call.text("dtype"), x)
     if call.op == "cast":
         return te.cast(call.text("dtype"), x)
     return _UNARY[call.op](x)

@@ -10,6 +10,9 @@ from compiler.ir.expr import Expr
 from compiler.te.ops.call import OpCall
 from compiler.te.tensor import Tensor
 
+CONCATENATED = "concat_axis"
+"""The attribute of a concatenation's operation that holds its axis: who reads it may read its operands instead."""
+
 
 def reshape(call: OpCall) -> Tensor:
     """The same elements in row-major order."""
@@ -52,7 +55,7 @@ def concat(call: OpCall) -> Tensor:
         assert value is not None
         return value
 
-    return te.compute(call.shape, body, name=call.name)
+    return te.compute(call.shape, body, name=call.name, attrs={CONCATENATED: axis})
 
 
 def slice_(call: OpCall) -> Tensor:

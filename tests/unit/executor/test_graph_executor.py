@@ -1,6 +1,8 @@
 """The executor on a network of three doubling kernels."""
 
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,9 @@ import pytest
 from compiler.errors import ArtifactError, OptionError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
+from compiler.executor.params import save_param_dict
+from compiler.executor.plan import BufferKind, BufferSpec
+from compiler.runtime.artifact import ALIGNMENT
 from tests.doubling_network import SHAPE, doubling_network
 from tests.ir_kernels import ELEMENTS
 
@@ -54,6 +59,50 @@ def test_facts_about_inputs_and_outputs() -> None:
     assert executor.get_input_index("c") == -1
     assert executor.get_input_info() == ({"x": SHAPE}, {"x": "float32"})
     assert executor.get_output_info()[0] == {"out": SHAPE, "twice": SHAPE, "flat": (ELEMENTS,)}
+
+
+def test_constants_are_held_once(tmp_path: Path) -> None:
+    given = np.ones(ELEMENTS, np.float32)
+    for network in (doubling_network(given), CompiledNetwork.load(doubling_network(given).save(tmp_path / "n.retune"))):
+        held = network.constants[4]
+        assert held.ctypes.data % ALIGNMENT == 0
+        assert not held.flags.writeable
+        one, other = GraphExecutor(network), GraphExecutor(network)
+        assert one.value(4).ctypes.data == other.value(4).ctypes.data == held.ctypes.data
+        given[...] = 5  # the network has its own
+        one.load_params(save_param_dict({"c": np.full(ELEMENTS, 3, np.float32)}))
+        for executor, wanted in ((one, 6), (other, 2)):  # and an executor into which parameters are loaded, too
+            executor.run(x=_x())
+            np.testing.assert_array_equal(executor.get_output("twice").ravel(), np.full(ELEMENTS, wanted, np.float32))
+        other.share_params(one, save_param_dict({"c": given}))
+        other.run()
+        np.testing.assert_array_equal(other.get_output("twice").ravel(), np.full(ELEMENTS, 6, np.float32))
+        given[...] = 1
+
+
+def test_loading_takes_no_more_memory_than_the_constants(tmp_path: Path) -> None:
+    count = 1 << 22
+    network = _with_a_large_constant(count)
+    path = network.save(tmp_path / "large.retune")
+    tracemalloc.start()
+    try:
+        executor = GraphExecutor(CompiledNetwork.load(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert executor.memory().constants > 4 * count
+    assert peak < 1.5 * 4 * count
+
+
+def _with_a_large_constant(count: int) -> CompiledNetwork:
+    """The doubling network, and a constant that is an output."""
+    network = doubling_network()
+    plan = network.plan
+    number = len(plan.buffers)
+    spec = BufferSpec("large", (count,), "float32", BufferKind.CONSTANT, number)
+    plan = replace(plan, buffers=(*plan.buffers, spec), outputs=(*plan.outputs, number))
+    noise = np.random.default_rng(0).random(count, np.float32)
+    return replace(network, plan=plan, constants={**network.constants, number: noise})
 
 
 def test_outputs_into_an_array_of_the_caller() -> None:

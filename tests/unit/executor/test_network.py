@@ -69,8 +69,8 @@ def test_saving_again_replaces_the_file(tmp_path: Path) -> None:
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     path = doubling_network().save(tmp_path / "net.retune")
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="pickle"):
-        doubling_network(np.array([object()])).save(path)
+    with pytest.raises(TypeError, match="JSON"):
+        replace(doubling_network(), metadata={"target": object()}).save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -138,8 +138,42 @@ def test_pickled_constants_are_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.npy"
     np.save(bad, np.array([object()], dtype=object), allow_pickle=True)
     _edited(path, _put("constants/4.npy", bad.read_bytes()))
-    with pytest.raises(ArtifactError, match="allow_pickle"):
+    with pytest.raises(ArtifactError, match=r"elements of the type .O are no numbers"):
         CompiledNetwork.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda array: array.byteswap().view(array.dtype.newbyteorder()), "are no numbers of this machine"),
+        (lambda array: array.astype(np.float64), "the constant c is float64"),
+    ],
+)
+def test_constants_of_another_type_are_refused(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
+    network = doubling_network()
+    path, bad = network.save(tmp_path / "net.retune"), tmp_path / "bad.npy"
+    np.save(bad, change(network.constants[4]))
+    _edited(path, _put("constants/4.npy", bad.read_bytes()))
+    with pytest.raises(ArtifactError, match=message):
+        CompiledNetwork.load(path)
+
+
+def test_a_constant_that_ends_early_is_refused(tmp_path: Path) -> None:
+    path = doubling_network().save(tmp_path / "net.retune")
+    _edited(path, lambda members: members.update({"constants/4.npy": members["constants/4.npy"][:-1]}))
+    with pytest.raises(ArtifactError, match=f"ends after {4 * ELEMENTS - 1} of {4 * ELEMENTS} bytes"):
+        CompiledNetwork.load(path)
+
+
+def test_a_constant_in_the_order_of_fortran_comes_back(tmp_path: Path) -> None:
+    network = doubling_network()
+    table = network.constants[4].reshape(2, -1)
+    path, turned = network.save(tmp_path / "net.retune"), tmp_path / "turned.npy"
+    np.save(turned, np.asfortranarray(table))
+    _edited(path, _put("constants/4.npy", turned.read_bytes()))
+    np.testing.assert_array_equal(CompiledNetwork.load(path).constants[4], table)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"an ONNX file perhaps", b"PK\x05\x06" + bytes(18)])

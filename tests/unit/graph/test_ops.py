@@ -37,11 +37,13 @@ EVALUATED: list[tuple[str, list[np.ndarray[Any, Any]], Attributes]] = [
 _OF_FLOATS_TOO = {"sign", "is_nan", "mod", "fmod", "less", "equal"}
 
 TRANSPOSED: dict[str, Attribute] = {"strides": (2, 3), "pads": (1, 0, 0, 1), "layout": "NCHW"}
+PHASES: dict[str, Attribute] = {"strides": (2, 3), "pads": (1, 0), "size": (3, 5), "layout": "NHWC"}
 
 STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("leaky_relu", [(2, 3)], {"alpha": 0.1}),
     ("clip", [(2, 3)], {"low": 0.0, "high": 6.0}),
     ("cast", [(2, 3)], {"dtype": "int32"}),
+    ("bits", [(2, 3)], {"dtype": "int32"}),
     ("conv2d", [(2, 4, 9, 8), (6, 4, 3, 2)], CONV),
     ("conv2d", [(2, 4, 9, 8), (6, 2, 3, 2)], {**CONV, "groups": 2}),
     ("conv2d", [(2, 9, 8, 4), (3, 2, 2, 6)], {**CONV, "groups": 2, "layout": "NHWC"}),
@@ -70,6 +72,7 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("conv3d", [(1, 4, 3, 5, 6), (2, 4, 1, 3, 3)], CONV_3D),
     ("conv_transpose2d", [(2, 4, 3, 5), (4, 6, 4, 3)], TRANSPOSED),
     ("conv_transpose2d", [(2, 3, 5, 4), (4, 3, 4, 6)], {**TRANSPOSED, "layout": "NHWC", "pads": (2, 0, -1, 0)}),
+    ("conv_phases2d", [(2, 3, 5, 4), (4, 6, 4, 6)], PHASES),
     ("winograd_conv2d", [(2, 6, 7, 3), (6, 6, 3, 5)], {"tile": 4, "pads": (1, 1, 1, 1)}),
 ]
 
@@ -138,12 +141,16 @@ MISFITS: list[tuple[str, Shapes, Attributes, str]] = [
     ("slice", [(5,)], {"starts": (0,), "stops": (6,), "steps": (1,)}, "cannot slice"),
     ("pad", [(5,)], {"pads_before": (-1,), "pads_after": (0,), "value": 0.0}, "none negative"),
     ("broadcast_to", [(3,)], {"shape": (2,)}, "does not broadcast"),
+    ("bits", [(2, 3)], {"dtype": "int16"}, "another number of bytes"),
     ("where", [(3,), (3,), (3,)], {}, "condition must be bool"),
     ("gather", [(3,), (2,)], {"axis": 0}, "indices must be integers"),
     ("top_k", [(3,)], {"axis": 0, "k": 4, "largest": True}, "no 4 elements"),
     ("arg_max", [(3,)], {"axis": 1, "keepdims": True}, "outside the rank"),
     ("conv3d", [(2, 4, 9, 8), (6, 4, 3, 2)], CONV_3D, "five dimensions"),
     ("conv_transpose2d", [(1, 2, 3, 3), (2, 4, 3)], TRANSPOSED, "four dimensions"),
+    ("conv_phases2d", [(2, 3, 5, 4), (4, 5, 4, 6)], PHASES, "the strides divide KH and KW"),
+    ("conv_phases2d", [(2, 3, 5, 4), (4, 6, 4, 6)], {**PHASES, "pads": (-1, 0)}, "must not be negative"),
+    ("conv_phases2d", [(2, 3, 5, 4), (4, 6, 4, 6)], {**PHASES, "size": (3,)}, "two numbers each"),
     ("conv_transpose2d", [(1, 2, 3, 3), (3, 4, 3, 3)], TRANSPOSED, "for 3 channels"),
     ("conv_transpose2d", [(1, 2, 1, 1), (2, 4, 1, 1)], TRANSPOSED, "nothing is left"),
 ]

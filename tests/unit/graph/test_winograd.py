@@ -80,6 +80,33 @@ def test_other_convolutions_have_none() -> None:
     assert offered(builder.finish({"y": builder.emit("conv2d", (halved, wide), CONV)})) == []
 
 
+def joined(size: int = 12) -> Graph:
+    """Two inputs end to end, a convolution, and what follows."""
+    builder = GraphBuilder("level", [Value("one", (1, size, size, 16)), Value("other", (1, size, size, 8))])
+    values = np.random.default_rng(3).standard_normal((3, 3, 24, 16), dtype=np.float32) / 8
+    both = builder.emit("concat", ("one", "other"), {"axis": 3})
+    made = builder.emit("conv2d", (both, builder.constant(values, "w")), CONV)
+    return builder.finish({"y": builder.emit("relu", (made,))})
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_a_convolution_of_what_lies_end_to_end_has_them_too(chosen: int) -> None:
+    graph = joined()
+    direct = cut(graph, WINOGRAD[-1:])
+    (only,) = direct.alternatives
+    assert only.task.name == "winograd2_conv2d_3x3_c24_1x12x12x16_concat_relu"
+    rewritten, parts = with_alternatives(graph, direct, (only,)[:chosen])
+    (call,) = parts.kernels
+    assert call.inputs[:2] == ("one", "other")
+    rng = np.random.default_rng(4)
+    inputs = {value.name: rng.standard_normal(value.shape, dtype=np.float32) for value in graph.inputs}
+    values = {**rewritten.constants, **inputs}
+    feeds = {tensor: values[name] for tensor, name in zip(call.task.dag.inputs, call.inputs, strict=True)}
+    (found,) = evaluate_tensors(call.task.dag.outputs, feeds)
+    (wanted,) = evaluate(graph, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
+
+
 def test_weights_whose_transform_overflows_are_left_to_the_direct_convolution() -> None:
     weight = np.full((3, 3, 16, 16), 1e37, np.float32)
     assert offered(network(28, weight=weight / np.float32(1e6)))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.search.factorize import count_factorizations, divisors, factorizations, sample_factorizations
+from compiler.search.factorize import count_factorizations, covering, divisors, factorizations, sample_factorizations
 
 
 def test_divisors_of_a_composite() -> None:
@@ -18,6 +18,13 @@ def test_divisors_of_a_composite() -> None:
 def test_every_factorisation_is_listed_once_in_order() -> None:
     found = list(factorizations(4, 2, 64))
     assert found == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)]
+
+
+def test_extents_without_a_divisor_to_tile_by_are_covered() -> None:
+    rows = {extent: covering(extent, 64, is_vector=False) for extent in (1, 13, 31, 37, 49, 62, 197, 211, 1000)}
+    assert rows == {1: 1, 13: 13, 31: 31, 37: 40, 49: 49, 62: 64, 197: 208, 211: 224, 1000: 1000}
+    columns = {extent: covering(extent, 64, is_vector=True) for extent in (3, 61, 64, 77, 197, 1000, 1001)}
+    assert columns == {3: 3, 61: 61, 64: 64, 77: 80, 197: 208, 1000: 1000, 1001: 1008}
 
 
 @given(st.integers(1, 200), st.integers(1, 3), st.integers(1, 64))

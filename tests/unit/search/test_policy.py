@@ -75,6 +75,13 @@ def test_candidates_are_distinct_legal_and_of_every_sketch(task: object) -> None
     assert spaces == set(range(3))
 
 
+@pytest.mark.parametrize(("ratio", "least", "most"), [(0.0, 0, 15), (0.5, 12, 27), (1.0, 32, 32)])
+def test_a_part_of_the_first_batches_are_samples_as_they_were_drawn(ratio: float, least: int, most: int) -> None:
+    options = SearchOptions(population=256, generations=4, sampled_ratio=ratio, prior_ratio=1.0)
+    candidates = SketchPolicy(CONV, RandomModel(0), options).ask(32, 0)
+    assert least <= sum(one.mutation == "sample" for one in candidates) <= most
+
+
 def test_equal_seeds_ask_alike_and_other_seeds_or_rounds_do_not() -> None:
     def asked(seed: int, round_index: int) -> list[str]:
         return [one.steps_text for one in SketchPolicy(CONV, RandomModel(0), OPTIONS, seed).ask(16, round_index)]

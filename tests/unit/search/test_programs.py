@@ -23,6 +23,7 @@ from compiler.te.ops.winograd import transform_matrices
 from tests.unit.search.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,
+    joined_convolution,
     matmul,
     max_pool,
     min_nm,
@@ -50,6 +51,12 @@ def expect_residual(data: Array, weight: Array, bias: Array, residual: Array) ->
         for x in range(weight.shape[1]):
             total = total + padded[:, y : y + size, x : x + size, :] @ weight[y, x]
     return np.asarray(np.maximum(total, 0.0))
+
+
+def expect_joined(one: Array, other: Array, weight: Array) -> Array:
+    data = np.concatenate([one, other], axis=3)
+    nothing = np.zeros((), np.float32)
+    return expect_residual(data, weight, nothing, nothing)
 
 
 def expect_bn_relu(data: Array, weight: Array, bias: Array, scale: Array, offset: Array) -> Array:
@@ -98,6 +105,10 @@ def expect_transformed(data: Array, weight: Array, bias: Array, residual: Array)
 CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
     "matmul": (matmul(15, 36, 20), expect_matmul, 20),
     "residual": (conv_residual_nhwc(7, 24), expect_residual, 24),
+    "prime rows": (matmul(37, 48, 20), expect_matmul, 20),
+    "prime rows and columns": (matmul(67, 101, 12), expect_matmul, 20),
+    "prime image": (conv_residual_nhwc(37, 8), expect_residual, 16),
+    "joined": (joined_convolution(7, (12, 20), 24), expect_joined, 24),
     "bn_relu": (conv_bn_relu(1, 9, 4, 6, 3, 2, 1), expect_bn_relu, 16),
     "pool": (max_pool(6, 20), expect_pool, 4),
     "few points": (matmul(4, 6, 64), expect_matmul, 20),

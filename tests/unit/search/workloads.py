@@ -1,6 +1,12 @@
 """Small and large computations that the search tests share."""
 
+import numpy as np
+
 from compiler import te
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.fuse import fuse
+from compiler.graph.ir import Attribute, Value
+from compiler.graph.partition import express
 from compiler.ir.expr import Expr
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
@@ -63,6 +69,19 @@ def double_matmul(n: int) -> ComputeDAG:
     d = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], k), "D")
     e = te.compute((n, n), lambda i, j: te.sum(d[i, r] * c[r, j], r), "E")
     return ComputeDAG([a, b, c, e])
+
+
+def joined_convolution(size: int, channels: tuple[int, int], filters: int) -> ComputeDAG:
+    """A 3x3 convolution, padded, of two images that lie end to end, and relu: one kernel of a network."""
+    inputs = [Value(name, (1, size, size, count)) for name, count in zip("ab", channels, strict=True)]
+    builder = GraphBuilder("level", inputs)
+    weight = builder.constant(np.zeros((3, 3, sum(channels), filters), np.float32), "w")
+    attrs: dict[str, Attribute] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "groups": 1}
+    joined = builder.emit("concat", ("a", "b"), {"axis": 3})
+    made = builder.emit("conv2d", (joined, weight), {**attrs, "layout": "NHWC"})
+    graph = builder.finish({"y": builder.emit("relu", (made,))})
+    (group,) = fuse(graph).groups
+    return express(graph, group)[1]
 
 
 def conv_bn_relu(

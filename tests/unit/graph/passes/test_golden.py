@@ -19,6 +19,7 @@ from compiler.graph.passes.even_rows import EvenRows
 from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from compiler.graph.passes.fold_constants import FoldConstants
 from compiler.graph.passes.fold_scales import FoldScales
+from compiler.graph.passes.phases import Phases
 from compiler.graph.passes.quantised import Quantised
 from compiler.graph.passes.recognise import Recognise
 from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
@@ -130,6 +131,12 @@ def _two_convolutions() -> Graph:
     return b.finish({"y": b.emit("avg_pool2d", [second], {**pool, "count_include_pad": True})})
 
 
+def _transposed() -> Graph:
+    b = _start(1, 4, 4, 2)
+    attrs: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
+    return b.finish({"y": b.emit("relu", [b.emit("conv_transpose2d", ["x", _ones(b, 4, 4, 2, 3)], attrs)])})
+
+
 CASES: dict[str, tuple[GraphPass, Callable[[], Graph]]] = {
     "quantised": (Quantised(), residual_block),
     "fold_constants": (FoldConstants(), _unfolded),
@@ -142,6 +149,7 @@ CASES: dict[str, tuple[GraphPass, Callable[[], Graph]]] = {
     "slice_weights": (SliceWeights(), _cut),
     "transposed_products": (TransposedProducts(), _headed),
     "channels_last": (ChannelsLast(), _two_convolutions),
+    "phases": (Phases(), _transposed),
     "even_rows": (EvenRows(), _seventeen_rows),
 }
 

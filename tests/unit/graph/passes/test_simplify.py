@@ -29,6 +29,10 @@ def reshape(b: GraphBuilder, x: str, *shape: int) -> str:
     return b.emit("reshape", [x], {"shape": shape})
 
 
+def dense(b: GraphBuilder, rows: int, columns: int) -> str:
+    return b.emit("dense", [reshape(b, "x", 120 // rows, rows), weight(b, rows, columns)])
+
+
 def conv(b: GraphBuilder, x: str) -> str:
     attrs: dict[str, Attribute] = {
         "strides": (1, 1),
@@ -140,6 +144,18 @@ CASES: dict[str, tuple[Write, list[str]]] = {
     "reshape below bias and relu": (
         lambda b: b.emit("relu", [b.emit("add", [reshape(b, "x", 1, 6, 4, 5), weight(b, 5)])]),
         ["add", "relu", "reshape"],
+    ),
+    "reshape below the channels of a product": (
+        lambda b: b.emit("relu", [b.emit("add", [reshape(b, dense(b, 60, 24), 2, 2, 3, 4), weight(b, 4)])]),
+        ["reshape", "dense", "add", "relu", "reshape"],
+    ),
+    "not below the channels of anything else": (
+        lambda b: b.emit("add", [reshape(b, b.emit("tanh", ["x"]), 3, 2, 20), weight(b, 3, 1, 1)]),
+        ["tanh", "reshape", "add"],
+    ),
+    "not below a sum that is larger": (
+        lambda b: b.emit("add", [reshape(b, dense(b, 60, 24), 1, 12, 4), weight(b, 3, 1, 1)]),
+        ["reshape", "dense", "reshape", "add"],
     ),
     "reshape below a gate": (
         lambda b: b.emit("mul", [reshape(b, "x", 6, 20), b.emit("tanh", [reshape(b, "x", 6, 20)])]),
