@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -196,7 +197,10 @@ def _read_constant(entry: IO[bytes]) -> Array:
     version = np.lib.format.read_magic(entry)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of NumPy's file format")
-    shape, turned, dtype = _HEADERS[version](entry)
+    try:
+        shape, turned, dtype = _HEADERS[version](entry)
+    except (TokenError, SyntaxError) as error:
+        raise ValueError(f"no header of NumPy's file format: {error}") from None
     if dtype.hasobject or not dtype.isnative:
         raise ValueError(f"elements of the type {dtype.str} are no numbers of this machine")
     # NumPy's file format has no name for bfloat16: it keeps the bytes.
