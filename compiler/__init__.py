@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compiler.driver.modules import build
+    from compiler.driver.network_build import build_network
+    from compiler.driver.pass_context import PassContext
     from compiler.runtime.device import cpu, cuda, device, opencl
     from compiler.runtime.module import load_module
     from compiler.runtime.registry import get_global_func, list_global_func_names, register_func, remove_global_func
 
 _HOMES = {
+    "PassContext": "driver.pass_context",
     "build": "driver.modules",
+    "build_network": "driver.network_build",
     "cpu": "runtime.device",
     "cuda": "runtime.device",
     "device": "runtime.device",
@@ -28,7 +32,9 @@ _HOMES = {
 _PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "runtime", "te", "vm")
 
 __all__ = [
+    "PassContext",
     "build",
+    "build_network",
     "cpu",
     "cuda",
     "device",

@@ -30,6 +30,7 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── MismatchError            two values are not built alike (a ValueError)
     ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
     └── OptionError              an option has a value that makes no sense
+        └── PassOptionError          a pass context has no such option, or not of that type (also an AttributeError)
 
 A failed *candidate* is not an exception but a value: see `compiler.measure.record.MeasureStatus`.
 """
@@ -178,6 +179,10 @@ class DeviceError(RetuneError):
 
 class OptionError(RetuneError):
     """An option has a value that makes no sense."""
+
+
+class PassOptionError(OptionError, AttributeError):
+    """A pass context has no option of that name, or it is of another type."""
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import typer
 
 from compiler.errors import RetuneError
 from flows import exits
+from flows.commands import compile as compiling
 from flows.commands import fleet, networks, report, settings, tune
 from flows.commands.doctor import doctor
 from flows.commands.records import records_app
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(tune.tune)
+app.command("compile")(compiling.compile_network)
 app.command()(networks.networks)
 app.command()(networks.run)
 app.command()(report.runs)

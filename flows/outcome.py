@@ -23,6 +23,8 @@ def show_report(report: Report, stream: TextIO) -> None:
         soft_wrap=True,
     )
     console.print(f"{report.coverage}", soft_wrap=True)
+    if fallen := report.coverage.fallback_text():
+        console.print(fallen, soft_wrap=True)
     if report.comparison.note:
         console.print(report.comparison.note, soft_wrap=True)
     if not report.is_right:

@@ -13,10 +13,11 @@ from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions, tria
 from compiler.auto_scheduler.search_policy import SketchPolicy
 from compiler.config import usable_processors
 from compiler.driver import dispatch
-from compiler.driver.dispatch import DispatchContext, FallbackContext
+from compiler.driver.dispatch import DispatchContext, FallbackContext, Record, RecordSource
 from compiler.driver.hardware import hardware_of
 from compiler.errors import OptionError
 from compiler.measure.log import LoggedTrial
+from compiler.measure.record import MeasureRecord
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.state import State, replay
@@ -34,9 +35,10 @@ _SAMPLING = {"eps_greedy": 0.01, "evolutionary_search_num_iters": 0}
 class ApplyHistoryBest(dispatch.ApplyHistoryBest):
     """Answers with the fastest program in the records: of this target, else of one of its kind.
 
-    `records` is the path of a log, or any iterable of paths, pairs of a `MeasureInput` and its `MeasureResult`, and
-    trials. `n_lines` limits what is read of each log. With `include_compatible` a program of a smaller size serves
-    where none of the size itself is known. With `layout` programs measured with that layout option come first.
+    `records` is the path of a log or of a folder with logs, a record store, a `RecordReader`, or any iterable of paths,
+    pairs of a `MeasureInput` and its `MeasureResult`, trials and records; None is none. `n_lines` limits what is read
+    of each log. With `include_compatible` a program of a smaller size serves where none of the size itself is known.
+    With `layout` programs measured with that layout option come first.
     Raises: LogFormatError when a log cannot be read.
     """
 
@@ -53,7 +55,7 @@ class ApplyHistoryBest(dispatch.ApplyHistoryBest):
 
     def load(self, records: Any, n_lines: int | None = None) -> None:
         """Take in more records; the faster program of a workload stays. Raises: LogFormatError."""
-        if records is None or isinstance(records, (str, Path)):
+        if records is None or isinstance(records, (str, Path, RecordSource)):
             super().load(records, n_lines)
         else:
             super().load(list(_entries(records)), n_lines)
@@ -106,11 +108,13 @@ class ApplyHistoryBestOrSample(ApplyHistoryBest):
         return None if best is None else best.value
 
 
-def _entries(records: Iterable[Any]) -> Iterator[str | Path | LoggedTrial]:
+def _entries(records: Iterable[Any]) -> Iterator[Record]:
     for record in records:
-        if isinstance(record, (str, Path, LoggedTrial)):
+        if isinstance(record, (str, Path, LoggedTrial, MeasureRecord)):
             yield record
         elif isinstance(record, tuple) and len(record) == 2:
             yield trial_of(*record)
         else:
-            raise OptionError(f"a record is a path, a trial, or a MeasureInput with its result, not {record!r}")
+            raise OptionError(
+                f"a record is a path, a trial, a stored record, or a MeasureInput with its result, not {record!r}"
+            )

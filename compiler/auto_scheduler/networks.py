@@ -3,23 +3,20 @@
 Always: equal computations are one task; they are tuned for weights that are laid out beforehand, as a network's are.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from compiler.auto_scheduler.search_task import SearchTask
 from compiler.config import usable_processors
-from compiler.driver.dispatch import DispatchContext, FallbackContext
+from compiler.driver.dispatch import is_enabled
 from compiler.driver.hardware import completed, hardware_of
-from compiler.errors import ModelFormatError
-from compiler.frontend.network import load_network
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.ir import Graph
+from compiler.driver.network_build import optimized
+from compiler.driver.network_source import graph_of, with_parameters
+from compiler.driver.pass_context import PassContext
+from compiler.errors import OptionError
 from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
 from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import Array
 from compiler.target import HardwareParams, Target
@@ -32,22 +29,29 @@ def extract_tasks(
     target_host: Target | str | None = None,
     hardware_params: HardwareParams | None = None,
     include_simple_tasks: bool = False,
+    dump_workload_to_dag_log: str | Path | None = None,
+    opt_level: int = 3,
     *,
     winograd: bool = False,
 ) -> tuple[list[SearchTask], list[int]]:
     """The tuning tasks of a network, and how often each appears.
 
     `mod` is a `compiler.graph.ir.Graph`, an ONNX model or its path, or a name of the zoo. `params` are arrays for
-    inputs that are constants, by name. `include_simple_tasks` adds the kernels without data reuse. With `winograd` the
+    inputs that are constants, by name. `include_simple_tasks` adds the kernels without data reuse.
+    `dump_workload_to_dag_log` is a file that gets the text of every task's graph by its key, as JSON. `opt_level` is
+    that of `PassContext`: with 0 the tasks are of the graph nearly as it was imported. With `winograd` the
     tasks that compute a convolution in a transformed space follow the direct one, with the same weight; a network that
     is compiled inside `ApplyHistoryBest` takes the way whose record is the fastest.
-    Raises: ModelError when the network cannot be read or a parameter fits no input, TargetError.
+    Raises: ModelError when the network cannot be read or a parameter fits no input, TargetError, OptionError when the
+    file cannot be written.
     """
     machine = target if isinstance(target, Target) else Target(target)
     given = hardware_of(machine, len(usable_processors()))
     hardware = given if hardware_params is None else completed(hardware_params, machine)
     rewrites = winograd_for(machine) if winograd else ()
-    cut = partition(optimize(_bound(_graph_of(mod), params or {})), machine, hardware, rewrites)
+    with PassContext(opt_level):
+        graph = optimized(with_parameters(graph_of(mod), params or {}))
+    cut = partition(graph, machine, hardware, rewrites)
     direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.worth_tuning()
     ways = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]
     tasks = [task for found in ways for task in found]
@@ -63,35 +67,21 @@ def extract_tasks(
         )
         for task in tasks
     ]
+    if dump_workload_to_dag_log is not None:
+        _dump(found, Path(dump_workload_to_dag_log))
     return found, counts
 
 
+def _dump(tasks: list[SearchTask], path: Path) -> None:
+    try:
+        path.write_text(json.dumps({task.workload_key: str(task.compute_dag) for task in tasks}), encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write the graphs of the tasks to {path}: {error.strerror}") from error
+
+
 def is_auto_scheduler_enabled() -> bool:
-    """Whether networks that this thread compiles use tuning records: it is inside a dispatch context that was entered,
-    such as `with ApplyHistoryBest(log):`.
+    """Whether networks that this thread compiles use tuning records: as
+    `PassContext(config={"use_auto_scheduler": ...})` says, or else inside any dispatch context that was entered, such
+    as `with ApplyHistoryBest(log):`.
     """
-    return not isinstance(DispatchContext.current(), FallbackContext)
-
-
-def _graph_of(mod: Any) -> Graph:
-    if isinstance(mod, Graph):
-        return mod
-    if isinstance(mod, (str, Path)):
-        return load_network(str(mod))
-    return load_model(mod)
-
-
-def _bound(graph: Graph, params: Mapping[str, Array]) -> Graph:
-    """The graph with constants in place of the inputs that `params` names."""
-    known = {value.name: value for value in graph.inputs}
-    for name, array in params.items():
-        if name in graph.constants:
-            continue
-        if name not in known:
-            raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(known)}")
-        value = known[name]
-        if np.shape(array) != tuple(value.shape) or np.asarray(array).dtype.name != value.dtype:
-            raise ModelFormatError(f"the input {name} is {value.dtype}{list(value.shape)}, which its parameter is not")
-    inputs = tuple(value for value in graph.inputs if value.name not in params)
-    constants = {**graph.constants, **{name: np.asarray(array) for name, array in params.items()}}
-    return replace(graph, inputs=inputs, constants=constants) if params else graph
+    return is_enabled()

@@ -4,8 +4,9 @@ batches of another version of the features are refused.
 
 import json
 import struct
+import tokenize
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 from zipfile import BadZipFile
@@ -32,6 +33,7 @@ UNREADABLE = (
     BadZipFile,
     EOFError,
     struct.error,
+    tokenize.TokenError,
     zlib.error,
 )
 """What reading arrays from bytes may raise when they are none."""
@@ -62,9 +64,17 @@ def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
                 raise StoreError(
                     f"what was learned is of features of version {version}, this is version {FEATURE_VERSION}"
                 )
-            return [
-                TrainingBatch(key, arrays[f"features{index}"], arrays[f"seconds{index}"])
-                for index, key in enumerate(header["tasks"])
-            ]
+            return [batch_in(arrays, index, key) for index, key in enumerate(header["tasks"])]
     except UNREADABLE as error:
         raise CorruptRecordError(f"this is nothing to learn from: {error}") from error
+
+
+def batch_in(arrays: Mapping[str, NDArray[Any]], index: int, task_key: object) -> TrainingBatch:
+    """Batch number `index` of an archive.
+
+    Raises: an error of `UNREADABLE` when it is missing or of other types.
+    """
+    features, seconds = arrays[f"features{index}"], arrays[f"seconds{index}"]
+    if not isinstance(task_key, str) or features.dtype != np.float32 or seconds.dtype != np.float64:
+        raise TypeError(f"batch {index} is of {features.dtype} and {seconds.dtype}, for the task {task_key!r}")
+    return TrainingBatch(task_key, features, seconds)

@@ -6,7 +6,7 @@ larger but still bounded sample, when the data have doubled or the trees have be
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from compiler.cost_model.base import TrainingBatch
 from compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
-from compiler.cost_model.lessons import UNREADABLE
+from compiler.cost_model.lessons import UNREADABLE, batch_in
 from compiler.cost_model.metrics import ModelMetrics, judge
 from compiler.cost_model.random import random_scores
+from compiler.cost_model.saved_trees import check_trees
 from compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
 from compiler.features import FEATURE_NAMES, FEATURE_VERSION
 from compiler.runtime.published import published
@@ -255,7 +256,7 @@ class XGBModel:
         }
         arrays: dict[str, NDArray[Any]] = {"header": _bytes_array(json.dumps(header).encode())}
         if self._booster is not None:
-            arrays["booster"] = _bytes_array(bytes(self._booster.save_raw("ubj")))
+            arrays["booster"] = _bytes_array(bytes(self._booster.save_raw("json")))
         for index, batch in enumerate(self._history.batches):
             arrays[f"features{index}"] = batch.features
             arrays[f"seconds{index}"] = batch.seconds
@@ -278,18 +279,20 @@ class XGBModel:
                         f"the cost model was trained on features of version {version}, "
                         f"this is version {FEATURE_VERSION}; train it anew"
                     )
-                model = cls(header["seed"], threads, XGBOptions(**header["options"]))
-                model._updates = header["updates"]
-                model._scratch_size = header["scratch_size"]
-                model._trees = header["trees"]
-                model._trained_on = header["trained_on"]
+                model = cls(_count(header, "seed"), threads, _options_of(header["options"]))
+                model._updates = _count(header, "updates")
+                model._scratch_size = _count(header, "scratch_size")
+                model._trees = _count(header, "trees")
+                model._trained_on = _count(header, "trained_on")
                 for index, task_key in enumerate(header["tasks"]):
-                    batch = TrainingBatch(task_key, arrays[f"features{index}"], arrays[f"seconds{index}"])
+                    batch = batch_in(arrays, index, task_key)
                     cls._check(batch)
                     model._history.append(batch)
                 if "booster" in arrays:
+                    trees = arrays["booster"].tobytes()
+                    check_trees(trees, len(FEATURE_NAMES))
                     model._booster = xgboost.Booster({"nthread": threads})
-                    model._booster.load_model(bytearray(arrays["booster"].tobytes()))
+                    model._booster.load_model(bytearray(trees))
         except (*UNREADABLE, xgboost.core.XGBoostError) as error:
             raise CorruptRecordError(f"this is no cost model: {error}") from error
         return model
@@ -332,6 +335,25 @@ def pack_sum_objective(data: TrainingRows) -> Callable[[NDArray[np.float32], xgb
         return np.repeat(error * data.weights, lengths).astype(np.float32), hessian
 
     return objective
+
+
+def _count(header: Mapping[str, Any], name: str) -> int:
+    """A number in the header of a saved model. Raises: ValueError for what is none from 0 on."""
+    value = header[name]
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _options_of(row: Mapping[str, Any]) -> XGBOptions:
+    """The options in the header of a saved model. Raises: TypeError for unknown ones, or of another type."""
+    options = XGBOptions(**row)
+    for name, default in asdict(XGBOptions()).items():
+        value = getattr(options, name)
+        fits = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
+        if not fits or not 0 <= value < 2**31:
+            raise TypeError(f"the option {name} is {value!r}")
+    return options
 
 
 def _bytes_array(data: bytes) -> NDArray[np.uint8]:

@@ -14,7 +14,8 @@ from typing import Protocol
 from compiler.codegen.cpu import describe
 from compiler.codegen.nvptx import GPU_TRIPLE
 from compiler.driver.build import build_kernel
-from compiler.driver.dispatch import DispatchContext, FallbackContext
+from compiler.driver.coverage import CoverageReport
+from compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
 from compiler.driver.hardware import hardware_of
 from compiler.driver.winners import Guess
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
@@ -95,7 +96,8 @@ def compile_graph(
     """Compile `graph`, which has been through the graph passes.
 
     `best` maps a workload key to the program to use, a `MeasureRecord` for instance; where it has none, a dispatch
-    context that was entered is asked (`with ApplyHistoryBest(log):`). `threads` is the number of threads
+    context that was entered is asked (`with ApplyHistoryBest(log):`), unless the pass context says not to. Where
+    records are used, one warning names the kernels worth tuning that none serves. `threads` is the number of threads
     that the network is meant to run on. `cut` is the partition, when the caller has it already; its alternatives are
     those that may serve. `metadata` takes the place of the facts that a network which is saved needs; to gather these
     all constants are read.
@@ -104,9 +106,11 @@ def compile_graph(
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
     best = best or {}
     rewritten, cut = with_alternatives(graph, cut, fastest_alternatives(cut, best))
-    choices = [
-        _choose(task, best.get(task.workload_key), heavy) for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
-    ]
+    with telling_nothing():
+        choices = [
+            _choose(task, best.get(task.workload_key), heavy)
+            for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
+        ]
     choices, artifacts = _build(choices, build)
     plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts})
     coverage = tuple(
@@ -118,6 +122,8 @@ def compile_graph(
     facts = _metadata(graph, target, threads) if metadata is None else metadata
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, facts)
     network.verify()
+    if (best or is_enabled()) and (fallen := CoverageReport.of(coverage).fallback_text()):
+        _log.warning("%s: %s", graph.name, fallen)
     return network
 
 
@@ -130,6 +136,8 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, KnownProgram]) -> tu
         known = best.get(task.workload_key)
         if known is not None:
             return known.seconds if _fits(task, known) else math.inf
+        if not is_enabled():
+            return math.inf
         return DispatchContext.current().expected_seconds(task.target, task.workload_key)
 
     found = []
@@ -152,7 +160,7 @@ def _fits(task: SearchTask, known: KnownProgram) -> bool:
 def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice:
     """The recorded program, when there is one that can be read; else what the dispatch context knows."""
     if best is None:
-        if isinstance(DispatchContext.current(), FallbackContext):
+        if not is_enabled():
             return _default(task)
         state = DispatchContext.current().query(task.target, task.workload_key, heavy, task.dag)
         return _default(task) if state is None else _told(task, state)
@@ -174,7 +182,7 @@ def _told(task: SearchTask, state: State) -> _Choice:
 
 def _default(task: SearchTask, note: str = "") -> _Choice:
     if note:
-        _log.warning("%s: %s; using the default schedule", task.name, note)
+        _log.info("%s: %s; using the default schedule", task.name, note)
     steps = default_gpu_steps(task.dag) if task.target.is_gpu else default_steps(task.dag)
     return _Choice(BuildRequest(task, steps, task.name), None, Origin.DEFAULT, note)
 

@@ -41,6 +41,27 @@ class CoverageReport:
     shares: tuple[Share, ...]
     kernels: tuple[Coverage, ...]
 
+    @property
+    def tunable(self) -> tuple[Coverage, ...]:
+        """The kernels that are worth tuning."""
+        return tuple(kernel for kernel in self.kernels if kernel.tunable)
+
+    @property
+    def fallbacks(self) -> tuple[Coverage, ...]:
+        """Those of them that run untuned, with the default schedule."""
+        return tuple(kernel for kernel in self.tunable if kernel.origin == Origin.DEFAULT)
+
+    def fallback_text(self) -> str:
+        """How many kernels fell back to the default schedule, of how many, and which; empty where none did."""
+        names = [f"{kernel.task} ({kernel.note})" if kernel.note else kernel.task for kernel in self.fallbacks]
+        if not names:
+            return ""
+        have = "has" if len(names) == 1 else "have"
+        return (
+            f"{len(names)} of {len(self.tunable)} kernels worth tuning {have} no program that was tuned, and the "
+            f"default schedule: {', '.join(names)}"
+        )
+
     @classmethod
     def of(cls, kernels: Sequence[Coverage]) -> "CoverageReport":
         """Count the calls and operations by origin."""

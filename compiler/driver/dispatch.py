@@ -10,14 +10,17 @@ import logging
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
-from compiler.errors import OptionError, ScheduleError
+from compiler.driver.pass_context import PassContext
+from compiler.errors import LogFormatError, OptionError, ScheduleError
 from compiler.measure.history import best_trial, best_trials, distance, target_kind
-from compiler.measure.log import LoggedTrial, code_target, read_log
+from compiler.measure.log import LoggedTrial, code_target, from_record, read_log
+from compiler.measure.record import MeasureRecord
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State, replay
 from compiler.schedule.steps import dump_steps
@@ -27,7 +30,49 @@ from compiler.target import Target
 _log = logging.getLogger(__name__)
 _active = threading.local()
 
-Records = str | Path | Iterable["str | Path | LoggedTrial"]
+LOG_ENDINGS = (".json", ".jsonl", ".log")
+"""How the names of logs in a folder end."""
+
+
+@runtime_checkable
+class RecordSource(Protocol):
+    """Where measured programs are kept, such as a record store."""
+
+    def tasks(self) -> Sequence["_Placed"]:
+        """Every task that was tried, with the target it was tried on."""
+        ...
+
+    def best_per_task(self, target: str | None = None) -> Mapping[str, MeasureRecord]:
+        """The fastest program of every task on a target."""
+        ...
+
+
+class _Placed(Protocol):
+    @property
+    def target(self) -> str: ...
+
+
+Record = str | Path | LoggedTrial | MeasureRecord
+Records = str | Path | RecordSource | Iterable[Record]
+
+
+def is_enabled() -> bool:
+    """Whether networks that this thread compiles use tuning records: as the pass context says, or else once a dispatch
+    context was entered.
+    """
+    wanted = PassContext.current().use_auto_scheduler
+    return not isinstance(DispatchContext.current(), FallbackContext) if wanted is None else wanted
+
+
+@contextmanager
+def telling_nothing() -> Iterator[None]:
+    """Inside, nobody says of single workloads that they have no record: the caller says it of all together."""
+    before = getattr(_active, "silent", False)
+    _active.silent = True
+    try:
+        yield
+    finally:
+        _active.silent = before
 
 
 class DispatchContext(ABC):
@@ -106,11 +151,12 @@ class DispatchContext(ABC):
 
 
 class FallbackContext(DispatchContext):
-    """Knows only what it was told: the outermost context of every thread. Says once of each workload with heavy
-    operators that it is compiled untuned.
+    """Knows only what it was told: the outermost context of every thread. Says once of each workload that it is
+    compiled untuned: with `verbose` 1 of those with heavy operators, with 2 of all, with 0 of none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, verbose: int = 1) -> None:
+        self.verbose = verbose
         self._states: dict[tuple[str, str], State] = {}
         self._told: set[tuple[str, str]] = set()
 
@@ -118,7 +164,8 @@ class FallbackContext(DispatchContext):
         """What was told, else None."""
         found = self.known(target, workload_key, dag)
         key = (str(target), workload_key)
-        if found is None and has_complex_op and key not in self._told:
+        silent = getattr(_active, "silent", False) or self.verbose < (1 if has_complex_op else 2)
+        if found is None and not silent and key not in self._told:
             self._told.add(key)
             _log.warning("no tuning record for %s on %s: it is compiled untuned", workload_key, target)
         return found
@@ -134,10 +181,11 @@ class FallbackContext(DispatchContext):
 class ApplyHistoryBest(DispatchContext):
     """Answers with the fastest program in the records: of this target, else of one of its kind.
 
-    `records` is a log's path, or any sequence of paths and trials. `n_lines` limits what is read of each log. With
+    `records` is the path of a log, or of a folder, of which the files are read that end as logs do (`LOG_ENDINGS`); a
+    record store; or any sequence of paths, trials and records. `n_lines` limits what is read of each log. With
     `include_compatible` a program of a smaller size serves where none of the size itself is known, if it fits. With
     `layout` programs that were measured with that layout option come first, see `compiler.measure.history`.
-    Raises: LogFormatError when a log cannot be read.
+    Raises: LogFormatError when a log cannot be read, or a folder has none.
     """
 
     def __init__(
@@ -159,13 +207,8 @@ class ApplyHistoryBest(DispatchContext):
 
         Raises: LogFormatError.
         """
-        if records is None:
-            return
-        sources: Iterable[str | Path | LoggedTrial] = [records] if isinstance(records, (str, Path)) else records
-        trials = list(self._best)
-        for source in sources:
-            trials.extend([source] if isinstance(source, LoggedTrial) else read_log(Path(source), lines=n_lines))
-        self._best = best_trials(trials)
+        if records is not None:
+            self._best = best_trials([*self._best, *_trials(records, n_lines)])
 
     def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
         told = self._told.get((str(target), workload_key))
@@ -201,6 +244,32 @@ class ApplyHistoryBest(DispatchContext):
             scaled = [(trial.seconds * distance(workload_key, trial.task.workload_key), trial) for trial in trials]
             order.extend(trial for seconds, trial in sorted(scaled, key=lambda pair: pair[0]) if seconds < float("inf"))
         return list(dict.fromkeys(trial for trial in order if trial is not None))
+
+
+def _trials(records: Records, lines: int | None) -> Iterator[LoggedTrial]:
+    """All trials of records in any form."""
+    if isinstance(records, RecordSource):
+        for target in sorted({task.target for task in records.tasks()}):
+            yield from map(from_record, records.best_per_task(target=target).values())
+        return
+    for one in [records] if isinstance(records, (str, Path)) else records:
+        if isinstance(one, MeasureRecord):
+            yield from_record(one)
+        elif isinstance(one, LoggedTrial):
+            yield one
+        else:
+            for log in _logs(Path(one)):
+                yield from read_log(log, lines=lines)
+
+
+def _logs(path: Path) -> list[Path]:
+    """The logs at a path: the file, or those in the folder."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(each for each in path.iterdir() if each.suffix in LOG_ENDINGS and each.is_file())
+    if not found:
+        raise LogFormatError(f"the folder {path} has no log: no file there ends in {', '.join(LOG_ENDINGS)}")
+    return found
 
 
 def _stack() -> list[DispatchContext]:

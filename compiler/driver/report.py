@@ -174,6 +174,7 @@ class Report:
             *([self.comparison.note] if self.comparison.note else []),
             "",
             f"The network is {self.coverage}.",
+            *([f"{fallen[:1].upper()}{fallen[1:]}."] if (fallen := self.coverage.fallback_text()) else []),
             "",
             "| kernel | uses | trials | default ms | best ms | GFLOP/s | served by |",
             "|---|---:|---:|---:|---:|---:|---|",

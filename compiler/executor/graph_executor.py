@@ -22,6 +22,7 @@ from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array
+from compiler.runtime.device import Device, cpu, require_cpu
 from compiler.runtime.loader import BoundKernel, Kernel, host_features, load_kernels
 from compiler.runtime.sequence import KernelSequence
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
@@ -292,6 +293,33 @@ class GraphExecutor:
                 self.get_output(index, out)
 
         return evaluator(whole)
+
+    def time_evaluator(
+        self,
+        func_name: str,
+        dev: Device | None = None,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: float = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+    ) -> Callable[..., BenchmarkResult]:
+        """What times calls of a function of this executor, such as "run": it takes the function's arguments.
+
+        Raises: OptionError when an option makes no sense; AttributeError when there is no such function.
+        """
+        require_cpu(cpu() if dev is None else dev)
+        function = self[func_name]
+        evaluator = TimeEvaluator(
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            cooldown_ms=cooldown_interval_ms,
+            repeats_to_cooldown=repeats_to_cooldown,
+            limit_zero_time_iterations=limit_zero_time_iterations,
+        )
+        return lambda *args: evaluator(lambda: function(*args))
 
     def profile(self, repeat: int = 10) -> tuple[CallTime, ...]:
         """Time of every kernel call, in running order: the median of `repeat` runs after one that is not timed."""

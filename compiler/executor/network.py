@@ -10,6 +10,8 @@ Always: a zip of JSON, `.npy` arrays and object code; no pickle, written to a te
 """
 
 import json
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
@@ -145,8 +147,12 @@ DAMAGE = (
     KeyError,
     EOFError,
     AttributeError,
+    IndexError,
+    OverflowError,
     MemoryError,
-    NotImplementedError,
+    RuntimeError,
+    struct.error,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
 )

@@ -66,7 +66,7 @@ def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Array]:
     try:
         table = json.loads(bytes(body[:length]))
         return {name: _array(body[length:], dtype, shape, offset) for name, dtype, shape, offset in table}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ArtifactError(f"the saved parameters cannot be read: {error}") from error
 
 

@@ -44,6 +44,10 @@ PIPELINE: tuple[GraphPass, ...] = (
 )
 
 
+NECESSARY: tuple[GraphPass, ...] = (FoldBatchNorm(), ChannelsLast())
+"""The passes without which there are operators and layouts that no kernel computes."""
+
+
 def optimize(graph: Graph, passes: Sequence[GraphPass] = PIPELINE) -> Graph:
     """Apply `passes` in order. Inputs, and names and order of outputs, stay; results agree up to rounding.
 

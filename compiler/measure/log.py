@@ -37,6 +37,8 @@ _HARDWARE_COUNT = 8
 _PARAMETER = 2**31 - 1
 _SECONDS = 2**47
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_NO_TASK = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What reading a row raises that is none."""
 _GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch")
 """Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
 
@@ -102,7 +104,7 @@ def read_line(text: str) -> LoggedTrial:
         )
     except ScheduleError as error:
         raise LogFormatError(f"the line {_shortened(text)} holds a step that cannot be read: {error}") from None
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+    except _NO_TASK as error:
         raise LogFormatError(
             f"the line {_shortened(text)} is no record of a tuning log ({type(error).__name__}: {error})"
         ) from None
@@ -221,7 +223,10 @@ def from_record(record: MeasureRecord) -> LoggedTrial:
     task = LoggedTask(record.task_key, record.target, hardware, "", _network_layout(record.target))
     known = _logged_options(record.options)
     if known is not None:
-        task = _task_of([record.task_key, *known])
+        try:
+            task = _task_of([record.task_key, *known])
+        except _NO_TASK as error:
+            raise LogFormatError(f"record {record.record_id}: its options name no task: {error}") from None
     elapsed = record.build_seconds + record.run_seconds
     costs = record.costs if record.status is MeasureStatus.OK else ()
     return LoggedTrial(task, steps, costs, record.status, elapsed, int(record.timestamp))
@@ -293,7 +298,7 @@ def _logged_options(options: str) -> list[Any] | None:
     """What `to_record` put aside, or None for a record of our own."""
     try:
         found = json.loads(options).get("log")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
     return found if isinstance(found, list) else None
 

@@ -16,18 +16,24 @@ _SECONDS = 120
 
 
 def link_objects(
-    objects: Sequence[bytes], path: Path, linkers: Sequence[str] = LINKERS, libraries: Sequence[str] = ()
+    objects: Sequence[bytes],
+    path: Path,
+    linkers: Sequence[str] = LINKERS,
+    libraries: Sequence[str] = (),
+    build_id: bytes = b"",
 ) -> None:
-    """Link objects into the shared library at `path`, which needs `libraries` (file names, such as libgomp.so.1).
+    """Link objects into the shared library at `path`, which needs `libraries` (file names, such as libgomp.so.1) and
+    holds `build_id` as its build id.
 
     Raises: ArtifactError when none of the `linkers` is installed, or it fails.
     """
     found = _linker(linkers)
+    wanted = ["-Bsymbolic", *([f"--build-id=0x{build_id.hex()}"] if build_id else [])]
     options = ["-shared", "-z", "noexecstack"]
     if "ld" in Path(found).name:
-        options.append("-Bsymbolic")
+        options += wanted
     else:  # a compiler: it knows where libm is
-        options += ["-Wl,-Bsymbolic", "-nostartfiles", "-lm"]
+        options += [*(f"-Wl,{option}" for option in wanted), "-nostartfiles", "-lm"]
     _run(found, objects, path, options, [f"-l:{library}" for library in libraries])
 
 

@@ -17,6 +17,7 @@ from compiler.runtime.loader import load_entry
 from compiler.runtime.machine import last_cache_bytes
 from compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
 from compiler.runtime.registry import get_global_func
+from compiler.runtime.seal import check_seal
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 ENTRY = "main"
@@ -57,6 +58,28 @@ class Module:
     def imports(self) -> "tuple[Module, ...]":
         """The modules in which functions are looked for that this one does not have."""
         return tuple(self._imports)
+
+    imported_modules = imports
+
+    @property
+    def type_key(self) -> str:
+        """What kind of module it is: "library", loaded from a shared library, or "native", with objects of its own."""
+        return "native" if self._library is None else "library"
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether its functions can be called: always."""
+        return True
+
+    @property
+    def is_dso_exportable(self) -> bool:
+        """Whether `export_library` can make a shared library of it: it, and all modules it imports, have objects."""
+        return all(each._library is None for each in (self, *self._all_imports()))
+
+    @property
+    def is_binary_serializable(self) -> bool:
+        """Whether `save` can write it: as `is_dso_exportable`."""
+        return self.is_dso_exportable
 
     def import_module(self, module: "Module") -> None:
         """Look for functions in that module too. Raises: ArtifactError when that module imports this one."""
@@ -199,6 +222,7 @@ def load_module(path: str | Path) -> Module:
     if not path.is_file():
         raise ArtifactError(f"{path}: there is no such file")
     if path.suffix == _LIBRARY:
+        check_seal(path)
         return Module(library=open_library(path.absolute()))
     if path.suffix == _ARCHIVE:
         return Module(read_archive(path))

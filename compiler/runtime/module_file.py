@@ -22,6 +22,7 @@ from compiler.runtime.artifact import KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
 from compiler.runtime.linking import LINKERS, link_objects
 from compiler.runtime.published import published
+from compiler.runtime.seal import BUILD_ID, seal
 
 FORMAT_VERSION = 1
 _LIBRARIES = ("libgomp.so.1", "libm.so.6")
@@ -39,13 +40,14 @@ class CompiledFunction:
 
 
 def write_library(functions: Sequence[CompiledFunction], path: Path, linkers: Sequence[str] = LINKERS) -> None:
-    """Link functions into one shared library, which whoever has the FFI can load.
+    """Link functions into one shared library, which whoever has the FFI can load, and seal it.
 
     Raises: ArtifactError when there is no linker, it fails, or the file cannot be written.
     """
     with published(path) as temporary:
         objects = [code for function in functions for code in (function.kernel.object_code, function.entry)]
-        link_objects(objects, temporary, linkers, _LIBRARIES)
+        link_objects(objects, temporary, linkers, _LIBRARIES, BUILD_ID)
+        seal(temporary)
 
 
 def write_archive(functions: Sequence[CompiledFunction], path: Path) -> None:

@@ -1,6 +1,8 @@
 """Tasks of networks, and networks compiled with the records of a script."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from compiler.auto_scheduler import (
     register_workload,
 )
 from compiler.driver.compile_network import compile_graph
-from compiler.errors import ModelFormatError
+from compiler.errors import ModelFormatError, OptionError
 from compiler.frontend import zoo
 from compiler.frontend.network import load_network
 from compiler.graph.builder import GraphBuilder
@@ -75,6 +77,21 @@ def test_m2_numbers_of_tasks(graph: Graph, simple: bool, weights: list[int]) -> 
     assert found == weights
     texts = {task.workload_key: str(task.compute_dag) for task in tasks}
     assert len(texts) == len(tasks), "m3: a key has one graph"
+
+
+def test_m3_the_graphs_of_tasks_are_written_down(tmp_path: Path) -> None:
+    log = tmp_path / "graphs.json"
+    tasks, _ = extract_tasks("mlp", None, "llvm", include_simple_tasks=True, dump_workload_to_dag_log=log)
+    assert json.loads(log.read_text()) == {task.workload_key: str(task.compute_dag) for task in tasks}
+    with pytest.raises(OptionError, match="cannot write"):
+        extract_tasks("mlp", None, "llvm", dump_workload_to_dag_log=tmp_path / "no" / "folder")
+
+
+def test_tasks_of_a_graph_that_is_hardly_optimised() -> None:
+    builder = GraphBuilder("net", [Value("x", (4, 6))])
+    results = {name: builder.emit("softmax", ["x"], {"axis": 1}) for name in ("y", "z")}
+    graph = builder.finish(results)
+    assert [extract_tasks(graph, None, "llvm", opt_level=level)[1] for level in (3, 0)] == [[1], [2]]
 
 
 def test_parameters_become_constants() -> None:

@@ -1,5 +1,7 @@
 """How much of a network each origin of programs serves."""
 
+from dataclasses import replace
+
 import pytest
 
 from compiler.driver.coverage import CoverageReport
@@ -37,3 +39,16 @@ def test_it_is_one_line_for_people() -> None:
 def test_a_network_without_operations_has_shares() -> None:
     (share,) = CoverageReport.of(KERNELS[-1:]).shares
     assert (share.share_of_calls, share.share_of_flops) == (1.0, 0.0)
+
+
+def test_what_fell_back_is_named() -> None:
+    report = CoverageReport.of(KERNELS)
+    assert report.fallbacks == (KERNELS[3],)
+    assert report.fallback_text() == (
+        "1 of 4 kernels worth tuning has no program that was tuned, and the default schedule: softmax"
+    )
+    broken = replace(KERNELS[0], origin=Origin.DEFAULT, record_id=None, note="record R1 cannot be read: it ends early")
+    text = CoverageReport.of((broken, *KERNELS[1:])).fallback_text()
+    assert text.startswith("2 of 4 kernels worth tuning have no")
+    assert text.endswith(": conv (record R1 cannot be read: it ends early), softmax")
+    assert CoverageReport.of(KERNELS[:3]).fallback_text() == ""

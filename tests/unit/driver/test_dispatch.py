@@ -4,15 +4,17 @@ import json
 import logging
 import math
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from compiler import te
-from compiler.driver.dispatch import ApplyHistoryBest, DispatchContext, FallbackContext
+from compiler.driver.dispatch import ApplyHistoryBest, DispatchContext, FallbackContext, Records, telling_nothing
 from compiler.errors import LogFormatError, OptionError
-from compiler.measure.log import LoggedTask, LoggedTrial, append_log
-from compiler.measure.record import MeasureStatus
+from compiler.measure.log import LoggedTask, LoggedTrial, append_log, to_record
+from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State
 from compiler.schedule.steps import Split
@@ -59,6 +61,59 @@ def test_the_best_of_this_target_comes_before_the_best_of_its_kind(tmp_path: Pat
         assert ask(16) == 2
 
 
+def test_records_in_every_form(tmp_path: Path) -> None:
+    log, other = tmp_path / "a.json", tmp_path / "b.jsonl"
+    append_log(log, [trial(16, 2, 2.0)])
+    append_log(other, [trial(16, 4, 1.0), trial(32, 8, 1.0)])
+    (tmp_path / "c.txt").write_text("no log")
+    (tmp_path / "d.json").mkdir()
+    store = Kept([trial(16, 8, 0.5), trial(16, 2, 0.1, "llvm -mcpu=znver5"), trial(64, 4, 1.0)])
+    asked: list[tuple[Records | None, tuple[int | None, ...]]] = [
+        (None, (None, None, None)),
+        ([], (None, None, None)),
+        (tmp_path, (4, 8, None)),
+        (str(tmp_path), (4, 8, None)),
+        ([log, trial(64, 2, 1.0)], (2, None, 2)),
+        (store, (8, None, 4)),
+        (store.records, (8, None, 4)),
+        ([tmp_path, *store.records], (8, 8, 4)),
+    ]
+    for records, wanted in asked:
+        with ApplyHistoryBest(records):
+            assert (ask(16), ask(32), ask(64)) == wanted, records
+    (tmp_path / "d.json").rmdir()
+    for file in (log, other):
+        file.unlink()
+    with pytest.raises(LogFormatError, match="has no log: no file there ends in"):
+        ApplyHistoryBest(tmp_path)
+
+
+def test_failures_are_no_best_program() -> None:
+    failed = replace(trial(16, 2, 1.0), costs=(), status=MeasureStatus.RUN_TIMEOUT)
+    with ApplyHistoryBest([failed]):
+        assert ask(16) is None
+        assert DispatchContext.current().expected_seconds(HERE, key(16)) == math.inf
+    with ApplyHistoryBest([failed, trial(16, 4, 9.0)]):
+        assert ask(16) == 4
+
+
+class Kept:
+    """A store of records in memory."""
+
+    def __init__(self, trials: Sequence[LoggedTrial]) -> None:
+        self.records = [to_record(each, "host") for each in trials]
+
+    def tasks(self) -> list[MeasureRecord]:
+        return self.records
+
+    def best_per_task(self, target: str | None = None) -> dict[str, MeasureRecord]:
+        best: dict[str, MeasureRecord] = {}
+        for record in sorted(self.records, key=lambda record: -record.seconds):
+            if target in (None, record.target):
+                best[record.task_key] = record
+        return best
+
+
 def test_contexts_nest_and_what_was_told_wins() -> None:
     outer, inner = ApplyHistoryBest([trial(16, 4, 1.0)]), ApplyHistoryBest([trial(32, 8, 1.0)])
     with outer, inner:
@@ -96,6 +151,19 @@ def test_an_untuned_workload_is_named_once(caplog: pytest.LogCaptureFixture) -> 
     assert [record.getMessage() for record in caplog.records] == [
         f"no tuning record for {key(16)} on {HERE}: it is compiled untuned"
     ]
+
+
+def test_how_much_is_said_of_untuned_workloads(caplog: pytest.LogCaptureFixture) -> None:
+    for verbose, heavy in ((0, []), (1, [True]), (2, [False, True])):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), FallbackContext(verbose) as context:
+            for complex_ in (False, True):
+                context.query(HERE, key(8 + complex_), complex_, dag(8 + complex_))
+            with telling_nothing():
+                context.query(HERE, key(4), True, dag(4))
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == len(heavy)
+        assert all(key(8 + complex_) in text for complex_, text in zip(heavy, said, strict=True))
 
 
 def test_each_thread_has_contexts_of_its_own() -> None:

@@ -170,3 +170,12 @@ def test_a_network_as_a_graph() -> None:
     assert list(params) == ["c"]
     assert graph.entries[graph.entry(graph.heads[2])].shape == (1024,)
     assert GraphJson.loads(graph.dumps()) == graph
+
+
+def test_n4_memory_in_two_dimensions_is_refused() -> None:
+    data = json.loads(one_call().dumps())
+    data["attrs"]["storage_scope"] = ["list_str", ["global", "global.texture"]]
+    with pytest.raises(ArtifactError, match="other than global memory, is not supported"):
+        GraphJson.loads(json.dumps(data))
+    data["attrs"]["storage_scope"] = ["list_str", ["global", ""]]
+    assert GraphJson.loads(json.dumps(data)) == one_call()

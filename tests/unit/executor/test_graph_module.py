@@ -1,6 +1,5 @@
 """The interface of the graph executor."""
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -24,35 +23,6 @@ X = np.array([1, -2, 0.5, 8], "float32")
 
 def _weighted() -> GraphModule:
     return create(weighted().dumps(), ARITHMETIC, cpu())
-
-
-def test_the_interface_has_the_parameters_and_defaults_it_is_known_for() -> None:
-    wanted = {
-        "set_input": ["params"],
-        "run": ["input_dict"],
-        "get_num_outputs": [],
-        "get_output": ["index", "out"],
-        "debug_get_output": ["node", "out"],
-        "load_params": ["params_bytes"],
-        "share_params": ["other", "params_bytes"],
-        "__getitem__": ["key"],
-    }
-    for name, parameters in wanted.items():
-        found = inspect.signature(getattr(GraphModule, name)).parameters
-        assert [each for each in found if each not in ("self", "key", "value")] == [p for p in parameters if p != "key"]
-    assert list(inspect.signature(create).parameters) == ["graph_json_str", "libmod", "device"]
-    assert list(inspect.signature(get_device).parameters) == ["libmod", "device"]
-    defaults = {name: each.default for name, each in inspect.signature(GraphModule.benchmark).parameters.items()}
-    assert {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty} == {
-        "func_name": "run",
-        "repeat": 5,
-        "number": 5,
-        "min_repeat_ms": None,
-        "limit_zero_time_iterations": 100,
-        "end_to_end": False,
-        "cooldown_interval_ms": 0,
-        "repeats_to_cooldown": 1,
-    }
 
 
 def test_get_device() -> None:

@@ -172,6 +172,62 @@ def test_imported_functions_are_found() -> None:
         third.import_module(first)
 
 
+@pytest.mark.parametrize("suffix", [".tar", pytest.param(".so", marks=needs_linker)])
+def test_p2_imported_modules_are_merged_into_one_file(tmp_path: Path, suffix: str) -> None:
+    first, second = build({"twice": scaled(5, 2)}), build({"thrice": scaled(7, 3)})
+    first.import_module(second)
+    assert first.imported_modules == (second,)
+    again = load_module(first.export_library(tmp_path / f"both{suffix}"))
+    assert again.imported_modules == ()
+    assert again.type_key == ("library" if suffix == ".so" else "native")
+    check(again)
+    host = build(scaled(5, 5))
+    host.import_module(again)
+    assert [each.type_key for each in (host, *host.imported_modules)] == ["native", again.type_key]
+
+
+@needs_linker
+def test_p4_what_can_be_done_with_a_module(both: Module, tmp_path: Path) -> None:
+    def facts(module: Module) -> tuple[bool, bool, bool]:
+        return module.is_binary_serializable, module.is_runnable, module.is_dso_exportable
+
+    assert facts(both) == (True, True, True)
+    loaded = load_module(both.export_library(tmp_path / "both.so"))
+    assert facts(loaded) == (False, True, False)
+    assert facts(load_module(both.save(tmp_path / "both.tar"))) == (True, True, True)
+    host = build(scaled(5, 5))
+    host.import_module(loaded)
+    assert facts(host) == (False, True, False)
+    for module, name in ((loaded, "again.so"), (host, "again.so"), (host, "again.tar")):
+        with pytest.raises(ArtifactError, match="copy that file"):
+            module.export_library(tmp_path / name)
+
+
+@needs_linker
+def test_damaged_libraries_are_refused(both: Module, tmp_path: Path) -> None:
+    data = both.export_library(tmp_path / "module.so").read_bytes()
+    bad = tmp_path / "bad.so"
+    for place in range(0, len(data), len(data) // 40):
+        bad.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+        with pytest.raises(ArtifactError, match="its seal does not fit"):
+            load_module(bad)
+    for end in (0, 3, 100, len(data) // 2, len(data) - 1, len(data) - 56):
+        bad.write_bytes(data[:end])
+        with pytest.raises(ArtifactError, match=r"bad\.so (is damaged or cut off|cannot be loaded)"):
+            load_module(bad)
+
+
+@needs_linker
+def test_a_library_of_another_program_needs_no_seal_but_all_its_sections(tmp_path: Path) -> None:
+    (tmp_path / "empty.c").write_text("int one(void) { return 1; }")
+    foreign = tmp_path / "foreign.so"
+    subprocess.run(["cc", "-shared", "-o", foreign, tmp_path / "empty.c"], check=True)
+    assert not load_module(foreign).implements_function("one")
+    foreign.write_bytes(foreign.read_bytes()[:-100])
+    with pytest.raises(ArtifactError, match="no shared library, or is cut off"):
+        load_module(foreign)
+
+
 def test_an_archive_needs_no_linker(both: Module, tmp_path: Path) -> None:
     path = both.save(tmp_path / "deep" / "module.tar")
     again = load_module(path)

@@ -1,0 +1,131 @@
+"""In: the name of a loader, a number of inputs, a seed. Out: JSON lines, how many of them it loaded and refused.
+
+    python -m benchmarks.fuzz [--loader NAME] [--inputs N] [--seed S] [--limit SECONDS] [--keep FOLDER] [--out FILE]
+
+Inputs are valid files that were changed: bits turned, cut, spliced, pieces repeated, lengths without end; for JSON,
+zip, tar, Parquet and protocol messages also what they say, under the right checksums. An input is loaded, or refused
+with the loader's class of error; anything else is a failure: another error, a process that dies, or one that does not
+come back within the limit. Failures stay in the folder, named by their numbers; the same seed makes them again.
+Always: every input is loaded in a process of its own kind, in bounded memory, and a failure does not stop the others.
+"""
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.fuzzing import rehearsal, worker
+from benchmarks.fuzzing.worker import CASES, GROWN, LOADED, NEXT, OTHER, REFUSED, SLOWEST
+from compiler import config
+
+LOADERS = tuple(name for name in CASES if name != rehearsal.CASE.name)
+"""The loaders that there are."""
+
+_CHUNK = 4000
+"""Inputs for one process: libraries that were loaded stay in it."""
+_TICK = 0.1
+_START_SECONDS = 120.0
+"""How long a process may take to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of the inputs of one loader. `other` are errors of another class, `dead` processes that ended, `hung`
+    inputs that took longer than the limit. `slowest_ms` is of one input, `grown_mb` of the process's memory.
+    """
+
+    loader: str
+    inputs: int
+    seed: int
+    loaded: int
+    refused: int
+    other: int
+    dead: int
+    hung: int
+    slowest_ms: float
+    grown_mb: float
+    seconds: float
+    engine: str
+
+    @property
+    def failures(self) -> int:
+        """Inputs that were neither loaded nor refused."""
+        return self.other + self.dead + self.hung
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a line for every loader; 1 when an input failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loader", choices=[*LOADERS, "all"], default="all")
+    parser.add_argument("--inputs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="for one input; 10")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where failures stay; nowhere by default")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the lines to this file as well")
+    given = parser.parse_args(argv)
+    failed = False
+    for name in LOADERS if given.loader == "all" else (given.loader,):
+        with tempfile.TemporaryDirectory(prefix="retune-fuzz-") as folder:
+            tally = fuzz(name, given.inputs, given.seed, given.limit, Path(folder))
+            if given.keep and (Path(folder) / "failures").is_dir():
+                shutil.copytree(Path(folder) / "failures", given.keep, dirs_exist_ok=True)
+        line = json.dumps(asdict(tally)) + "\n"
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        if given.out:
+            with given.out.open("a", encoding="utf-8") as file:
+                file.write(line)
+        failed |= tally.failures > 0
+    return int(failed)
+
+
+def fuzz(name: str, inputs: int, seed: int, limit: float, folder: Path) -> Tally:
+    """Give a loader so many inputs, one after the other; failures are kept in `folder / "failures"`."""
+    context = multiprocessing.get_context("spawn")
+    counts = context.RawArray("q", 6)  # without a lock, which a process that is killed would keep
+    began = time.perf_counter()
+    dead = hung = 0
+    while counts[NEXT] < inputs:
+        stop = min(inputs, counts[NEXT] + _CHUNK)
+        process = context.Process(target=worker.work, args=(name, seed, stop, folder, counts))
+        process.start()
+        in_time = _watch(process, counts, limit)
+        if in_time and process.exitcode == 0:
+            continue
+        number = counts[NEXT]
+        kept = worker.current(folder, CASES[name], number)
+        if not kept.exists():
+            raise RuntimeError(f"{name}: the process for inputs from {number} on ended before the first of them")
+        (folder / "failures").mkdir(exist_ok=True)
+        kept.replace(folder / "failures" / kept.name)
+        dead, hung = dead + in_time, hung + (not in_time)
+        counts[NEXT] = number + 1
+    return Tally(
+        name, inputs, seed, counts[LOADED], counts[REFUSED], counts[OTHER], dead, hung,
+        counts[SLOWEST] / 1e3, counts[GROWN] / 1024, round(time.perf_counter() - began, 1), config.engine_version(),
+    )  # fmt: skip
+
+
+def _watch(process: "multiprocessing.process.BaseProcess", counts: Sequence[int], limit: float) -> bool:
+    """Wait for a process to end; one that stays at one input for longer than the limit is killed. Whether it ended."""
+    at, since = counts[NEXT], time.monotonic() + _START_SECONDS
+    while process.is_alive():
+        process.join(_TICK)
+        now = time.monotonic()
+        if counts[NEXT] != at:
+            at, since = counts[NEXT], now
+        elif now - since > limit:
+            process.kill()
+            process.join()
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""In: nothing. Out: the loaders of graphs, parameters, compiled networks, modules and values, as `FuzzCase`.
+
+Always: nothing that was compiled is run; graphs get their memory, and plans are checked and read.
+"""
+
+import hashlib
+import json
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from benchmarks.fuzzing.case import FuzzCase, drawn
+from benchmarks.fuzzing.models import small_models
+from benchmarks.fuzzing.mutations import (
+    Mutate,
+    mutated_bytes,
+    mutated_json,
+    mutated_members,
+    tar_members,
+    tar_of,
+    zip_members,
+    zip_of,
+)
+from compiler import te
+from compiler.driver.compile_network import compile_graph
+from compiler.driver.modules import build
+from compiler.errors import ArtifactError
+from compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
+from compiler.executor.graph_module import create
+from compiler.executor.library import Library
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.params import load_param_dict, save_param_dict
+from compiler.frontend.onnx.importer import load_model
+from compiler.graph.pipeline import optimize
+from compiler.runtime.container import load_json, save_json
+from compiler.runtime.device import cpu
+from compiler.runtime.module import load_module
+from compiler.target import Target
+
+_PARAMS_HEAD = struct.Struct("<8sII32s")
+
+
+def _graphs() -> list[bytes]:
+    nodes = (
+        Node("x"),
+        Node("w"),
+        Node("s", "add", (Source(0), Source(1))),
+        Node("v", "__nop", (Source(2),)),
+        Node("t", "two", (Source(3),), 2),
+        Node("c", "__copy", (Source(4, 1),), 1, {"hash": "ab"}),
+    )
+    shapes = ((4, 2), (4, 2), (4, 2), (8,), (3,), (2, 2), (2, 2))
+    ids = (0, 1, 2, 2, 3, 4, 5)
+    entries = tuple(EntrySpec(shape, "float32", number) for shape, number in zip(shapes, ids, strict=True))
+    graph = GraphJson(nodes, (0, 1), (Source(5), Source(4), Source(3)), entries)
+    chain = (Node("x"), *(Node(f"n{place}", "add", (Source(place), Source(place))) for place in range(4)))
+    turns = tuple(EntrySpec((3,), "int8", number) for number in (0, 1, 2, 1, 3))
+    return [graph.dumps().encode(), GraphJson(chain, (0,), (Source(4),), turns).dumps().encode()]
+
+
+def _nothing(*arrays: object) -> None:
+    del arrays
+
+
+def _load_graph(path: Path) -> object:
+    text = path.read_bytes().decode("utf-8", "replace")
+    return create(text, dict.fromkeys(("add", "two"), _nothing), cpu()).get_input_info()
+
+
+def _params() -> list[bytes]:
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.random((3, 4), np.float32), "b": np.arange(5, dtype=np.int8), "s": np.float64(2.5)}
+    return [bytes(save_param_dict(arrays)), bytes(save_param_dict({"x": np.zeros((0, 3), np.float16)}))]
+
+
+def _resealed_params(data: bytes, draw: Random) -> bytes:
+    """Another table, or other bytes of arrays, under the right checksum."""
+    magic, version, length, _ = _PARAMS_HEAD.unpack_from(data)
+    start = _PARAMS_HEAD.size
+    table, rest = data[start : start + length], data[start + length :]
+    if draw.random() < 0.8:
+        table = mutated_json(table, draw)
+        length = len(table) if draw.random() < 0.9 else draw.choice((0, 1, 1 << 31))
+    else:
+        rest = mutated_bytes(rest, draw)
+    body = table + rest
+    return _PARAMS_HEAD.pack(magic, version, length, hashlib.sha256(body).digest()) + body
+
+
+def _network() -> CompiledNetwork:
+    return compile_graph(optimize(load_model(small_models()[0], name="net")), Target.host())
+
+
+def _networks() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [_network().save(Path(folder) / "net.retune").read_bytes()]
+
+
+def _libraries() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [Library(_network()).export_library(Path(folder) / "net.so").read_bytes()]
+
+
+def _inside(name: str) -> Mutate:
+    return mutated_json if name.endswith(".json") else mutated_bytes
+
+
+def _rezipped(data: bytes, draw: Random) -> bytes:
+    return zip_of(mutated_members(zip_members(data), draw, _inside))
+
+
+def _relinked(data: bytes, draw: Random) -> bytes:
+    """A library with another end, behind the same code."""
+    members = zip_members(data)
+    start = int(json.loads(members["library.json"])["bytes"])
+    return data[:start] + zip_of(mutated_members(members, draw, _inside))
+
+
+def _load_network(path: Path) -> object:
+    return Library(CompiledNetwork.load(path)).get_graph_json()
+
+
+def _modules(suffix: str) -> Callable[[], list[bytes]]:
+    def samples() -> list[bytes]:
+        x = te.placeholder((6, 4), name="x")
+        module = build({"one": [x, te.compute((6, 4), lambda i, j: x[i, j] + 1.0)]})
+        with tempfile.TemporaryDirectory() as folder:
+            return [module.export_library(Path(folder) / f"one{suffix}").read_bytes()]
+
+    return samples
+
+
+def _retarred(data: bytes, draw: Random) -> bytes:
+    """An archive with other members, the checksums of which are right in every other one."""
+    known = tar_members(data)
+    members = mutated_members(known, draw, _inside)
+    about = members.get("module.json", b"{}")
+    for part in ("0.kernel.o", "0.entry.o") if draw.random() < 0.5 else ():
+        old, new = (hashlib.sha256(each.get(part, b"")).hexdigest().encode() for each in (known, members))
+        about = about.replace(old, new)
+    return tar_of({**members, "module.json": about})
+
+
+def _values() -> list[bytes]:
+    return [save_json({"a": [1, 2.5, {"b": b"xx"}], "c": [cpu(0), None, True, "y" * 20]}).encode()]
+
+
+def _load_values(path: Path) -> object:
+    return load_json(path.read_bytes().decode("utf-8", "replace"))
+
+
+_REFUSED = (ArtifactError,)
+
+CASES = (
+    FuzzCase("graph", _graphs, drawn(mutated_json), _load_graph, _REFUSED, ".json"),
+    FuzzCase(
+        "params", _params, drawn(_resealed_params), lambda path: load_param_dict(path.read_bytes()), _REFUSED, ".params"
+    ),
+    FuzzCase("network", _networks, drawn(_rezipped), _load_network, _REFUSED, ".retune"),
+    FuzzCase("network-library", _libraries, drawn(_relinked), Library.load, _REFUSED, ".so"),
+    FuzzCase("module-archive", _modules(".tar"), drawn(_retarred), load_module, _REFUSED, ".tar"),
+    FuzzCase("module-library", _modules(".so"), drawn(mutated_bytes), load_module, _REFUSED, ".so"),
+    FuzzCase("values", _values, drawn(mutated_json), _load_values, _REFUSED, ".json"),
+)

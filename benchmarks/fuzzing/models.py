@@ -1,0 +1,127 @@
+"""In: nothing. Out: small ONNX models, and the importer as a `FuzzCase`.
+
+Always: the models are valid and import in milliseconds; they have convolutions, quantised values, indices, branches and
+loops.
+"""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.fuzzing.case import FuzzCase, drawn
+from benchmarks.fuzzing.mutations import mutated_message
+from compiler.errors import ModelError
+from compiler.frontend.onnx.importer import load_model
+
+_OPSET = 17
+
+
+def small_models() -> list[bytes]:
+    """The models."""
+    return [_dense(), _convolutional(), _controlled(), _places()]
+
+
+def _dense() -> bytes:
+    rng = np.random.default_rng(0)
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["g"], transB=1), helper.make_node("Relu", ["g"], ["y"])]
+    return _model(nodes, {"w": rng.random((3, 5), np.float32), "b": rng.random(3, np.float32)}, (2, 5))
+
+
+def _convolutional() -> bytes:
+    make = helper.make_node
+    nodes = [
+        make("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[1, 1]),
+        make("BatchNormalization", ["c", "four", "four", "four", "four"], ["n"]),
+        make("MaxPool", ["n"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("QuantizeLinear", ["p", "scale", "zero"], ["q"]),
+        make("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        make("Resize", ["d", "", "scales"], ["r"], mode="linear"),
+        make("Softmax", ["r"], ["y"], axis=-1),
+    ]
+    weights = {
+        "w": np.ones((4, 3, 3, 3), np.float32),
+        "four": np.ones(4, np.float32),
+        "scale": np.array(0.25, np.float32),
+        "zero": np.array(3, np.uint8),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+    }
+    return _model(nodes, weights, (1, 3, 6, 6))
+
+
+def _places() -> bytes:
+    make = helper.make_node
+    nodes = [
+        make("Shape", ["x"], ["size"]),
+        make("Gather", ["size", "second"], ["width"], axis=0),
+        make("Concat", ["width", "minus"], ["shape"], axis=0),
+        make("Reshape", ["x", "shape"], ["r"]),
+        make("Slice", ["r", "starts", "ends"], ["s"]),
+        make("Gather", ["s", "places"], ["g"], axis=1),
+        make("Pad", ["g", "pads"], ["p"], mode="reflect"),
+        make("Tile", ["p", "repeats"], ["t"]),
+        make("ReduceMean", ["t"], ["y"], axes=[0], keepdims=1),
+    ]
+    weights = {
+        "second": np.array([1]),
+        "minus": np.array([-1]),
+        "starts": np.array([0, 1]),
+        "ends": np.array([4, 9]),
+        "places": np.array([0, 1, -1]),
+        "pads": np.array([0, 1, 0, 1]),
+        "repeats": np.array([1, 2]),
+    }
+    return _model(nodes, weights, (4, 6))
+
+
+def _controlled() -> bytes:
+    make, value = helper.make_node, helper.make_tensor_value_info
+    body = helper.make_graph(
+        [make("Add", ["carried", "x"], ["next"]), make("Identity", ["going"], ["go"])],
+        "body",
+        [value("turn", TensorProto.INT64, ()), value("going", TensorProto.BOOL, ()), value("carried", 1, (2, 3))],
+        [value("go", TensorProto.BOOL, ()), value("next", 1, (2, 3)), value("next", 1, (2, 3))],
+    )
+    body.output[2].name = "each"
+    body.node.append(make("Neg", ["next"], ["each"]))
+    branches = [
+        helper.make_graph([make(kind, ["sum"], [f"{kind}_out"])], kind, [], [value(f"{kind}_out", 1, (2, 3))])
+        for kind in ("Relu", "Tanh")
+    ]
+    nodes = [
+        make("Loop", ["turns", "go0", "x"], ["sum", "all"], body=body),
+        make("If", ["go0"], ["z"], then_branch=branches[0], else_branch=branches[1]),
+        make("ReduceSum", ["all", "axes"], ["t"], keepdims=0),
+        make("Add", ["z", "t"], ["y"]),
+    ]
+    return _model(nodes, {"turns": np.array(3), "go0": np.array(True), "axes": np.array([0])}, (2, 3))
+
+
+def _model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], shape: tuple[int, ...]) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
+    model.ir_version = 8
+    return bytes(model.SerializeToString())
+
+
+def _edited(data: bytes, draw: Random) -> bytes:
+    """A message with one or two fields changed, which no longer need be a model."""
+    model = onnx.load_model_from_string(data)
+    for _ in range(draw.choice((1, 1, 2))):
+        mutated_message(model, draw)
+    return bytes(model.SerializeToString())
+
+
+def _load(path: Path) -> object:
+    return load_model(path)
+
+
+CASES = (FuzzCase("onnx", small_models, drawn(_edited), _load, (ModelError,), ".onnx"),)

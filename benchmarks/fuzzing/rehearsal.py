@@ -1,0 +1,34 @@
+"""In: nothing. Out: a loader that fails in every way, as a `FuzzCase`: whoever counts failures can be tried with it.
+
+Always: what becomes of an input is what is written in it.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fuzzing.case import FuzzCase
+
+ENDS = (b"loaded", b"refused", b"other", b"greedy", b"dead", b"hung")
+_GREEDY_BYTES = 8 << 30
+
+
+def _load(path: Path) -> object:
+    end = path.read_bytes()
+    if end == b"refused":
+        raise ValueError("this is refused")
+    if end == b"other":
+        raise LookupError("this is not how to refuse")
+    if end == b"greedy":
+        return np.ones(_GREEDY_BYTES, np.uint8)
+    if end == b"dead":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if end == b"hung":
+        time.sleep(3600)
+    return end
+
+
+CASE = FuzzCase("rehearsal", lambda: list(ENDS), lambda samples, draw: draw.choice(samples), _load, (ValueError,))

@@ -1,0 +1,134 @@
+"""In: boosted trees as JSON, from a file. Out: nothing, or an error that says what is wrong with them.
+
+Always: what passes is safe to give to the library, which follows the numbers of nodes and features without looking:
+every node of a tree is reached once, and no number points outside.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_LEAF = -1
+_PER_NODE = (
+    "base_weights", "default_left", "left_children", "loss_changes", "parents", "right_children", "split_conditions",
+    "split_indices", "split_type", "sum_hessian",
+)  # fmt: skip
+_WHOLE = frozenset(("default_left", "left_children", "parents", "right_children", "split_indices", "split_type"))
+_EMPTY = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
+_TREE = {*_PER_NODE, *_EMPTY, "id", "tree_param"}
+_INT = 2**31
+_LARGEST = 3.5e38
+"""Beyond it is no float32."""
+
+
+def check_trees(text: bytes, features: int) -> None:
+    """See that a text holds trees over so many features, each one output, and nothing else.
+
+    Raises: ValueError, KeyError, TypeError or RecursionError.
+    """
+    data = json.loads(text)
+    _keys(data, {"learner", "version"})
+    _whole(data["version"], 0, 1000)
+    learner = data["learner"]
+    _keys(
+        learner,
+        {"attributes", "feature_names", "feature_types", "gradient_booster", "learner_model_param", "objective"},
+    )
+    _none(learner, "attributes", "feature_names", "feature_types")
+    _settings(learner, features)
+    booster = learner["gradient_booster"]
+    _keys(booster, {"model", "name"})
+    if booster["name"] != "gbtree":
+        raise ValueError(f"a booster of the kind {booster['name']!r}")
+    _forest(booster["model"], features)
+
+
+def _settings(learner: Mapping[str, Any], features: int) -> None:
+    wanted = {"boost_from_average": "0", "num_class": "0", "num_feature": str(features), "num_target": "1"}
+    found = dict(learner["learner_model_param"])
+    base = found.pop("base_score")
+    if not isinstance(base, str) or not math.isfinite(float(base.strip("[]"))) or len(base) > 40:
+        raise ValueError(f"a base score of {base!r}")
+    if found != wanted:
+        raise ValueError(f"parameters {found}, not {wanted}")
+    if learner["objective"] != {"name": "reg:squarederror", "reg_loss_param": {"scale_pos_weight": "1"}}:
+        raise ValueError("another objective")
+
+
+def _forest(model: Mapping[str, Any], features: int) -> None:
+    _keys(model, {"cats", "gbtree_model_param", "iteration_indptr", "tree_info", "trees"}, may_lack={"cats"})
+    if "cats" in model:
+        _keys(model["cats"], {"enc", "feature_segments", "sorted_idx"})
+        _none(model["cats"], "enc", "feature_segments", "sorted_idx")
+    trees = model["trees"]
+    if not isinstance(trees, list):
+        raise TypeError("no list of trees")
+    count = len(trees)
+    if model["gbtree_model_param"] != {"num_parallel_tree": "1", "num_trees": str(count)}:
+        raise ValueError(f"{count} trees, but parameters {model['gbtree_model_param']}")
+    if model["tree_info"] != [0] * count or model["iteration_indptr"] != list(range(count + 1)):
+        raise ValueError("trees of several outputs, or several to a round")
+    for number, tree in enumerate(trees):
+        _keys(tree, _TREE)
+        _none(tree, *_EMPTY)
+        if tree["id"] is True or tree["id"] != number:
+            raise ValueError(f"tree {number} is called {tree['id']!r}")
+        _tree(tree, features)
+
+
+def _tree(tree: Mapping[str, Any], features: int) -> None:
+    lefts = tree["left_children"]
+    nodes = len(lefts)
+    wanted = {"num_feature": str(features), "num_nodes": str(nodes), "size_leaf_vector": "1"}
+    found = dict(tree["tree_param"])
+    if found.pop("num_deleted") != "0" or found != wanted or not nodes:
+        raise ValueError(f"a tree of {nodes} nodes with parameters {tree['tree_param']}")
+    for name in _PER_NODE:
+        values = tree[name]
+        if not isinstance(values, list) or len(values) != nodes:
+            raise ValueError(f"{name} is not of {nodes} nodes")
+        if name in _WHOLE:
+            _whole(values, -1, _INT)
+        elif not all(isinstance(each, int | float) and abs(each) < _LARGEST for each in values):
+            raise ValueError(f"{name} has what is no number")
+    if any(tree["split_type"]) or not set(tree["default_left"]) <= {0, 1}:
+        raise ValueError("splits of another type")
+    if not all(0 <= place < features for place in tree["split_indices"]):
+        raise ValueError("a split by a feature that there is not")
+    _reach(lefts, tree["right_children"], tree["parents"])
+
+
+def _reach(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) -> None:
+    """See that every node is reached from the first in one way, and knows from where."""
+    seen = [False] * len(lefts)
+    waiting = [0]
+    while waiting:
+        node = waiting.pop()
+        if seen[node]:
+            raise ValueError(f"node {node} of a tree is reached twice")
+        seen[node] = True
+        children = (lefts[node], rights[node])
+        if children == (_LEAF, _LEAF):
+            continue
+        if not all(0 < child < len(lefts) and parents[child] == node for child in children):
+            raise ValueError(f"node {node} of a tree has the children {children}")
+        waiting += children
+    if not all(seen) or parents[0] != _INT - 1:
+        raise ValueError("a tree with nodes that are not reached")
+
+
+def _keys(found: Any, wanted: set[str], may_lack: frozenset[str] | set[str] = frozenset()) -> None:
+    if not isinstance(found, dict) or not wanted - may_lack <= set(found) <= wanted:
+        raise ValueError(f"other fields than {', '.join(sorted(wanted))}")
+
+
+def _none(holder: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if holder[name] not in ([], {}):
+            raise ValueError(f"{name} is not empty")
+
+
+def _whole(values: Any, least: int, end: int) -> None:
+    if not isinstance(values, list) or not all(type(each) is int and least <= each < end for each in values):
+        raise ValueError(f"not all are whole numbers from {least} to {end - 1}")

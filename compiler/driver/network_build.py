@@ -1,0 +1,37 @@
+"""In: a network and a target. Out: a `Library` that runs it, compiled with the programs that dispatch contexts know.
+
+Always: what has no record runs untuned, and one warning names all of these kernels together.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.driver.compile_network import compile_graph
+from compiler.driver.network_source import graph_of, with_parameters
+from compiler.driver.pass_context import PassContext
+from compiler.executor.library import Library
+from compiler.graph.ir import Graph
+from compiler.graph.pipeline import NECESSARY, PIPELINE, optimize
+from compiler.runtime.artifact import Array
+from compiler.target import Target
+
+
+def build_network(
+    mod: Any, target: Target | str | None = None, params: Mapping[str, Array] | None = None, *, threads: int = 1
+) -> Library:
+    """Compile a network for the graph executor.
+
+    `mod` is an ONNX model or its path, a name of the zoo, or a graph; `params` are arrays for inputs that are
+    constants, by name; `threads` is the number of threads that it is meant to run on. Tuned programs come from the
+    dispatch contexts that were entered (`with ApplyHistoryBest(log):`), and `PassContext` says whether to ask them, and
+    whether the graph is optimised. `CoverageReport.of(library.network.coverage)` tells what became of every kernel.
+    Raises: ModelError, TargetError; LoweringError when even a default schedule cannot be built.
+    """
+    machine = target if isinstance(target, Target) else Target(target) if target else Target.host()
+    graph = optimized(with_parameters(graph_of(mod), params or {}))
+    return Library(compile_graph(graph, machine, threads=threads))
+
+
+def optimized(graph: Graph) -> Graph:
+    """The graph after the passes that the pass context asks for."""
+    return optimize(graph, PIPELINE if PassContext.current().opt_level else NECESSARY)

@@ -1,0 +1,45 @@
+"""In: a network in any of the forms that people have it in. Out: its graph, which has been through no pass.
+
+Always: constants that the network has itself stay.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.errors import ModelFormatError
+from compiler.frontend.network import load_network
+from compiler.frontend.onnx.importer import load_model
+from compiler.graph.ir import Graph
+from compiler.runtime.artifact import Array
+
+
+def graph_of(mod: Any) -> Graph:
+    """The graph of a network: a `Graph`, an ONNX model or its path, or a name of the zoo. Raises: ModelError."""
+    if isinstance(mod, Graph):
+        return mod
+    if isinstance(mod, (str, Path)):
+        return load_network(str(mod))
+    return load_model(mod)
+
+
+def with_parameters(graph: Graph, params: Mapping[str, Array]) -> Graph:
+    """The graph with constants in place of the inputs that `params` names; constants that it has already stay.
+
+    Raises: ModelFormatError when a parameter fits no input.
+    """
+    known = {value.name: value for value in graph.inputs}
+    for name, array in params.items():
+        if name in graph.constants:
+            continue
+        if name not in known:
+            raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(known)}")
+        value = known[name]
+        if np.shape(array) != tuple(value.shape) or np.asarray(array).dtype.name != value.dtype:
+            raise ModelFormatError(f"the input {name} is {value.dtype}{list(value.shape)}, which its parameter is not")
+    inputs = tuple(value for value in graph.inputs if value.name not in params)
+    constants = {**graph.constants, **{name: np.asarray(array) for name, array in params.items()}}
+    return replace(graph, inputs=inputs, constants=constants) if params else graph

@@ -1,0 +1,84 @@
+"""In: a network and what was measured before. Out: the network compiled, and which kernels no record serves.
+
+Always: nothing is measured, and Prefect is not started; the flow `compile-network` is what times every winner anew.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from compiler import config
+from compiler.driver.compile_network import compile_graph
+from compiler.driver.coverage import CoverageReport
+from compiler.driver.dispatch import ApplyHistoryBest
+from compiler.driver.extract import ExtractedNetwork, extract_network
+from compiler.errors import OptionError
+from compiler.executor.library import Library
+from compiler.measure.record import MeasureRecord
+from compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from flows.commands.output import Json, Output, Quiet
+from flows.commands.records import Store, home_of
+from flows.commands.tune import HOST
+from storage.parquet import ParquetRecordStore
+from storage.place import Place
+
+
+def compile_network(
+    network: Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")],
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file: .retune, or .so. Default: NAME.retune, here.")
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="A tuning log in TVM's form, or a folder of them, where the store has no record."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
+    ] = None,
+    winograd: Annotated[bool, typer.Option(help="Let Winograd's transforms serve where records say so.")] = True,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compile a network with the best records there are, measuring nothing, and say which kernels have none."""
+    output = Output(as_json, quiet)
+    count = config.thread_count(config.usable_cores()) if threads is None else threads
+    if not is_thread_count(count):
+        raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {count}")
+    extracted = extract_network(network, target or HOST, count, tuple(shape or ()), winograd)
+    path = to or Path(f"{extracted.name}.retune")
+    with ApplyHistoryBest(list(log or ())):
+        compiled = compile_graph(
+            extracted.graph,
+            extracted.target,
+            _records(extracted, home_of(store)),
+            threads=extracted.threads,
+            cut=extracted.partition,
+        )
+    Library(compiled).export_library(path)
+    coverage = CoverageReport.of(compiled.coverage)
+    lines = [f"{coverage}", coverage.fallback_text() or "every kernel worth tuning has a tuned program", f"{path}"]
+    output.say("\n".join(lines), **_fields(coverage), network=path)
+
+
+def _records(extracted: ExtractedNetwork, home: Place) -> dict[str, MeasureRecord]:
+    """The best records of the network's tasks on this machine."""
+    known = ParquetRecordStore(home).best_per_task(
+        target=str(extracted.target), device=config.device_name(), threads=extracted.threads
+    )
+    return {key: known[key] for key in extracted.task_keys if key in known}
+
+
+def _fields(coverage: CoverageReport) -> dict[str, Any]:
+    fallbacks = [
+        {"kernel": kernel.task, "task_key": kernel.workload_key, "uses": kernel.weight, "note": kernel.note}
+        for kernel in coverage.fallbacks
+    ]
+    shares = {str(share.origin): share.share_of_flops for share in coverage.shares}
+    counts = {"kernels": len(coverage.kernels), "tunable": len(coverage.tunable)}
+    return {**counts, "fallbacks": fallbacks, "shares": shares}

@@ -1,0 +1,125 @@
+"""Networks compiled with what dispatch contexts know, and what is said of those kernels that have no record."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import compiler
+from compiler.driver.coverage import CoverageReport
+from compiler.driver.dispatch import ApplyHistoryBest
+from compiler.driver.hardware import hardware_of
+from compiler.driver.network_build import build_network
+from compiler.driver.pass_context import PassContext
+from compiler.errors import ModelFormatError
+from compiler.executor.network import Origin
+from compiler.frontend import zoo
+from compiler.frontend.network import load_network
+from compiler.graph.partition import partition
+from compiler.graph.pipeline import optimize
+from compiler.graph_executor import GraphModule, cpu
+from compiler.measure.log import LoggedTask, LoggedTrial, append_log
+from compiler.measure.record import MeasureStatus
+from compiler.schedule.primitives import split
+from compiler.schedule.state import State
+from compiler.schedule.task import SearchTask
+from compiler.target import Target
+from tests.zoo_sizes import SMALL
+
+TARGET = Target.host()
+WARNING = "compiler.driver.compile_network"
+
+
+def _tasks() -> tuple[SearchTask, ...]:
+    cut = partition(optimize(load_network("mlp")), TARGET, hardware_of(TARGET, 1))
+    return cut.worth_tuning()[0]
+
+
+def _trial(task: SearchTask, seconds: float = 1e-6) -> LoggedTrial:
+    """A program that no default schedule is: the first loop of the last stage is split by one."""
+    steps = split(State.initial(task.dag), len(task.dag.ops) - 1, 0, [1])[0].steps
+    return LoggedTrial(LoggedTask.of(task), steps, (seconds,), MeasureStatus.OK, 1.0, 1)
+
+
+def test_kernels_without_a_record_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, *others = _tasks()
+    append_log(tmp_path / "a.json", [_trial(first)])
+    (tmp_path / "notes.txt").write_text("this is no log")
+    with caplog.at_level(logging.WARNING), ApplyHistoryBest(tmp_path):
+        library = build_network("mlp", TARGET)
+    report = CoverageReport.of(library.network.coverage)
+    assert [kernel.task for kernel in report.fallbacks] == [task.name for task in others]
+    assert len(report.tunable) == 1 + len(others)
+    (record,) = caplog.records
+    assert record.getMessage() == f"mlp: {report.fallback_text()}"
+    assert report.fallback_text().startswith(f"{len(others)} of {len(report.tunable)} kernels worth tuning")
+    assert all(task.name in record.getMessage() for task in others)
+
+
+def test_nothing_is_said_where_all_have_one_or_none_was_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    trials = [_trial(task) for task in _tasks()]
+    with caplog.at_level(logging.WARNING):
+        with ApplyHistoryBest(trials):
+            served = CoverageReport.of(build_network("mlp", TARGET).network.coverage)
+        untuned = CoverageReport.of(build_network("mlp", TARGET).network.coverage)
+    assert served.fallbacks == ()
+    assert served.fallback_text() == ""
+    assert untuned.fallbacks == untuned.tunable
+    assert not caplog.records
+
+
+def test_contexts_nest_and_an_option_turns_all_of_them_off(caplog: pytest.LogCaptureFixture) -> None:
+    first, second, *_ = _tasks()
+
+    def served() -> set[str]:
+        coverage = build_network("mlp", TARGET).network.coverage
+        return {kernel.workload_key for kernel in coverage if kernel.origin == Origin.CONTEXT}
+
+    with ApplyHistoryBest([_trial(first)]):
+        with ApplyHistoryBest([_trial(second)]):
+            assert served() == {first.workload_key, second.workload_key}
+            with PassContext(config={"use_auto_scheduler": False}):
+                assert served() == set()
+        assert served() == {first.workload_key}
+    caplog.clear()
+    with PassContext(config={"use_auto_scheduler": True}):
+        assert served() == set()
+    (record,) = caplog.records
+    assert f"{len(_tasks())} of {len(_tasks())} kernels" in record.getMessage()
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "dcgan"])
+def test_l5_graphs_optimised_or_not_compute_the_same(name: str, level: int) -> None:
+    model = zoo.build(name, **SMALL[name])
+    with PassContext(level):
+        library = compiler.build_network(model, "llvm")
+    module = GraphModule(library["default"](cpu()))
+    shapes, dtypes = module.get_input_info()
+    rng = np.random.default_rng(0)
+    inputs = {each: rng.random(shape).astype(dtypes[each]) for each, shape in shapes.items()}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, inputs)
+    module.run(**inputs)
+    found = module.get_output(0)
+    assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+def test_parameters_become_constants() -> None:
+    node = onnx.helper.make_node("Add", ["x", "b"], ["y"])
+    value = onnx.helper.make_tensor_value_info
+    entries = [value(name, onnx.TensorProto.FLOAT, (3,)) for name in ("x", "b")]
+    graph = onnx.helper.make_graph([node], "net", entries, [value("y", onnx.TensorProto.FLOAT, (3,))])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    library = build_network(model, params={"b": np.array([1, 2, 3], np.float32)})
+    module = GraphModule(library["default"](cpu()))
+    assert list(module.get_input_info()[0]) == ["x"]
+    module.run(x=np.ones(3, np.float32))
+    np.testing.assert_array_equal(module.get_output(0), [2, 3, 4])
+    with pytest.raises(ModelFormatError, match="which its parameter is not"):
+        build_network(model, params={"b": np.zeros(4, np.float32)})
+    assert json.loads(library.get_graph_json())["arg_nodes"]
