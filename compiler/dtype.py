@@ -7,8 +7,25 @@ import ml_dtypes
 import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16).name
+_LONGEST = 12
 HALVES = ("float16", BFLOAT16)
 """Floats of two bytes. Functions of them are computed in float32 and rounded once."""
+
+
+def number_type(name: object) -> str:
+    """The name of an element type that a file names; NumPy makes a type of nearly any text.
+
+    Raises: ValueError when it is none of numbers.
+    """
+    if not isinstance(name, str) or not name.isalnum() or len(name) > _LONGEST:
+        raise ValueError(f"{name!r} is no element type")
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        raise ValueError(f"{name!r} is no element type") from None
+    if dtype.kind not in "biuf" and dtype.name != BFLOAT16:
+        raise ValueError(f"{name!r} is no element type of numbers")
+    return dtype.name
 
 
 def is_float(dtype: str) -> bool:

@@ -23,8 +23,8 @@ MEMORY_BYTES = 2 << 30
 """How much more address space than before the first input a process may take."""
 
 NEXT, LOADED, REFUSED, OTHER, SLOWEST, GROWN = range(6)
-"""What the numbers of the shared memory are: the input at work, three counts, processor microseconds of the slowest input, and
-by how many KiB the memory of the process grew.
+"""What the numbers of the shared memory are: the input at work, three counts, microseconds of processor time of the
+slowest input, and by how many KiB the memory of the process grew.
 """
 
 

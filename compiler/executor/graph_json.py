@@ -20,9 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
-from compiler.dtype import item_bytes
+from compiler.dtype import item_bytes, number_type
 from compiler.errors import ArtifactError
 
 NOP = "__nop"
@@ -245,7 +243,7 @@ def _graph_of(data: Mapping[str, Any]) -> GraphJson:
         raise ValueError("a graph on several devices, or with other than global memory, is not supported")
     columns = zip(attrs["shape"], attrs["dltype"], attrs["storage_id"], strict=True)
     entries = tuple(
-        EntrySpec(tuple(_whole(extent) for extent in shape), np.dtype(_text(dtype)).name, _whole(storage))
+        EntrySpec(tuple(_whole(extent) for extent in shape), number_type(dtype), _whole(storage))
         for shape, dtype, storage in columns
     )
     graph = GraphJson(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.dtype import item_bytes
+from compiler.dtype import item_bytes, number_type
 from compiler.errors import ArtifactError
 from compiler.runtime.artifact import ALIGNMENT, Array
 
@@ -97,7 +97,7 @@ def load_param_dict_from_file(path: str | Path) -> dict[str, Array]:
 
 
 def _array(data: memoryview, dtype: str, shape: list[int], offset: int) -> Array:
-    nbytes = math.prod(shape) * item_bytes(dtype)
+    nbytes = math.prod(shape) * item_bytes(number_type(dtype))
     if min(nbytes, offset, *shape) < 0 or offset + nbytes > len(data):
         raise ValueError(f"an array of {dtype}{shape} at {offset} does not fit into {len(data)} bytes")
     array = np.frombuffer(data[offset : offset + nbytes], np.uint8).view(dtype).reshape(shape)

@@ -17,9 +17,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
-from compiler.dtype import item_bytes
+from compiler.dtype import item_bytes, number_type
 from compiler.errors import ArtifactError
 from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
@@ -168,7 +166,7 @@ def _from_data(data: Mapping[str, Any]) -> Plan:
         BufferSpec(
             name=_text(entry["name"]),
             shape=_ints(entry["shape"]),
-            dtype=np.dtype(_text(entry["dtype"])).name,
+            dtype=number_type(entry["dtype"]),
             kind=BufferKind(entry["kind"]),
             storage=_int(entry["storage"]),
             offset=_int(entry["offset"]),

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
+from compiler.dtype import number_type
 from compiler.packing import Packing
 from compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 
@@ -46,7 +45,7 @@ def kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
         ArgSpec(
             name=arg["name"],
             shape=tuple(int(extent) for extent in arg["shape"]),
-            dtype=np.dtype(arg["dtype"]).name,
+            dtype=number_type(arg["dtype"]),
             is_output=bool(arg["is_output"]),
             packing=None if arg["packing"] is None else _packing_of(arg["packing"]),
         )

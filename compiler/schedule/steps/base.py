@@ -198,7 +198,7 @@ def load_steps(text: str) -> tuple[Step, ...]:
     """
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ScheduleError(f"transform steps are not JSON: {error}") from None
     if not isinstance(rows, list):
         raise ScheduleError("transform steps must be a JSON list")
