@@ -58,6 +58,11 @@ class Tally:
         """Inputs that were neither loaded nor refused."""
         return self.other + self.dead + self.hung
 
+    def line(self) -> str:
+        """All of it as one JSON object, with the fields that the lines of every program here have."""
+        figure = {"case": self.loader, "backend": "retune", "threads": 1, "metric": "failures"}
+        return json.dumps({**figure, "value": self.failures, "unit": "inputs", **asdict(self)})
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for every loader; 1 when an input failed."""
@@ -75,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tally = fuzz(name, given.inputs, given.seed, given.limit, Path(folder))
             if given.keep and (Path(folder) / "failures").is_dir():
                 shutil.copytree(Path(folder) / "failures", given.keep, dirs_exist_ok=True)
-        line = json.dumps(asdict(tally)) + "\n"
+        line = tally.line() + "\n"
         sys.stdout.write(line)
         sys.stdout.flush()
         if given.out:

@@ -5,6 +5,7 @@ Always: everything is allocated and bound when the executor is made; a run is ca
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -25,8 +26,9 @@ class HeterogeneousExecutor:
     scores = executor.get_output(0)
     """
 
-    def __init__(self, network: CompiledNetwork, stores: Sequence[Store]) -> None:
-        """Make room, load all kernels, and copy constants to where they are read.
+    def __init__(self, network: CompiledNetwork, stores: Sequence[Store], *, replay: bool = False) -> None:
+        """Make room, load all kernels, and copy constants to where they are read. With `replay` the calls between two
+        copies are recorded by their device in the first run, and launched as one in those after it.
 
         Raises: ArtifactError when the network is inconsistent or names a device that has no store; DeviceError.
         """
@@ -45,7 +47,8 @@ class HeterogeneousExecutor:
             store.open(plan, network.constants, sorted(_used(plan, self.placed, device)))
         for copy in self.placed.constants:
             self._copied(copy)()
-        self._steps = tuple(self._bound(step, network) for step in self.placed.steps)
+        steps = [self._bound(step, network) for step in self.placed.steps]
+        self._steps = self._replayed(steps) if replay else tuple(steps)
 
     def set_input(self, **inputs: Array) -> None:
         """Copy arrays into the inputs of these names.
@@ -78,6 +81,15 @@ class HeterogeneousExecutor:
         call = self.plan.calls[step.call]
         artifact = next(kernel for kernel in network.kernels if kernel.name == call.kernel)
         return self._stores[step.device].bind(artifact, call.buffers)
+
+    def _replayed(self, steps: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
+        """The steps, those of one device that follow each other as one."""
+        found: list[Callable[[], object]] = []
+        where = [step.device if isinstance(step, Run) else None for step in self.placed.steps]
+        for device, group in groupby(zip(where, steps, strict=True), key=lambda pair: pair[0]):
+            calls = [call for _, call in group]
+            found += calls if device is None else [self._stores[device].replayed(calls)]
+        return tuple(found)
 
     def _copied(self, copy: Copy) -> Callable[[], None]:
         source, target = self._stores[copy.source], self._stores[copy.target]

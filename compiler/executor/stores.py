@@ -4,7 +4,8 @@ Always: every device has memory of its own for what its calls touch; what anothe
 alone.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from compiler.errors import ArtifactError
@@ -26,6 +27,10 @@ class Store(Protocol):
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
         """A call of a kernel on buffers. Raises: ArtifactError or DeviceError for code of another kind of device."""
+        ...
+
+    def replayed(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        """Calls that were bound here as one, recorded by the device where it can."""
         ...
 
     def read(self, number: int) -> Array:
@@ -52,6 +57,10 @@ class HostStore:
         if artifact.device is not None:
             raise ArtifactError(f"{artifact.name} is code for {artifact.target}, not for a processor")
         return load_kernels([artifact])[artifact.name].bind([self._memory[one] for one in buffers], self._threads)
+
+    def replayed(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        """One after the other: there is nothing to record."""
+        return partial(_all, calls)
 
     def read(self, number: int) -> Array:
         """The memory itself."""
@@ -98,6 +107,21 @@ class CudaStore:
         kept = (arrays, self._workspace)
         return lambda: (call(), kept)
 
+    def replayed(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        """A graph of the calls, which is launched as one; the first time they are made one by one, as that loads code,
+        which cannot be recorded.
+        """
+        graphs: list[Callable[[], object]] = []
+
+        def run() -> None:
+            if graphs:
+                graphs[0]()
+                return
+            _all(calls)
+            graphs.append(self._driver.captured(self._stream, lambda: _all(calls)))
+
+        return run
+
     def read(self, number: int) -> Array:
         """A copy of what a buffer holds."""
         return self._array(number).numpy()
@@ -112,3 +136,8 @@ class CudaStore:
 
     def _made(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         return DeviceArray.made(self._driver, self._stream, self._number, shape, dtype)
+
+
+def _all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()

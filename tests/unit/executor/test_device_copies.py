@@ -42,6 +42,41 @@ def _kernels(calls: tuple[tuple[str, int], ...]) -> tuple[list[KernelArtifact], 
     return kernels, DriverDouble(functions)
 
 
+Calls = tuple[tuple[str, int], ...]
+"""What is done one after the other, each to the last result and the next input, and on which device."""
+
+
+def _network(calls: Calls) -> tuple[CompiledNetwork, DriverDouble]:
+    """a, b, ... joined by calls."""
+    names = "abcde"[: len(calls) + 1]
+    labels = f"{names}uvwy"
+    last = len(names) + len(calls) - 1
+    buffers = []
+    for place in range(last + 1):
+        kind = BufferKind.INPUT if place < len(names) else BufferKind.INTERMEDIATE
+        kind = BufferKind.OUTPUT if place == last else kind
+        offset = 64 * (place - len(names)) if kind is BufferKind.INTERMEDIATE else 0
+        buffers.append(BufferSpec(labels[place], SHAPE, "float32", kind, place, offset))
+    steps, held = [], 0
+    for place, (kind_of_call, device) in enumerate(calls):
+        steps.append(Call(f"{kind_of_call}_{device}", (held, place + 1, len(names) + place), device=device))
+        held = len(names) + place
+    kernels, driver = _kernels(calls)
+    plan = Plan("net", tuple(buffers), tuple(steps), tuple(range(len(names))), (held,), 64 * len(calls))
+    return CompiledNetwork(plan, tuple(kernels), {}), driver
+
+
+def _check(executor: HeterogeneousExecutor, calls: Calls, runs: int) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(runs):
+        arrays = {name: rng.integers(-9, 9, SHAPE).astype(np.float32) for name in "abcde"[: len(calls) + 1]}
+        executor.run(**arrays)
+        first, *others = arrays.values()
+        for array, (kind, _) in zip(others, calls, strict=True):
+            first = first + array if kind == "add" else first - array
+        np.testing.assert_array_equal(executor.get_output(0), first)
+
+
 @pytest.mark.parametrize(
     ("calls", "copies"),
     [
@@ -51,26 +86,20 @@ def _kernels(calls: tuple[tuple[str, int], ...]) -> tuple[list[KernelArtifact], 
     ],
     ids=["one way", "two ways, from the GPU", "two ways, from the processor"],
 )
-def test_n12_copies_between_a_processor_and_a_gpu(calls: tuple[tuple[str, int], ...], copies: int) -> None:
-    names = "abcd"[: len(calls) + 1]
-    kinds = [*[BufferKind.INPUT] * len(names), *[BufferKind.INTERMEDIATE] * (len(calls) - 1), BufferKind.OUTPUT]
-    buffers = tuple(
-        BufferSpec(f"{names}vwy"[place], SHAPE, "float32", kind, place, 64 * (place - len(names)))
-        if kind is BufferKind.INTERMEDIATE
-        else BufferSpec(f"{names}vwy"[place], SHAPE, "float32", kind, place)
-        for place, kind in enumerate(kinds)
-    )
-    steps, held = [], 0
-    for place, (kind, device) in enumerate(calls):
-        steps.append(Call(f"{kind}_{device}", (held, place + 1, len(names) + place), device=device))
-        held = len(names) + place
-    plan = Plan("net", buffers, tuple(steps), tuple(range(len(names))), (held,), 128)
-    kernels, driver = _kernels(calls)
-    executor = HeterogeneousExecutor(CompiledNetwork(plan, tuple(kernels), {}), [HostStore(), CudaStore(driver)])
+def test_n12_copies_between_a_processor_and_a_gpu(calls: Calls, copies: int) -> None:
+    network, driver = _network(calls)
+    executor = HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)])
     assert len(executor.placed.copies) == copies
-    rng = np.random.default_rng(0)
-    for _ in range(2):
-        arrays = {name: rng.integers(-9, 9, SHAPE).astype(np.float32) for name in names}
-        executor.run(**arrays)
-        wanted = arrays["a"] + arrays["b"] - arrays["c"] + (arrays["d"] if len(calls) == 3 else 0)
-        np.testing.assert_array_equal(executor.get_output(0), wanted)
+    _check(executor, calls, 2)
+
+
+def test_p7_what_a_gpu_recorded_computes_the_same() -> None:
+    calls = (("add", 1), ("subtract", 1), ("add", 0), ("add", 1))
+    network, driver = _network(calls)
+    _check(HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)]), calls, 2)
+    assert not [line for line in driver.asked if line.startswith("graph of")]
+    _, driver = _network(calls)
+    executor = HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)], replay=True)
+    _check(executor, calls, 3)
+    assert [line for line in driver.asked if line.startswith("graph of")] == ["graph of 2", "graph of 1"]
+    assert len(driver.launches()) == 3 * 3
