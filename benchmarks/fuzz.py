@@ -27,8 +27,6 @@ from compiler import config
 LOADERS = tuple(name for name in CASES if name != rehearsal.CASE.name)
 """The loaders that there are."""
 
-_CHUNK = 4000
-"""Inputs for one process: libraries that were loaded stay in it."""
 _TICK = 0.1
 _START_SECONDS = 120.0
 """How long a process may take to begin."""
@@ -97,7 +95,7 @@ def fuzz(name: str, inputs: int, seed: int, limit: float, folder: Path) -> Tally
     began = time.perf_counter()
     dead = hung = 0
     while counts[NEXT] < inputs:
-        stop = min(inputs, counts[NEXT] + _CHUNK)
+        stop = min(inputs, counts[NEXT] + CASES[name].together)
         process = context.Process(target=worker.work, args=(name, seed, stop, folder, counts))
         process.start()
         in_time = _watch(process, counts, limit)
@@ -118,14 +116,17 @@ def fuzz(name: str, inputs: int, seed: int, limit: float, folder: Path) -> Tally
 
 
 def _watch(process: "multiprocessing.process.BaseProcess", counts: Sequence[int], limit: float) -> bool:
-    """Wait for a process to end; one that stays at one input for longer than the limit is killed. Whether it ended."""
-    at, since = counts[NEXT], time.monotonic() + _START_SECONDS
+    """Wait for a process to end; one that stays at one input for longer than the limit is killed. Whether it ended.
+
+    Time is counted in looks at it, so that it stands still while this program is stopped.
+    """
+    at, left = counts[NEXT], _START_SECONDS + limit
     while process.is_alive():
         process.join(_TICK)
-        now = time.monotonic()
         if counts[NEXT] != at:
-            at, since = counts[NEXT], now
-        elif now - since > limit:
+            at, left = counts[NEXT], limit
+        left -= _TICK
+        if left < 0:
             process.kill()
             process.join()
             return False

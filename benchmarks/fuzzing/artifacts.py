@@ -161,8 +161,8 @@ CASES = (
         "params", _params, drawn(_resealed_params), lambda path: load_param_dict(path.read_bytes()), _REFUSED, ".params"
     ),
     FuzzCase("network", _networks, drawn(_rezipped), _load_network, _REFUSED, ".retune"),
-    FuzzCase("network-library", _libraries, drawn(_relinked), Library.load, _REFUSED, ".so"),
+    FuzzCase("network-library", _libraries, drawn(_relinked), Library.load, _REFUSED, ".so", 5000),
     FuzzCase("module-archive", _modules(".tar"), drawn(_retarred), load_module, _REFUSED, ".tar"),
-    FuzzCase("module-library", _modules(".so"), drawn(mutated_bytes), load_module, _REFUSED, ".so"),
+    FuzzCase("module-library", _modules(".so"), drawn(mutated_bytes), load_module, _REFUSED, ".so", 5000),
     FuzzCase("values", _values, drawn(mutated_json), _load_values, _REFUSED, ".json"),
 )

@@ -16,7 +16,8 @@ Make = Callable[[Sequence[bytes], Random], bytes]
 @dataclass(frozen=True, slots=True)
 class FuzzCase:
     """A loader. `samples` makes valid files, `make` an input of them, and `load` reads the file at a path; what is
-    wrong with that must be one of `refusals`. `suffix` is the ending of the file's name.
+    wrong with that must be one of `refusals`. `suffix` is the ending of the file's name. One process takes `together`
+    inputs: few where what is loaded stays in it.
     """
 
     name: str
@@ -25,6 +26,7 @@ class FuzzCase:
     load: Callable[[Path], object]
     refusals: tuple[type[Exception], ...]
     suffix: str = ".bin"
+    together: int = 50_000
 
 
 def drawn(*mutates: Mutate) -> Make:

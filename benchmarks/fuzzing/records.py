@@ -114,10 +114,9 @@ def _load_part(path: Path) -> object:
         (folder / name.decode()).write_bytes(data)
         store = ParquetRecordStore(root)
         found = store.records()
-        store.tasks()
-        store.best_per_task()
         if not found:
             store.check()
+        store.best_per_task()
         for record in found:
             from_record(record)
             replay(_matmul(), load_steps(record.steps))
