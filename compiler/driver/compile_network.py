@@ -15,7 +15,7 @@ from compiler.codegen.cpu import describe
 from compiler.codegen.nvptx import GPU_TRIPLE
 from compiler.driver.build import build_kernel
 from compiler.driver.coverage import CoverageReport
-from compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
+from compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from compiler.driver.hardware import hardware_of
 from compiler.driver.winners import Guess
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
@@ -122,7 +122,7 @@ def compile_graph(
     facts = _metadata(graph, target, threads) if metadata is None else metadata
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, facts)
     network.verify()
-    if (best or is_enabled()) and (fallen := CoverageReport.of(coverage).fallback_text()):
+    if (best or is_enabled()) and not is_silent() and (fallen := CoverageReport.of(coverage).fallback_text()):
         _log.warning("%s: %s", graph.name, fallen)
     return network
 

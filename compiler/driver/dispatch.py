@@ -64,10 +64,15 @@ def is_enabled() -> bool:
     return not isinstance(DispatchContext.current(), FallbackContext) if wanted is None else wanted
 
 
+def is_silent() -> bool:
+    """Whether this thread is inside `telling_nothing`."""
+    return getattr(_active, "silent", False)
+
+
 @contextmanager
 def telling_nothing() -> Iterator[None]:
-    """Inside, nobody says of single workloads that they have no record: the caller says it of all together."""
-    before = getattr(_active, "silent", False)
+    """Inside, nobody says that workloads have no record: the caller does, of all together."""
+    before = is_silent()
     _active.silent = True
     try:
         yield
@@ -164,7 +169,7 @@ class FallbackContext(DispatchContext):
         """What was told, else None."""
         found = self.known(target, workload_key, dag)
         key = (str(target), workload_key)
-        silent = getattr(_active, "silent", False) or self.verbose < (1 if has_complex_op else 2)
+        silent = is_silent() or self.verbose < (1 if has_complex_op else 2)
         if found is None and not silent and key not in self._told:
             self._told.add(key)
             _log.warning("no tuning record for %s on %s: it is compiled untuned", workload_key, target)

@@ -11,7 +11,7 @@ import typer
 from compiler import config
 from compiler.driver.compile_network import compile_graph
 from compiler.driver.coverage import CoverageReport
-from compiler.driver.dispatch import ApplyHistoryBest
+from compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
 from compiler.driver.extract import ExtractedNetwork, extract_network
 from compiler.errors import OptionError
 from compiler.executor.library import Library
@@ -52,7 +52,7 @@ def compile_network(
         raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {count}")
     extracted = extract_network(network, target or HOST, count, tuple(shape or ()), winograd)
     path = to or Path(f"{extracted.name}.retune")
-    with ApplyHistoryBest(list(log or ())):
+    with ApplyHistoryBest(list(log or ())), telling_nothing():
         compiled = compile_graph(
             extracted.graph,
             extracted.target,
