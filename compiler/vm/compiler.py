@@ -7,6 +7,7 @@ are compiled when their shapes are known.
 Always: what goes in is not changed.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,8 @@ import numpy as np
 
 from compiler.codegen.cpu import describe
 from compiler.driver.compile_network import KnownProgram
+from compiler.driver.coverage import CoverageReport
+from compiler.driver.dispatch import is_enabled, is_silent
 from compiler.errors import MachineError, ModelError, ModelFormatError
 from compiler.frontend import zoo
 from compiler.frontend.onnx.program import load_program
@@ -29,6 +32,8 @@ from compiler.vm.executable import Executable
 from compiler.vm.library import VMLibrary
 from compiler.vm.lowering import Lowered, Lowering
 from compiler.vm.piece import TunedPrograms, known_programs
+
+_log = logging.getLogger(__name__)
 
 Params = Mapping[str, Any]
 
@@ -64,6 +69,7 @@ class VMCompiler:
         self._params: dict[str, Array] = {}
         self._lowering: Lowering | None = None
         self._executable: Executable | None = None
+        self._coverage: CoverageReport | None = None
 
     def set_params(self, params: Params) -> None:
         """Fix inputs, by name, before `lower`. Raises: ModelFormatError when a value is no array."""
@@ -111,7 +117,9 @@ class VMCompiler:
         self._executable = None
 
     def codegen(self) -> None:
-        """Generate bytecode and kernels. Raises: MachineError before `lower`; as `compile`."""
+        """Generate bytecode and kernels. Where records are used, one warning names the kernels worth tuning that none
+        serves. Raises: MachineError before `lower`; as `compile`.
+        """
         if self._lowering is None:
             raise MachineError("there is nothing to generate code for: call lower first")
         lowering = self._lowering
@@ -120,6 +128,20 @@ class VMCompiler:
         about = _about(lowering, done)
         library = VMLibrary(done.kernels, done.regions, done.arrays, programs, about)
         self._executable = Executable(done.contents, library)
+        self._coverage = CoverageReport.of(done.coverage)
+        fallen = self._coverage.fallback_text()
+        if fallen and not is_silent() and (lowering.tuned.best or is_enabled()):
+            _log.warning("%s: %s", lowering.program.name, fallen)
+
+    @property
+    def coverage(self) -> CoverageReport:
+        """What the kernels of known shapes were made from; `VirtualMachine.specialisations` tells it of the others.
+
+        Raises: MachineError before `codegen`.
+        """
+        if self._coverage is None:
+            raise MachineError("nothing is compiled yet: call lower and codegen first")
+        return self._coverage
 
     def get_exec(self) -> Executable:
         """The executable. Raises: MachineError before `codegen`."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.dispatch import DispatchContext
+from compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
 from compiler.driver.hardware import hardware_of
 from compiler.driver.transferred import transferred
 from compiler.driver.winners import Guess
@@ -66,7 +66,7 @@ class TunedPrograms:
 def known_programs(target: Target, best: Mapping[str, KnownProgram]) -> tuple[TunedProgram, ...]:
     """What `best` and the dispatch context of this thread know, as data."""
     told = [TunedProgram(key, one.steps, one.seconds, one.record_id) for key, one in best.items()]
-    context = DispatchContext.current().programs(target)
+    context = DispatchContext.current().programs(target) if is_enabled() else ()
     heard = [TunedProgram(one.task_key, one.steps_text, one.seconds) for one in context]
     return tuple(one for one in (*told, *heard) if not math.isnan(one.seconds))
 
@@ -77,4 +77,5 @@ def compile_piece(graph: Graph, target: Target, threads: int, programs: TunedPro
     cut = partition(graph, target, hardware_of(target, threads), winograd_for(target))
     cut = named_by_content(cut)
     best = programs.chosen(cut)
-    return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build, metadata={})
+    with telling_nothing():  # whoever compiles the whole says it of all pieces together
+        return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build, metadata={})
