@@ -8,15 +8,15 @@ machine, in the graph executor with kernels for the very shapes, and their ratio
 its ratio to the time in the loop's regions alone); seconds of the first call at a length that was not met before, and
 kernels that were built for it; of the second call.
 
-Kernels are first guesses of the search. The machine knows those for 64 tokens, and fits them to other lengths; the
-executor has some of its own for every length.
+Kernels are first guesses of the search: those for 64 tokens, fitted to other lengths in the machine and the executor;
+beside them the executor with guesses for the very length.
 
 Always: both give the same results up to rounding, and take turns.
 """
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,13 @@ from compiler.frontend import zoo
 from compiler.frontend.onnx.importer import load_model
 from compiler.graph.partition import partition
 from compiler.graph.pipeline import optimize
+from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import Array
 from compiler.runtime.device import cpu
 from compiler.target import Target
+from compiler.vm.piece import TunedPrograms, known_programs
 
+OWN = "executor, own kernels"
 KNOWN_LENGTH = 64
 LENGTHS = (KNOWN_LENGTH, 16, 128)
 _TURN_SECONDS = 0.05
@@ -69,7 +72,7 @@ def known_shapes(run: Run, threads: int) -> Iterator[Figure]:
     best = _guesses(model, threads)
     machine = vm.VirtualMachine(vm.compile(model, threads=threads, best=best), cpu(), threads=threads)
     inputs = {"input": np.random.default_rng(0).standard_normal((1, 784), np.float32)}
-    yield from _compared(run, "mlp", threads, machine, _executor(model, best, threads), inputs)
+    yield from _compared(run, "mlp", threads, machine, {"executor": _executor(model, best, threads)}, inputs)
 
 
 def symbolic(run: Run, threads: int, lengths: Sequence[int]) -> Iterator[Figure]:
@@ -85,8 +88,10 @@ def symbolic(run: Run, threads: int, lengths: Sequence[int]) -> Iterator[Figure]
         case = f"bert/{length}"
         yield from _calls(case, threads, machine, inputs, {"layers": layers})
         static = zoo.build("bert_base", tokens=length, layers=layers)
-        best = known if length == KNOWN_LENGTH else _guesses(static, threads)
-        yield from _compared(run, case, threads, machine, _executor(static, best, threads), inputs)
+        executors = {"executor": _executor(static, known, threads)}
+        if length != KNOWN_LENGTH:
+            executors[OWN] = _executor(static, _guesses(static, threads), threads)
+        yield from _compared(run, case, threads, machine, executors, inputs)
 
 
 def greedy(run: Run, threads: int) -> Iterator[Figure]:
@@ -123,16 +128,24 @@ def _calls(
 
 
 def _compared(
-    run: Run, case: str, threads: int, machine: Any, executor: GraphExecutor, inputs: Mapping[str, Array]
+    run: Run,
+    case: str,
+    threads: int,
+    machine: Any,
+    executors: Mapping[str, GraphExecutor],
+    inputs: Mapping[str, Array],
 ) -> Iterator[Figure]:
-    """A run of the machine and one of the executor."""
+    """A run of the machine and one of each executor."""
     machine.set_input("main", **inputs)
-    executor.run(**inputs)
     found = machine.invoke("main")
     first = found if isinstance(found, np.ndarray) else found[0]
-    expected = executor.get_output(0)
-    error = float(np.max(np.abs(first - expected)) / np.max(np.abs(expected)))
-    contenders = {"machine": lambda: machine.invoke("main"), "executor": executor.run}
+    error = 0.0
+    for executor in executors.values():
+        executor.run(**inputs)
+        expected = executor.get_output(0)
+        error = max(error, float(np.max(np.abs(first - expected)) / np.max(np.abs(expected))))
+    contenders: dict[str, Callable[[], object]] = {"machine": lambda: machine.invoke("main")}
+    contenders |= {name: executor.run for name, executor in executors.items()}
     turns = max(3, round(run.seconds / len(contenders) / _TURN_SECONDS))
     seconds = in_turn(contenders, turns=turns, turn_seconds=_TURN_SECONDS)
     for name, each in seconds.items():
@@ -140,9 +153,13 @@ def _compared(
     yield Figure(case, "retune", threads, "machine / executor", seconds["machine"] / seconds["executor"], "")
 
 
-def _executor(model: Any, best: Mapping[str, KnownProgram], threads: int) -> GraphExecutor:
+def _executor(model: Any, known: Mapping[str, KnownProgram], threads: int) -> GraphExecutor:
+    """The network with programs that are known, or fitted to its shapes, as the machine takes them."""
+    target = Target.host()
     graph = optimize(load_model(model))
-    return GraphExecutor(compile_graph(graph, Target.host(), best, threads=threads), threads)
+    cut = partition(graph, target, hardware_of(target, threads), winograd_for(target))
+    best = TunedPrograms(known_programs(target, known)).chosen(cut)
+    return GraphExecutor(compile_graph(graph, target, best, threads=threads, cut=cut), threads)
 
 
 def _guesses(model: Any, threads: int) -> dict[str, KnownProgram]:

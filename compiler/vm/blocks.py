@@ -4,7 +4,7 @@ Always: the same registers hold the same values afterwards as after the instruct
 instruction that jumps, calls, or works with what is known only when it is met, and where a jump may lead to.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -29,7 +29,7 @@ from compiler.vm.instructions import (
 from compiler.vm.kernel_run import KernelRun, Operand, Place
 from compiler.vm.memory import Storage
 from compiler.vm.primitives import KernelPrimitive
-from compiler.vm.steps import Registers, Step, Surroundings, array_in, carve, fixed, reshaped
+from compiler.vm.steps import Registers, Step, Surroundings, array_in, fixed, reshaped
 from compiler.vm.values import address
 
 
@@ -239,7 +239,7 @@ def _step(run: _Run, singles: Sequence[Step], start: int, stop: int) -> Step:
         (primitive.kernel, [_operand(symbol, slots, places) for symbol in symbols]) for primitive, symbols in run.calls
     ]
     kernels = KernelRun(calls, run.calls[0][0].threads, run.calls[0][0].workspace)
-    left = tuple(run.symbols.items())
+    left = tuple((register, _maker(symbol)) for register, symbol in run.symbols.items())
     killed = tuple(run.killed)
     one_by_one = tuple(singles[start:stop])
 
@@ -256,10 +256,10 @@ def _step(run: _Run, singles: Sequence[Step], start: int, stop: int) -> Step:
         addresses += [each.address for each in memory.values()]
         addresses.append(around.arena.address(arena_bytes))
         kernels(addresses)
-        values = [_value(symbol, registers, memory) for _, symbol in left]
+        values = [(register, make(registers, memory)) for register, make in left]
         for register in killed:
             registers[register] = None
-        for (register, _), value in zip(left, values, strict=True):
+        for register, value in values:
             registers[register] = value
         return stop
 
@@ -299,15 +299,18 @@ def _operand(symbol: _Symbol, slots: Mapping[int, int], places: Mapping[int, Pla
     raise AssertionError("memory itself is no argument of a kernel")
 
 
-def _value(symbol: _Symbol, registers: Registers, memory: Mapping[int, Storage]) -> Any:
+def _maker(symbol: _Symbol) -> Callable[[Registers, Mapping[int, Storage]], Any]:
+    """What makes the value that a register holds after the run, of the registers before it and its storages."""
     match symbol:
+        case _Outside(register=register, shape=None):
+            return lambda registers, _: registers[register]
         case _Outside(register=register, shape=shape):
-            value = registers[register]
-            return value if shape is None else reshaped(array_in(registers, register), np.array(shape, np.int64))
+            extents = np.array(shape, np.int64)
+            return lambda registers, _: reshaped(array_in(registers, register), extents)
         case _Known(array=array):
-            return array
+            return lambda _, __: array
         case _Memory(storage=storage):
-            return memory[storage]
-        case _Tensor():
-            return carve(memory[symbol.storage], symbol.offset, symbol.shape, symbol.dtype)
-
+            return lambda _, memory: memory[storage]
+        case _Tensor(storage=storage, offset=first, shape=shape):
+            end, dtype = first + _nbytes(symbol), np.dtype(symbol.dtype)
+            return lambda _, memory: memory[storage].array[first:end].view(dtype).reshape(shape)

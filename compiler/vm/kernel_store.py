@@ -32,7 +32,7 @@ class StoreUse:
 class KernelStore:
     """The kernels that were used last."""
 
-    def __init__(self, capacity: int = 4096) -> None:
+    def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
         self._artifacts: OrderedDict[tuple[str, str], KernelArtifact] = OrderedDict()
         self._loaded: OrderedDict[str, tuple[KernelArtifact, Kernel]] = OrderedDict()

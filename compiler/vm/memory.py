@@ -58,11 +58,8 @@ class NaiveAllocator(Allocator):
         return Storage(array, address(array))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Block:
-    nbytes: int
-    address: int
-    memory: memoryview
+_Block = tuple[int, int, memoryview]
+"""How many bytes, from which address, and what holds them: in order of size, since no two have one address."""
 
 
 class PooledAllocator(Allocator):
@@ -81,20 +78,20 @@ class PooledAllocator(Allocator):
         wanted = max(nbytes + -nbytes % _PAGE, _PAGE)
         block = self._kept(wanted) or self._new(wanted)
         # A view of this array keeps this very array alive, since what it lies in is no array itself.
-        lease: Array = np.frombuffer(block.memory, np.uint8, nbytes)
+        lease: Array = np.frombuffer(block[2], np.uint8, nbytes)
         leases, returned, key = self._leases, self._returned, id(lease)
 
         def back(_: object) -> None:  # at any time, perhaps while the pool looks for memory
             returned.append(leases.pop(key)[1])
 
         leases[key] = (weakref.ref(lease, back), block)
-        return Storage(lease, block.address)
+        return Storage(lease, block[1])
 
     def _kept(self, wanted: int) -> _Block | None:
         while self._returned:
             insort(self._free, self._returned.popleft())
-        place = bisect_left(self._free, wanted, key=lambda block: block.nbytes)
-        if place < len(self._free) and self._free[place].nbytes <= wanted * _SLACK:
+        place = bisect_left(self._free, (wanted,))
+        if place < len(self._free) and self._free[place][0] <= wanted * _SLACK:
             return self._free.pop(place)
         return None
 
@@ -102,11 +99,11 @@ class PooledAllocator(Allocator):
         try:
             array = _fresh(wanted)
         except MachineError:
-            self.reserved -= sum(block.nbytes for block in self._free)
+            self.reserved -= sum(nbytes for nbytes, _, _ in self._free)
             self._free.clear()
             array = _fresh(wanted)
         self.reserved += wanted
-        return _Block(wanted, address(array), array.data)
+        return wanted, address(array), array.data
 
 
 def allocator(kind: str) -> Allocator:

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from compiler import vm
 from compiler.errors import RetuneError, ShapeMismatchError
+from compiler.runtime.buffers import aligned_array
 from compiler.runtime.device import cpu
 from tests.dynamic_models import Dims, floats, model, reference, tensor
 
@@ -376,3 +377,24 @@ def test_q2_loops_with_conditions_captures_and_rows(counted: bool) -> None:
     given = [{"x": floats(3, low=1.0), "on0": np.array(on), **count} for on in (True, False) for count in counts]
     check(source, *given)
     check(source, *({**each, "x": floats(2, low=1.0)} for each in given[:2]))
+
+
+def test_arrays_that_change_in_place_are_read_anew() -> None:
+    """The result without elements is not fetched, and must not stay behind for the next call."""
+    machine = machine_of(one_node("NonZero", [("x", [None], FLOAT)], 2, kind=INT64))
+    x = aligned_array((64,), "float32")  # else a copy would be read
+    x[...] = 0
+    assert machine.run(x).shape == (1, 0)
+    x[5] = 1
+    assert machine.run().tolist() == [[5]]
+
+
+def test_values_that_decide_on_shapes_are_part_of_what_is_kept() -> None:
+    source, _ = SHAPE_CHANGING["reshape by data"]
+    machine = machine_of(source)
+    x = floats(4, 3)
+    for shape in ([2, 6], [3, 4], [2, 6], [-1, 1]):
+        np.testing.assert_array_equal(machine.run(x=x, shape=np.array(shape)), x.reshape(shape))
+    assert len(machine.specialisations()) == 3
+    with pytest.raises(RetuneError):
+        machine.run(x=x, shape=np.array([5, 2]))

@@ -416,3 +416,22 @@ def test_pooled_memory_is_used_again_and_never_twice() -> None:
         allocator("heap")
     with pytest.raises(MachineError):
         pool.allocate(1 << 62)
+
+
+@pytest.mark.parametrize(
+    "about", [{"threads": 0}, {"needs": [1]}, {"params": {"main": {"x": ["float32", ["n", True]]}}}, {"params": 5}]
+)
+def test_facts_that_make_no_sense_are_refused(tmp_path: Path, about: dict[str, Any]) -> None:
+    exe = vm.compile(sums())
+    library = vm.VMLibrary(exe.library.kernels, about={**exe.library.about, **about})
+    path = vm.Executable(exe.contents, library).export_library(tmp_path / "sums.retune")
+    with pytest.raises(ArtifactError):
+        vm.Executable.load(path)
+
+
+def test_a_number_of_threads_that_cannot_be_started_is_refused() -> None:
+    for threads in (0, -1, 5000, True):
+        with pytest.raises(OptionError, match="threads"):
+            machine_of(sums(), threads=threads)
+    machine = machine_of(layers(), threads=2)
+    np.testing.assert_array_equal(machine.run(floats(5, 24)), by_executor(layers(), x=floats(5, 24))[0])
