@@ -1,7 +1,6 @@
 """Our compiler behind ONNX's own interface for runtimes: importer, graph passes, untuned kernels, executor.
 
-A network whose shapes depend on what its inputs hold is compiled when it runs first, with the inputs that decide fixed;
-for other values of these it is compiled anew.
+A network whose shapes or course are known only when it runs goes to the virtual machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,50 +14,70 @@ from onnx.backend.base import Backend, BackendRep
 from compiler.driver.compile_network import compile_graph
 from compiler.errors import DynamicShapeError, UnknownValueError
 from compiler.executor.graph_executor import GraphExecutor
+from compiler.frontend.onnx.dependence import CONTROL_FLOW
 from compiler.frontend.onnx.importer import load_model
 from compiler.frontend.onnx.program import load_program
-from compiler.graph.ir import Graph
 from compiler.graph.pipeline import optimize
+from compiler.graph.program import Call, HostCall, Statement
 from compiler.graph.run_program import run_program
 from compiler.target import Target
+from compiler.vm.compiler import compile as vm_compile
+from compiler.vm.machine import VirtualMachine
+from compiler.vm.values import ADT
 
 Array = NDArray[Any]
+
 
 class CompiledModel(BackendRep):  # type: ignore[misc]
     """A model that takes its inputs as a list, in the model's order, or by name.
 
-    `waits` says that it is compiled when it runs first, `folded` that no input was left then: all was computed at once.
+    One of static shapes without control flow becomes a graph of kernels; any other one, which is `dynamic`, a program
+    for the virtual machine. `on_the_host` says that NumPy computes all of it, since every input decides on shapes.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Compile `model` if its shapes are known. Raises: ModelError when it cannot be imported."""
+        """Compile `model`. Raises: ModelError when it cannot be imported."""
         weights = {tensor.name for tensor in model.graph.initializer}
         self._names = [entry.name for entry in model.graph.input if entry.name not in weights]
-        self._model = model
-        self._executor: GraphExecutor | None = None
-        self.folded = False
-        try:
-            self._executor = _executor(load_model(model))
-        except (DynamicShapeError, UnknownValueError):
-            self.waits = True
-        else:
-            self.waits = False
+        self._executor = None if _has_control_flow(model) else _static(model)
+        self.dynamic = self._executor is None
+        self.on_the_host = False
+        if self._executor is None:
+            program = load_program(model)
+            self.on_the_host = all(map(_is_on_the_host, program.main.body))
+            self._machine = VirtualMachine(vm_compile(program))
 
     def run(self, inputs: Sequence[Array] | Mapping[str, Array], **_: Any) -> tuple[Array, ...]:
         """The outputs for arrays of the inputs."""
         pairs = inputs.items() if isinstance(inputs, Mapping) else zip(self._names, inputs, strict=True)
         named = {name: np.asarray(array) for name, array in pairs}
-        executor = self._executor or self._specialised(named)
+        executor = self._executor
+        if executor is None:
+            found = self._machine.run(**named)
+            return tuple(np.asarray(each) for each in (found if isinstance(found, ADT) else [found]))
         for name, array in named.items():
             if executor.get_input_index(name) >= 0:
                 executor.set_input(name, array)
         executor.run()
         return tuple(executor.get_output(index) for index in range(executor.get_num_outputs()))
 
-    def _specialised(self, named: Mapping[str, Array]) -> GraphExecutor:
-        graph = _specialised(self._model, named)
-        self.folded = bool(named) and not graph.inputs
-        return _executor(graph)
+
+def _is_on_the_host(statement: Statement) -> bool:
+    region = statement.region if isinstance(statement, Call | HostCall) else None
+    return region is not None and bool(region.inputs) and set(region.inputs) == set(region.determining)
+
+
+def _has_control_flow(model: onnx.ModelProto) -> bool:
+    return any(node.op_type in CONTROL_FLOW for node in model.graph.node)
+
+
+def _static(model: onnx.ModelProto) -> GraphExecutor | None:
+    """The model as a graph; None when its shapes are known only when it runs."""
+    try:
+        graph = load_model(model)
+    except (DynamicShapeError, UnknownValueError):
+        return None
+    return GraphExecutor(compile_graph(optimize(graph), Target.host()))
 
 
 class InterpretedProgram(BackendRep):  # type: ignore[misc]
@@ -73,23 +92,6 @@ class InterpretedProgram(BackendRep):  # type: ignore[misc]
         names = [param.name for param in self._program.inputs]
         pairs = inputs.items() if isinstance(inputs, Mapping) else zip(names, inputs, strict=True)
         return run_program(self._program, {name: np.asarray(array) for name, array in pairs})
-
-
-def _executor(graph: Graph) -> GraphExecutor:
-    return GraphExecutor(compile_graph(optimize(graph), Target.host()))
-
-
-def _specialised(model: onnx.ModelProto, named: Mapping[str, Array]) -> Graph:
-    """The graph for inputs of these shapes, those fixed that shapes depend on."""
-    fixed: dict[str, Array] = {}
-    while True:
-        shapes = {name: array.shape for name, array in named.items() if name not in fixed}
-        try:
-            return load_model(model, shapes=shapes, constants=fixed)
-        except UnknownValueError as error:
-            if fixed.keys() >= set(error.inputs):
-                raise
-            fixed |= {name: named[name] for name in error.inputs}
 
 
 class RetuneBackend(Backend):  # type: ignore[misc]

@@ -3,8 +3,8 @@
 `onnx_nodes.txt` says of each test what comes of it, one line a test:
 
     compiled     the results are right; everything was compiled before an input was seen
-    specialised  the results are right; it was compiled for the shapes and values of the inputs when it ran first
-    folded       as before, and all values were fixed: the importer computed the results, and no kernel did
+    machine      the results are right; the virtual machine ran it, and compiled what shapes or values decide on then
+    host         as before, and every input decides on shapes: NumPy computed the results, and no kernel did
     fails        an operator, an element type or a form of one that is not supported, or another result
     excluded     training, sequence, optional, string or ml-domain operators, which no inference network here has
 
@@ -38,7 +38,7 @@ def _recorded() -> Outcomes:
     return {name: outcome for outcome, name in (line.split() for line in lines)}
 
 
-_PASSING = [name for name, outcome in _recorded().items() if outcome in ("compiled", "specialised", "folded")]
+_PASSING = [name for name, outcome in _recorded().items() if outcome in ("compiled", "machine", "host")]
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +70,7 @@ def test_some(name: str, suite: dict[str, unittest.TestCase]) -> None:
 
 def test_programs(suite: dict[str, unittest.TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
     """What has control flow, open dimensions or data that decides on shapes, by the reference interpreter."""
-    flow = ("test_if", "test_loop", "test_scan")
-    names = [
-        name
-        for name, outcome in _recorded().items()
-        if outcome in ("specialised", "folded") or (outcome == "compiled" and name.startswith(flow))
-    ]
+    names = [name for name, outcome in _recorded().items() if outcome in ("machine", "host")]
     monkeypatch.setattr(RetuneBackend, "prepare", lambda model, *_, **__: InterpretedProgram(model))
     failed = {}
     for name in names:
@@ -97,7 +92,7 @@ def test_all(suite: dict[str, unittest.TestCase], update_golden: bool, monkeypat
         del device
         seen.append("excluded" if _is_excluded(model) else "fails")
         compiled = CompiledModel(model)
-        seen.append("specialised" if compiled.waits else "compiled")
+        seen.append("machine" if compiled.dynamic else "compiled")
         models.append(compiled)
         return compiled
 
@@ -111,7 +106,7 @@ def test_all(suite: dict[str, unittest.TestCase], update_golden: bool, monkeypat
         except Exception:
             found[name] = seen[0]
         else:
-            found[name] = "folded" if models[-1].folded else seen[-1]
+            found[name] = "host" if models[-1].on_the_host else seen[-1]
     if update_golden:
         _FILE.write_text("".join(f"{outcome} {name}\n" for name, outcome in found.items()))
     assert found == _recorded()

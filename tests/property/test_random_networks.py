@@ -20,6 +20,9 @@ from compiler.frontend.onnx.importer import CONVERTERS
 from compiler.frontend.onnx.program import load_program
 from compiler.graph.program import Program
 from compiler.graph.run_program import run_program
+from compiler.vm.compiler import compile as vm_compile
+from compiler.vm.machine import VirtualMachine
+from compiler.vm.options import VMOptions
 from tests.property.onnx_models import COLUMNS, random_model
 
 SHARDS = 4
@@ -49,6 +52,19 @@ def test_random_networks(shard: int, property_seed: int) -> None:
                 np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}, {rows} rows")
     for kind in ("Call", "HostCall", "Branch", "Loop"):
         assert kinds[kind] >= EACH // 3, kinds
+
+
+@pytest.mark.parametrize(("policy", "count"), [("now", 5), ("never", 25)])
+def test_the_virtual_machine_agrees_with_the_interpreter(policy: str, count: int, property_seed: int) -> None:
+    for seed in range(property_seed * EACH, property_seed * EACH + count):
+        program = load_program(random_model(seed))
+        machine = VirtualMachine(vm_compile(program), options=VMOptions(specialise=policy))
+        rng = np.random.default_rng(seed)
+        for rows in ROWS[:2]:
+            inputs = {name: rng.standard_normal((rows, COLUMNS)).astype("float32") for name in ("x", "z")}
+            for ours, theirs in zip(machine.run(**inputs), run_program(program, inputs), strict=True):
+                assert ours.shape == theirs.shape, f"seed {seed}, {rows} rows"
+                np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}, {rows} rows")
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
