@@ -11,6 +11,7 @@ from.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from compiler.errors import ScheduleError
 from compiler.ir.expr import Expr
 from compiler.ir.visit import substitute, transform, walk
 from compiler.schedule.counts import OpCounts, count_operations
+from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.digits import (
     Digit,
     final_loops,
@@ -125,24 +127,48 @@ def inline_body(state: State, stage_id: int) -> Expr:
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp):
         raise ScheduleError(f"{op.name} is an input and has no body")
-    inlined = frozenset(i for i, stage in enumerate(state.stages) if isinstance(stage.location, Inlined))
-    return _inlined(state, op.body, inlined) if inlined else op.body
+    return _written_out(state.dag, stage_id, _inlined_stages(state))
 
 
-def _inlined(state: State, body: Expr, inlined: frozenset[int]) -> Expr:
+def _inlined_stages(state: State) -> frozenset[int]:
+    return frozenset(i for i, stage in enumerate(state.stages) if isinstance(stage.location, Inlined))
+
+
+@lru_cache(maxsize=256)
+def _written_out(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> Expr:
+    """The body of an operation; programs of one sketch share it, whatever their tiles."""
+    op = dag.ops[stage_id]
+    assert isinstance(op, ComputeOp)
+    return _inlined(dag, op.body, inlined) if inlined else op.body
+
+
+def _inlined(dag: ComputeDAG, body: Expr, inlined: frozenset[int]) -> Expr:
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, TensorRead):
             return None
-        producer = state.dag.id_of(node.tensor)
+        producer = dag.id_of(node.tensor)
         if producer not in inlined:
             return None
-        op = state.stages[producer].op
+        op = dag.ops[producer]
         if not isinstance(op, ComputeOp):
             return None
         point: dict[Expr, Expr] = dict(zip(op.axes, node.indices, strict=True))
-        return substitute(_inlined(state, op.values[node.tensor.value_index], inlined), point)
+        return substitute(_inlined(dag, op.values[node.tensor.value_index], inlined), point)
 
     return transform(body, rule)
+
+
+@lru_cache(maxsize=256)
+def _reads(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> tuple[TensorRead, ...]:
+    """What the body of an operation reads, with the inlined stages written out."""
+    return tuple(node for node in walk(_written_out(dag, stage_id, inlined)) if isinstance(node, TensorRead))
+
+
+@lru_cache(maxsize=256)
+def _counts(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> OpCounts:
+    """The operations of one evaluation of that body; of a reduction, those of one of its steps."""
+    body = _written_out(dag, stage_id, inlined)
+    return count_operations(*(body.source, body.combiner) if isinstance(body, Reduce) else (body, None))
 
 
 def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
@@ -212,19 +238,17 @@ def _nest(
         raise ScheduleError(f"{op.name} is an input and has no statement")
     leaves = axis_values(op, found)
     digits = digits_of(bounds)
-    body = inline_body(state, stage_id)
-    source = body.source if isinstance(body, Reduce) else body
+    inlined = _inlined_stages(state)
     reads = []
-    for node in walk(source):
-        if isinstance(node, TensorRead):
-            index = tuple(linearize(item, leaves, extents) for item in node.indices)
-            reads.append(_read_access(state, bounds, node.tensor, index, digits))
+    for node in _reads(state.dag, stage_id, inlined):
+        index = tuple(linearize(item, leaves, extents) for item in node.indices)
+        reads.append(_read_access(state, bounds, node.tensor, index, digits))
     values = found.local if isinstance(stage.location, Attached) else leaves
     place = tuple(without_digits(values[axis], digits) for axis in op.axes)
     shape = found.region.extents
     strides = buffer_strides(stage, shape)
     writes = [Access(tensor, shape, place, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
-    counts = count_operations(source, body.combiner if isinstance(body, Reduce) else None)
+    counts = _counts(state.dag, stage_id, inlined)
     attached = isinstance(stage.location, Attached)
     loops = (*found.outer, *found.own)
     return StageNest(
@@ -332,8 +356,8 @@ def _region_read(
 
 
 def _reads_of(state: State, reader: int, tensors: Sequence[Tensor]) -> list[tuple[Expr, ...]]:
-    body = inline_body(state, reader)
-    return [node.indices for node in walk(body) if isinstance(node, TensorRead) and node.tensor in tensors]
+    reads = _reads(state.dag, reader, _inlined_stages(state))
+    return [node.indices for node in reads if node.tensor in tensors]
 
 
 def _split_form(form: Linear, fixed: set[LoopKey], extents: Mapping[LoopKey, Number]) -> tuple[Linear, Number]:
