@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from compiler.driver.compile_network import KnownProgram
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import is_enabled, is_silent
 from compiler.errors import MachineError, ModelError, ModelFormatError
-from compiler.frontend import zoo
+from compiler.frontend.network import load_network_program
 from compiler.frontend.onnx.program import load_program
 from compiler.graph.ir import Array, Graph
 from compiler.graph.pipeline import optimize
@@ -155,12 +154,12 @@ class VMCompiler:
             program = _bound_program(mod, self._params)
         elif isinstance(mod, Graph):
             program = of_graph(_bound_graph(mod, self._params))
-        elif isinstance(mod, str) and mod in (*zoo.NAMES, *zoo.PROGRAM_NAMES):
-            program = load_program(zoo.build(mod), name=mod, constants=self._params)
+        elif isinstance(mod, str):
+            program = load_network_program(mod, constants=self._params)
         elif mod is None:
             raise ModelError("there is no network to compile")
         else:
-            program = load_program(mod if not isinstance(mod, str) else Path(mod), constants=self._params)
+            program = load_program(mod, constants=self._params)
         program.verify()
         return program
 

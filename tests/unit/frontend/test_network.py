@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from compiler.errors import ModelFormatError
 from compiler.frontend import zoo
-from compiler.frontend.network import load_network, network_bytes
+from compiler.frontend.network import load_network, load_network_program, network_bytes
 
 
 def test_a_name_of_the_zoo() -> None:
@@ -26,7 +27,18 @@ def test_a_path(tmp_path: Path) -> None:
     assert onnx.load_model_from_string(network_bytes(str(path))).graph.name == "mlp"
 
 
-@pytest.mark.parametrize("load", [load_network, network_bytes])
+def test_a_program_by_name_or_path(tmp_path: Path) -> None:
+    path = tmp_path / "my_net.onnx"
+    path.write_bytes(zoo.build("mlp", widths=(4, 3)).SerializeToString())
+    assert load_network_program("mlp").name == "mlp"
+    (image,) = load_network_program(str(path)).inputs
+    assert image.shape == (1, 4)
+    fixed = load_network_program(str(path), constants={image.name: np.ones((1, 4), np.float32)})
+    assert fixed.name == "my_net"
+    assert fixed.inputs == ()
+
+
+@pytest.mark.parametrize("load", [load_network, load_network_program, network_bytes])
 def test_neither(load: object) -> None:
     assert callable(load)
     with pytest.raises(ModelFormatError, match=r"no network 'resnet': neither a file nor .* mlp, mobilenet_v2"):
