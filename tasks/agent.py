@@ -14,7 +14,8 @@ from typing import Self
 from compiler import config
 from compiler.driver.bench import Bench, refusal
 from compiler.errors import StoreError
-from compiler.measure.fleet import BUILD
+from compiler.measure.cuda_runner import gpu_of_key
+from compiler.measure.fleet import BUILD, device_queue
 from storage.errands import Errand, ErrandStore
 from tasks.lanes import device_lane
 
@@ -71,7 +72,8 @@ class Agent:
         self._store = store
         self._queues = tuple(queues)
         self._lane = lane
-        self._bench = Bench(parallel)
+        gpus = (gpu_of_key(queue.removeprefix(device_queue(""))) for queue in queues)
+        self._bench = Bench(parallel, next((gpu for gpu in gpus if gpu is not None), None))
         self._busy = threading.Lock()
         self._leaving = False
         self._doing: Errand | None = None

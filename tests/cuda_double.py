@@ -55,6 +55,7 @@ class DriverDouble:
     asked: list[str] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     _queued: list[Callable[[], None]] | None = None
+    _known: dict[tuple[object, ...], list[Array]] = field(default_factory=dict)
 
     def devices(self) -> tuple[GpuDevice, ...]:
         return tuple(GpuDevice(n, f"Double {n}", "sm_90", 48 << 10, 1024, 32, DEVICE.facts) for n in range(self.count))
@@ -133,7 +134,11 @@ class DriverDouble:
     def _execute(self, function: DeviceFunction, addresses: Sequence[int]) -> None:
         count = len(function.params) - function.outputs
         views = [self._array(buffer, at) for buffer, at in zip(function.params, addresses, strict=False)]
-        found = execute(function, [view.copy() for view in views[:count]])
+        given = [view.copy() for view in views[:count]]
+        key = id(function), *(array.tobytes() for array in given)
+        if key not in self._known:  # a kernel computes the same of the same, so it is executed once
+            self._known[key] = execute(function, given)
+        found = [array.copy() for array in self._known[key]]
         self.spoil(found)
         for view, values in zip(views[count:], found, strict=True):
             view[...] = values

@@ -23,7 +23,7 @@ from compiler.measure.task_inputs import register_task_inputs
 from compiler.runtime.artifact import Array
 from compiler.schedule import dag, task
 from compiler.schedule import state as immutable
-from compiler.schedule.default import default_steps
+from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.workload_registry import is_registered, make_workload_key, register_workload_tensors
 from compiler.target import HardwareParams, Target
@@ -135,7 +135,7 @@ class SearchTask(task.SearchTask):
                 best = policy.search(trials, tuning_options.early_stopping, per_round, measurer)
         if best is None:
             _log.warning("%s: no valid program was found, the untuned one serves", self.name)
-            best = State(immutable.replay(self.dag, default_steps(self.dag)))
+            best = State(immutable.replay(self.dag, untuned_steps(self)))
         return self.applied(best)
 
     def apply_best(

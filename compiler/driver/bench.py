@@ -15,8 +15,9 @@ from compiler import config
 from compiler.codegen.cpu import describe
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison, Contender
-from compiler.errors import MeasureError, RetuneError
+from compiler.errors import DeviceError, MeasureError, RetuneError
 from compiler.measure.builder import LocalBuilder
+from compiler.measure.cuda_runner import CudaRunner, gpu_here
 from compiler.measure.fleet import (
     BUILD_VERB,
     COMPARE_VERB,
@@ -56,8 +57,17 @@ class DeviceFacts:
     cache_bytes: int
 
     @classmethod
-    def of_this_machine(cls) -> Self:
-        """The processor that this process runs on."""
+    def of_this_machine(cls, gpu: int | None = None) -> Self:
+        """The processor that this process runs on, or the GPU of that number.
+
+        Raises: DeviceError when there is no such GPU.
+        """
+        if gpu is not None:
+            device = gpu_here(gpu)
+            if device is None:
+                raise DeviceError(f"there is no GPU number {gpu} here that can be used; retune doctor says why")
+            target = Target("cuda", arch=device.arch)
+            return cls(device.identity, str(target), config.usable_cores(), device.facts.cache)
         triple, cpu, features = describe(Target.host())
         target = Target("llvm", triple=triple, cpu=cpu, features=features)
         return cls(config.device_name(), str(target), config.usable_cores(), last_cache_bytes())
@@ -91,20 +101,22 @@ def refusal(reason: str) -> bytes:
 class Bench:
     """The processes with which a worker builds and times, kept from one errand to the next. For one thread at a time.
 
-    `parallel` programs are built at once, by default one per core.
+    `parallel` programs are built at once, by default one per core. Programs for a GPU run on that of the number `gpu`,
+    which is what the bench says that it is, if one is given.
     """
 
-    def __init__(self, parallel: int | None = None) -> None:
+    def __init__(self, parallel: int | None = None, gpu: int | None = None) -> None:
         self._parallel = parallel
+        self._gpu = gpu
         self._builders: dict[float, LocalBuilder] = {}
-        self._runner: tuple[MeasureOptions, LocalRunner] | None = None
+        self._runner: tuple[tuple[MeasureOptions, bool], LocalRunner] | None = None
         self._comparing = WorkerProcess()
         self._tasks: OrderedDict[str, SearchTask] = OrderedDict()
         self._verbs: Mapping[str, Callable[[Mapping[str, Any], Objects], Any]] = {
             BUILD_VERB: self._build,
             TIME_VERB: self._time,
             COMPARE_VERB: self._compare_networks,
-            DESCRIBE_VERB: lambda *_: asdict(DeviceFacts.of_this_machine()),
+            DESCRIBE_VERB: lambda *_: asdict(DeviceFacts.of_this_machine(self._gpu)),
             LIMITS_VERB: self._measure_limits,
         }
 
@@ -157,7 +169,7 @@ class Bench:
         builds = [BuildResult(kernel, MeasureStatus.OK, "", 0.0) for kernel in kernels]
         for name, array in request["inputs"].items():
             register_task_input_buffer(task.workload_key, name, array, overwrite=True)
-        runner = self._runner_for(request["options"])
+        runner = self._runner_for(request["options"], gpu=task.target.is_gpu)
         if request["fresh"]:
             runner.restart()
         if request["turns"]:
@@ -180,11 +192,12 @@ class Bench:
         with self._comparing as worker:
             return asdict(worker.call("compiler.driver.limits:measure_limits", request["threads"]))
 
-    def _runner_for(self, options: MeasureOptions) -> LocalRunner:
-        if self._runner is None or self._runner[0] != options:
+    def _runner_for(self, options: MeasureOptions, *, gpu: bool) -> LocalRunner:
+        key = options, gpu
+        if self._runner is None or self._runner[0] != key:
             if self._runner is not None:
                 self._runner[1].close()
-            self._runner = options, LocalRunner(options=options)
+            self._runner = key, CudaRunner(options, self._gpu or 0) if gpu else LocalRunner(options=options)
         return self._runner[1]
 
     def _task(self, name: str, objects: Objects) -> SearchTask:

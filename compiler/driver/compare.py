@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.driver.executors import executor_of
 from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
 from compiler.driver.report import Comparison, Contender
 from compiler.dtype import is_float
 from compiler.errors import MeasureError
 from compiler.executor.graph_executor import GraphExecutor
+from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.network import CompiledNetwork
 
 REFERENCE = "ONNX Runtime"
@@ -38,7 +40,7 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
 
     Raises: ArtifactError.
     """
-    executors = {name: GraphExecutor(CompiledNetwork.load(path), threads) for name, path in networks.items()}
+    executors = {name: executor_of(CompiledNetwork.load(path), threads) for name, path in networks.items()}
     inputs = _inputs(next(iter(executors.values())), seed)
     runs: dict[str, Callable[[], object]] = {}
     outputs: dict[str, Outputs] = {}
@@ -65,7 +67,7 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
     return Comparison(reference, contenders, note)
 
 
-def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]]:
+def _inputs(executor: GraphExecutor | HeterogeneousExecutor, seed: int) -> dict[str, NDArray[np.generic]]:
     """Random inputs: normal for floats, 0 and 1 for integers, which are legal indices everywhere."""
     rng = np.random.default_rng(seed)
     shapes, dtypes = executor.get_input_info()

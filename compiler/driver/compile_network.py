@@ -25,8 +25,7 @@ from compiler.graph.partition import Alternative, Partition, partition, with_alt
 from compiler.graph.to_plan import to_plan
 from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.default import default_steps
-from compiler.schedule.default_gpu import default_gpu_steps
+from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.state import State, replay
 from compiler.schedule.steps import Step, load_steps
 from compiler.schedule.task import SearchTask
@@ -183,8 +182,7 @@ def _told(task: SearchTask, state: State) -> _Choice:
 def _default(task: SearchTask, note: str = "") -> _Choice:
     if note:
         _log.info("%s: %s; using the default schedule", task.name, note)
-    steps = default_gpu_steps(task.dag) if task.target.is_gpu else default_steps(task.dag)
-    return _Choice(BuildRequest(task, steps, task.name), None, Origin.DEFAULT, note)
+    return _Choice(BuildRequest(task, untuned_steps(task), task.name), None, Origin.DEFAULT, note)
 
 
 def _build(choices: list[_Choice], build: BuildKernels) -> tuple[list[_Choice], list[KernelArtifact]]:

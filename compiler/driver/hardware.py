@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from compiler.codegen.cpu import describe, vector_bytes
 from compiler.config import usable_processors
 from compiler.gpu_facts import facts_of
+from compiler.runtime.cuda_driver import GpuDevice
 from compiler.target import HardwareParams, Target
 
 _PLAIN_BYTES = 16
@@ -36,6 +37,17 @@ def hardware_of(target: Target, threads: int) -> HardwareParams:
         return replace(_CUDA, facts=facts_of(target.arch))
     width, registers = _vector_unit(target)
     return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
+
+
+def hardware_of_gpu(device: GpuDevice) -> HardwareParams:
+    """Parameters of a GPU that is there, with the numbers that its driver tells."""
+    return replace(
+        _CUDA,
+        max_shared_memory_per_block=device.max_shared_memory_per_block,
+        max_threads_per_block=device.max_threads_per_block,
+        warp_size=device.warp_size,
+        facts=device.facts,
+    )
 
 
 def completed(hardware: HardwareParams, target: Target) -> HardwareParams:

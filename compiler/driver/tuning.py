@@ -22,7 +22,7 @@ from compiler.cost_model.xgb import XGBModel
 from compiler.driver.shares import are_small, moved_bytes
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
-from compiler.schedule.default import default_steps
+from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.steps import dump_steps
 from compiler.schedule.structure import structure_of
 from compiler.schedule.task import SearchTask
@@ -245,7 +245,7 @@ class Tuning:
         task = self.tasks[index]
         first: tuple[Candidate, ...] = ()
         if task.state.rounds == 0:
-            steps = tuple(default_steps(task.task.dag))
+            steps = untuned_steps(task.task)
             text = dump_steps(steps)
             if text not in task.known:
                 first = (Candidate(steps, text, None, None, DEFAULT_SCHEDULE),)

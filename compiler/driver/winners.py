@@ -13,7 +13,7 @@ from compiler.cost_model.random import RandomModel
 from compiler.measure.measurer import Builder, Runner
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
-from compiler.schedule.default import default_steps
+from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.steps import load_steps
 from compiler.schedule.task import SearchTask
 from compiler.search import mutation
@@ -112,7 +112,7 @@ def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builde
     has to give the right answer again; if it does not, the next one is tried.
     Raises: MeasureError when the workers cannot work at all.
     """
-    steps = [*(load_steps(program.steps) for program in programs), tuple(default_steps(task.dag))]
+    steps = [*(load_steps(program.steps) for program in programs), untuned_steps(task)]
     builds = builder.build(task, steps)
     results = runner.run(task, builds)
     seconds = _in_turn(task, builds, results, runner)

@@ -47,14 +47,16 @@ class HeterogeneousExecutor:
             store.open(plan, network.constants, sorted(_used(plan, self.placed, device)))
         for copy in self.placed.constants:
             self._copied(copy)()
-        steps = [self._bound(step, network) for step in self.placed.steps]
-        self._steps = self._replayed(steps) if replay else tuple(steps)
+        self._single = [self._bound(step, network) for step in self.placed.steps]
+        self._steps = self._replayed(self._single) if replay else tuple(self._single)
 
-    def set_input(self, **inputs: Array) -> None:
-        """Copy arrays into the inputs of these names.
+    def set_input(self, key: str | None = None, value: Array | None = None, /, **inputs: Array) -> None:
+        """Copy `value` into the input `key`, and every other array into the input of its name.
 
         Raises: OptionError when there is no such input, or an array has another shape or dtype.
         """
+        if key is not None and value is not None:
+            inputs = {key: value, **inputs}
         for name, array in inputs.items():
             if name not in self._inputs:
                 raise OptionError(f"no input {name!r}; the inputs are {', '.join(self._inputs)}")
@@ -62,11 +64,25 @@ class HeterogeneousExecutor:
             check_fit(np.asarray(array), self.plan.buffers[number], "input")
             self._stores[HOST].write(number, np.asarray(array))
 
-    def run(self, **inputs: Array) -> None:
+    def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+        """Shapes and dtypes of the inputs, by name."""
+        specs = {name: self.plan.buffers[number] for name, number in self._inputs.items()}
+        return {name: spec.shape for name, spec in specs.items()}, {name: spec.dtype for name, spec in specs.items()}
+
+    def get_num_outputs(self) -> int:
+        """How many outputs the network has."""
+        return len(self.plan.outputs)
+
+    def run(self, /, **inputs: Array) -> None:
         """Set the given inputs and compute all outputs. Raises: OptionError as `set_input`; DeviceError."""
         self.set_input(**inputs)
         for step in self._steps:
             step()
+
+    def calls_on(self, device: int) -> tuple[Callable[[], object], ...]:
+        """The calls of a run that a device makes, in order; whoever makes them alone sees to the copies."""
+        pairs = zip(self.placed.steps, self._single, strict=True)
+        return tuple(bound for step, bound in pairs if isinstance(step, Run) and step.device == device)
 
     def get_output(self, index: int) -> Array:
         """A copy of an output. Raises: OptionError when there is no such output."""

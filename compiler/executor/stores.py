@@ -72,13 +72,13 @@ class HostStore:
 
 
 class CudaStore:
-    """Memory of the GPU number `number`, which `driver` has or gets open."""
+    """Memory of the GPU number `number`, which `driver` opens; all work is queued on `stream`."""
 
     def __init__(self, driver: Driver, number: int = 0) -> None:
         driver.open(number)
         self._driver = driver
         self._number = number
-        self._stream: Any = driver.stream()
+        self.stream: Any = driver.stream()
         self._workspace: DeviceArray | None = None
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
@@ -103,7 +103,7 @@ class CudaStore:
             for number, spec in zip(buffers, artifact.args, strict=True)
         ]
         address = self._workspace.address if self._workspace is not None else 0
-        call = DeviceProgram(self._driver, self._stream, artifact).bind(arrays, address)
+        call = DeviceProgram(self._driver, self.stream, artifact).bind(arrays, address)
         kept = (arrays, self._workspace)
         return lambda: (call(), kept)
 
@@ -118,7 +118,7 @@ class CudaStore:
                 graphs[0]()
                 return
             _all(calls)
-            graphs.append(self._driver.captured(self._stream, lambda: _all(calls)))
+            graphs.append(self._driver.captured(self.stream, lambda: _all(calls)))
 
         return run
 
@@ -135,7 +135,7 @@ class CudaStore:
         return self._own[self._plan.buffers[number].storage]
 
     def _made(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        return DeviceArray.made(self._driver, self._stream, self._number, shape, dtype)
+        return DeviceArray.made(self._driver, self.stream, self._number, shape, dtype)
 
 
 def _all(calls: Sequence[Callable[[], object]]) -> None:

@@ -4,6 +4,7 @@ Always: CUDA is used in the worker process alone, so a kernel that breaks its co
 answers are those of the untuned program on the processor.
 """
 
+import re
 from dataclasses import replace
 
 from compiler.config import usable_processors
@@ -11,8 +12,11 @@ from compiler.errors import DeviceError
 from compiler.measure.options import MeasureOptions
 from compiler.measure.runner import LocalRunner
 from compiler.measure.worker_process import WorkerProcess
+from compiler.runtime.cuda_driver import GpuDevice
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+
+_KEY = re.compile(r"cuda(:(?P<number>\d+))?")
 
 
 class CudaRunner(LocalRunner):
@@ -42,9 +46,24 @@ class CudaRunner(LocalRunner):
             raise DeviceError(missing)
 
 
+def gpu_here(number: int) -> GpuDevice | None:
+    """The GPU of that number of this machine, asked in a process of its own; None when it cannot be used."""
+    with WorkerProcess() as worker:
+        found: GpuDevice | None = worker.call(
+            f"{CudaRunner.worker}:described", number, timeout_s=worker.start_timeout_s
+        )
+    return found
+
+
 def gpu_identity(number: int) -> str:
     """The identity of a GPU of this machine, as records carry it: the same text means that times may be compared. Empty
     when there is no such GPU.
     """
-    with WorkerProcess() as worker:
-        return str(worker.call(f"{CudaRunner.worker}:identity", number, timeout_s=worker.start_timeout_s))
+    device = gpu_here(number)
+    return "" if device is None else device.identity
+
+
+def gpu_of_key(key: str) -> int | None:
+    """The number of the GPU that a device of a fleet is: 1 for the key cuda:1, 0 for cuda; None for any other key."""
+    found = _KEY.fullmatch(key)
+    return int(found.group("number") or 0) if found else None

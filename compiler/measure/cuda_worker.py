@@ -25,7 +25,7 @@ from compiler.measure.task_buffers import TaskBuffers, TaskSetup
 from compiler.runtime.artifact import KernelArtifact
 from compiler.runtime.cuda import driver, why_not
 from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver
+from compiler.runtime.cuda_driver import Driver, GpuDevice
 from compiler.runtime.cuda_program import DeviceProgram, Stopwatch
 
 BROKEN = 86
@@ -97,12 +97,9 @@ def missing(number: int) -> str:
     return "" if number < count else f"there is no GPU number {number}; this machine has {count}"
 
 
-def identity(number: int) -> str:
-    """The GPU of that number in words; "" when it cannot be used here."""
-    if missing(number):
-        return ""
-    device = driver().devices()[number]
-    return f"{device.name}, {device.arch}, {device.facts.multiprocessors} multiprocessors"
+def described(number: int) -> GpuDevice | None:
+    """The GPU of that number; None when it cannot be used here."""
+    return None if missing(number) else driver().devices()[number]
 
 
 def knows(key: str) -> bool:

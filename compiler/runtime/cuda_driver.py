@@ -26,6 +26,11 @@ class GpuDevice:
     warp_size: int
     facts: GpuFacts
 
+    @property
+    def identity(self) -> str:
+        """The device in words: the same text means that times may be compared."""
+        return f"{self.name}, {self.arch}, {self.facts.multiprocessors} multiprocessors"
+
 
 class Memory(Protocol):
     """A piece of a device's memory, which lives as long as the object."""

@@ -6,12 +6,19 @@ every other stage is a kernel of its own, a thread for each of its results.
 
 from compiler.schedule.access import consumers
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.default import default_steps
 from compiler.schedule.state import Annotation, IterKind, State
 from compiler.schedule.steps import Annotate, ComputeInline, Fuse, Split, Step
+from compiler.schedule.task import SearchTask
 from compiler.te.tensor import ComputeOp
 
 _THREADS = 128
 """Threads of a block: four warps, of which a multiprocessor runs many."""
+
+
+def untuned_steps(task: SearchTask) -> tuple[Step, ...]:
+    """Steps of the untuned program of a task, on whatever it is for."""
+    return default_gpu_steps(task.dag) if task.target.is_gpu else default_steps(task.dag)
 
 
 def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:

@@ -1,14 +1,16 @@
 """The whole flow in this process, on a temporary Prefect server: from an ONNX file to a compiled network."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from compiler.errors import ModelFormatError, OptionError
+from compiler.errors import DeviceError, ModelFormatError, OptionError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
+from compiler.runtime.cuda import why_not
 from flows.tune_network import tune_network
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
@@ -40,6 +42,18 @@ def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(t
     assert all(run.is_complete for run in RunLedger(home).list())
     known = {record.record_id for record in records}
     assert {task.record_id for task in second.tasks if task.record_id} <= known
+
+
+def test_for_a_gpu_all_is_done_up_to_the_first_launch_and_then_it_is_said_what_is_missing(tmp_path: Path) -> None:
+    missing = why_not()
+    if not missing:
+        pytest.skip("there is a GPU here")
+    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
+    with pytest.raises(DeviceError, match=re.escape(missing[:30])):
+        tune_network(str(network), trials=4, threads=1, target="cuda -arch=sm_90", home=str(home))
+    (run,) = RunLedger(home).list()
+    assert not run.is_complete
+    assert len(list(ParquetRecordStore(home).records())) == 0
 
 
 def test_a_mistake_raises_our_own_error_and_leaves_no_run_behind(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.driver.hardware import completed, hardware_of
+from compiler.driver.hardware import completed, hardware_of, hardware_of_gpu
+from compiler.gpu_facts import facts_of
 from compiler.target import HardwareParams, Target
+from tests.cuda_double import DEVICE
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,10 @@ def test_what_no_processor_can_be_without_is_filled_in() -> None:
     assert filled == hardware_of(host, filled.num_cores)
     assert filled.num_cores >= 1
     assert completed(replace(some, cache_line_bytes=0), host) == replace(some, cache_line_bytes=64)
+
+
+def test_a_gpu_that_is_there_says_what_it_has() -> None:
+    found = hardware_of_gpu(replace(DEVICE, max_shared_memory_per_block=1000, max_threads_per_block=512))
+    assert (found.max_shared_memory_per_block, found.max_threads_per_block, found.warp_size) == (1000, 512, 32)
+    assert found.gpu is DEVICE.facts
+    assert hardware_of(Target("cuda -arch=sm_90"), 1).gpu == facts_of("sm_90")

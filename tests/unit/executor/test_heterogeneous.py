@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.driver import executors
 from compiler.driver.build import build_kernel
 from compiler.driver.compile_network import compile_graph
+from compiler.driver.executors import executor_of
 from compiler.driver.hardware import hardware_of
 from compiler.errors import ArtifactError, OptionError
 from compiler.executor.graph_executor import GraphExecutor
@@ -24,7 +26,7 @@ from compiler.graph.winograd import winograd_for
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
 from compiler.schedule.default import default_steps
-from compiler.schedule.default_gpu import default_gpu_steps
+from compiler.schedule.default_gpu import default_gpu_steps, untuned_steps
 from compiler.schedule.state import Annotation, replay
 from compiler.schedule.steps import Annotate
 from compiler.schedule.task import SearchTask
@@ -186,3 +188,28 @@ def test_a_network_on_a_gpu_computes_what_it_does_on_a_processor(graph: Graph, s
         np.testing.assert_allclose(executor.get_output(index), plain.get_output(index), rtol=1e-4, atol=1e-5)
     again = [copy for copy in executor.placed.copies if copy.target == 1]
     assert {copy.storage for copy in again} <= set(network.plan.inputs)
+
+
+def test_what_runs_a_network_follows_from_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, _, driver = mixed()
+    monkeypatch.setattr(executors, "driver", lambda: driver)
+    executor = executor_of(network, 1)
+    assert isinstance(executor, HeterogeneousExecutor)
+    assert executor.get_input_info() == ({"b0": (16,)}, {"b0": "float32"})
+    assert executor.get_num_outputs() == 1
+    executor.set_input("b0", np.ones(16, "float32"))
+    executor.run()
+    np.testing.assert_array_equal(executor.get_output(0), np.full(16, 8.0))
+    assert len(executor.calls_on(0)) == 2
+    (on_gpu,) = executor.calls_on(1)
+    before = len(driver.launches())
+    on_gpu()
+    assert driver.launches()[before:] == ["gpu_kernel0"]
+
+
+def test_untuned_programs_spread_over_threads_or_processors() -> None:
+    dag = doubled(1000)
+    on_gpu = SearchTask("t", dag, Target("cuda"), GPU)
+    (kernel_,) = lower_for_gpu(replay(dag, untuned_steps(on_gpu)), "k", GPU).kernels
+    assert (kernel_.grid, kernel_.block) == ((8, 1, 1), (128, 1, 1))
+    assert untuned_steps(SearchTask("t", dag, Target.host(), HardwareParams(2))) == default_steps(dag)

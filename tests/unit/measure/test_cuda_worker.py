@@ -11,7 +11,7 @@ from compiler.driver.build import build_kernel
 from compiler.errors import DeviceError
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.measure import cuda_worker, run_worker
-from compiler.measure.cuda_runner import CudaRunner
+from compiler.measure.cuda_runner import CudaRunner, gpu_of_key
 from compiler.measure.measurer import LocalMeasurer
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
@@ -197,11 +197,19 @@ def test_a_program_for_processors_is_no_candidate() -> None:
 @pytest.mark.usefixtures("gpu")
 def test_another_gpu_than_there_is() -> None:
     assert cuda_worker.missing(0) == ""
-    assert cuda_worker.identity(0) == "Double 0, sm_90, 132 multiprocessors"
+    found = cuda_worker.described(0)
+    assert found is not None
+    assert found.identity == "Double 0, sm_90, 132 multiprocessors"
+    assert cuda_worker.described(1) is None
     assert cuda_worker.missing(1) == "there is no GPU number 1; this machine has 1"
     cuda_worker.set_up((), 1)
     with pytest.raises(DeviceError, match=r"there is no GPU|no GPU"):
         prepared()
+
+
+def test_keys_of_devices_that_are_gpus() -> None:
+    assert [gpu_of_key(key) for key in ("cuda", "cuda:0", "cuda:3")] == [0, 0, 3]
+    assert [gpu_of_key(key) for key in ("cpu", "cuda:x", "my-cuda")] == [None] * 3
 
 
 def test_without_a_gpu_a_run_says_what_is_missing() -> None:

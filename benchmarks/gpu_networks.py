@@ -1,0 +1,69 @@
+"""In: a network, an open GPU and programs for its kernels. Out: how long it takes there, and what it computes.
+
+Always: only the work of the GPU is timed: inputs are there before, and outputs stay there.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from benchmarks.gpu_torch import COMPILED, EAGER, TorchCall, on_device
+from benchmarks.network_peers import seeded_inputs
+from compiler.driver.compile_network import KnownProgram, compile_graph
+from compiler.driver.extract import ExtractedNetwork
+from compiler.executor.heterogeneous import HeterogeneousExecutor
+from compiler.executor.placement import GPU_PLACE
+from compiler.executor.stores import CudaStore, HostStore
+from compiler.runtime.cuda_driver import Driver
+from compiler.runtime.cuda_program import Stopwatch
+
+
+class OurNetwork:
+    """A compiled network, all kernels of which run on the GPU number `number`."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        number: int,
+        network: ExtractedNetwork,
+        best: Mapping[str, KnownProgram],
+        inputs: Mapping[str, NDArray[Any]],
+    ) -> None:
+        store = CudaStore(driver, number)
+        compiled = compile_graph(network.graph, network.target, best, cut=network.partition)
+        self.coverage = compiled.coverage
+        self._executor = HeterogeneousExecutor(compiled, [HostStore(), store])
+        self._executor.run(**{name: np.asarray(array) for name, array in inputs.items()})
+        calls = self._executor.calls_on(GPU_PLACE)
+
+        def run() -> None:
+            for call in calls:
+                call()
+
+        self._run = run
+        self._watch = Stopwatch(driver, store.stream)
+        self._roughly = self._watch.look(run)
+
+    def seconds(self) -> float:
+        """How long a run takes, measured now."""
+        return self._watch.passes(self._run, 1, self._roughly)[0]
+
+    def result(self) -> NDArray[Any]:
+        """The first output."""
+        return self._executor.get_output(0)
+
+
+def torch_networks(model: onnx.ModelProto, number: int, tf32: bool) -> dict[str, TorchCall]:
+    """The same network by PyTorch, eager and compiled, where it is installed."""
+    given = [np.array(array) for array in seeded_inputs(model).values()]
+    plain = on_device(model, given, number)
+    if plain is None:
+        return {}
+    call, compiled, device = plain
+    return {
+        EAGER: TorchCall(call, tf32=tf32, device=device),
+        COMPILED: TorchCall(compiled, tf32=tf32, device=device),
+    }
