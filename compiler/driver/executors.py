@@ -18,4 +18,4 @@ def executor_of(network: CompiledNetwork, threads: int) -> GraphExecutor | Heter
     """
     if not any(call.device for call in network.plan.calls):
         return GraphExecutor(network, threads)
-    return HeterogeneousExecutor(network, [HostStore(threads), CudaStore(driver())])
+    return HeterogeneousExecutor(network, [HostStore(threads), CudaStore(driver())], replay=True)

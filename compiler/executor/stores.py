@@ -83,6 +83,7 @@ class CudaStore:
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
         """Make room for the buffers that calls here touch; temporary ones share it as they do on a processor."""
+        self._driver.open(self._number)
         self._plan = plan
         self._own: dict[int, DeviceArray] = {}
         arena = self._made((plan.arena_bytes,), "uint8") if plan.arena_bytes else None
@@ -95,6 +96,7 @@ class CudaStore:
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
         """A call of a kernel on buffers."""
+        self._driver.open(self._number)
         need = artifact.workspace_bytes
         if need and (self._workspace is None or self._workspace.nbytes < need):
             self._workspace = self._made((need,), "uint8")  # calls that have the smaller one keep it
@@ -105,7 +107,13 @@ class CudaStore:
         address = self._workspace.address if self._workspace is not None else 0
         call = DeviceProgram(self._driver, self.stream, artifact).bind(arrays, address)
         kept = (arrays, self._workspace)
-        return lambda: (call(), kept)
+
+        def run() -> object:
+            self._driver.open(self._number)  # another store may have opened another GPU
+            call()
+            return kept
+
+        return run
 
     def replayed(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """A graph of the calls, which is launched as one; the first time they are made one by one, as that loads code,
@@ -124,10 +132,12 @@ class CudaStore:
 
     def read(self, number: int) -> Array:
         """A copy of what a buffer holds."""
+        self._driver.open(self._number)
         return self._array(number).numpy()
 
     def write(self, number: int, values: Array) -> None:
         """Give a buffer its elements."""
+        self._driver.open(self._number)
         array = self._array(number)
         array.write(values.reshape(array.shape))
 

@@ -7,6 +7,7 @@ asked for; without the packages, the driver or a device every call says in one s
 import importlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class _CoreDriver:
         self._core = core
         self._bindings = bindings
         self._device: Any = None
+        self._opened = (0, -1)
         try:
             self._checked(bindings.cuInit(0))
         except RuntimeError as missing:  # of the loader: there is no library of a driver
@@ -81,11 +83,14 @@ class _CoreDriver:
 
     def open(self, number: int) -> None:
         """Work with this device from now on, in this thread."""
+        if self._opened == (get_ident(), number):
+            return
         known = self.devices()
         if not 0 <= number < len(known):
             raise DeviceError(f"there is no GPU number {number}; this machine has {len(known)}")
         self._device = self._core.Device(number)
         self._tried(self._device.set_current)
+        self._opened = get_ident(), number
 
     def stream(self) -> Any:
         """A new queue of work."""

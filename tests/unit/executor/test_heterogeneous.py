@@ -213,3 +213,22 @@ def test_untuned_programs_spread_over_threads_or_processors() -> None:
     (kernel_,) = lower_for_gpu(replay(dag, untuned_steps(on_gpu)), "k", GPU).kernels
     assert (kernel_.grid, kernel_.block) == ((8, 1, 1), (128, 1, 1))
     assert untuned_steps(SearchTask("t", dag, Target.host(), HardwareParams(2))) == default_steps(dag)
+
+
+def test_two_gpus_are_opened_in_turn() -> None:
+    """What the first doubling makes goes over the processor to the other GPU."""
+    network, _, driver = mixed()
+    driver.count = 2
+    gpu = next(kernel for kernel in network.kernels if kernel.device is not None)
+    plan = plan_of(Call("gpu", (0, 2), device=1), Call("gpu", (2, 3), device=2), Call("gpu", (3, 5), device=1))
+    both = CompiledNetwork(plan, (gpu,), {1: np.zeros(16, "float32")})
+    executor = HeterogeneousExecutor(both, [HostStore(), CudaStore(driver, 0), CudaStore(driver, 1)])
+    executor.run(b0=np.ones(16, "float32"))
+    np.testing.assert_array_equal(executor.get_output(0), np.full(16, 8.0))
+    current, launched = -1, []
+    for line in driver.asked:
+        if line.startswith("open"):
+            current = int(line.split()[1])
+        elif line.startswith("launch"):
+            launched.append(current)
+    assert launched == [0, 1, 0]
