@@ -68,7 +68,8 @@ class HostStore:
 
     def write(self, number: int, values: Array) -> None:
         """Give a buffer its elements."""
-        self._memory[number][...] = values.reshape(self._memory[number].shape)
+        if self._memory[number].flags.writeable:  # else it is a constant, which is here from the start
+            self._memory[number][...] = values.reshape(self._memory[number].shape)
 
 
 class CudaStore:
