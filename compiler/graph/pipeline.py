@@ -38,8 +38,8 @@ PIPELINE: tuple[GraphPass, ...] = (
     ChannelsLast(),
     Phases(),
     Simplify(),
-    Simplify(name="settle", rules=SETTLING_RULES),
     EvenRows(),
+    Simplify(name="settle", rules=SETTLING_RULES),
     CommonSubexpressions(name="common_subexpressions_again"),
 )
 

@@ -1,11 +1,14 @@
 """In: products whose rows no register tile divides, as the 197 tokens of a vision transformer. Out: the same with a few
 rows more, and what follows them row by row too.
 
-Always: rows past the end hold numbers that nothing reads which is not such a row itself; graph outputs have none.
+Always: elements past the end hold numbers that nothing reads which is not such an element itself; graph outputs have
+none. A softmax along such an axis sees minus infinity there and gives zeros, which a product may sum over.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Attribute, Graph, Node
@@ -13,6 +16,8 @@ from compiler.graph.ops import OPS, FusionKind
 
 _TILES = range(4, 15)
 """Rows of a register tile that keep the multipliers busy: fewer load more than they compute, more do not fit."""
+_LANES, _SPARE = 8, 32
+"""Rows become a multiple of `_LANES`, which are whole vectors too, where that makes 1 of `_SPARE` more at the most."""
 _WORTHWHILE = 2**12
 """Elements of the other operand from which on a product repays a copy of its rows."""
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
@@ -23,7 +28,7 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 class EvenRows:
     """Lengthen the rows of products, and of everything that treats rows one by one, to an extent that tiles divide.
 
-    before: y = dense(x[197, K], w)        after: y = slice(dense(pad(x)[198, K], w), 0:197)
+    before: y = dense(x[197, K], w)        after: y = slice(dense(pad(x)[200, K], w), 0:197)
     The pad is left out where x is itself longer, and the slice is another view of the same memory.
     """
 
@@ -42,8 +47,12 @@ class EvenRows:
 
 
 def even(extent: int) -> int:
-    """The smallest number from `extent` on that a tile of `_TILES` rows divides."""
-    return next(longer for longer in range(extent, 2 * extent + 1) if any(longer % tile == 0 for tile in _TILES))
+    """The extent itself where a tile divides it, else the next multiple of `_LANES`, or if that is far the next one
+    that a tile divides.
+    """
+    divided = next(longer for longer in range(extent, 2 * extent) if any(longer % tile == 0 for tile in _TILES))
+    vectors = -(-extent // _LANES) * _LANES
+    return vectors if divided > extent and _SPARE * (vectors - extent) <= extent else divided
 
 
 def _is_odd(graph: Graph, node: Node) -> bool:
@@ -51,13 +60,17 @@ def _is_odd(graph: Graph, node: Node) -> bool:
     return rows > _TILES[-1] and even(rows) != rows and weight.size >= _WORTHWHILE and weight.dtype in _FLOATS
 
 
+Extents = Mapping[int, int]
+"""How many elements there are along some axes."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Long:
-    """A value of the new graph that has `extent` elements along `axis`, of which the first ones count."""
+    """A value of the new graph with more elements along some axes; past the end of the axes `zero` they are zeros."""
 
     name: str
-    axis: int
-    extent: int
+    extents: Extents
+    zero: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -88,25 +101,30 @@ class _Rewriter:
         if name not in self.exact:
             long, node = self._long.get(name), self._nodes[name]
             if long is not None and node.op not in ("reshape", "transpose"):
-                stops = self.graph.values[name].shape
-                attrs = {"starts": (0,) * len(stops), "stops": stops, "steps": (1,) * len(stops)}
-                self.exact[name] = self.builder.emit("slice", [long.name], attrs, output=f"{name}_exact")
+                self.exact[name] = self._cut(long, self.graph.values[name].shape, f"{name}_exact")
             else:
                 operands = [self.exactly(operand) for operand in node.inputs]
                 self.exact[name] = self.builder.emit(node.op, operands, node.attrs, name=node.name, output=name)
         return self.exact[name]
 
-    def _along(self, name: str, axis: int, extent: int) -> str:
-        """The new value with `extent` elements along `axis`."""
+    def _cut(self, long: _Long, stops: tuple[int, ...], wish: str) -> str:
+        attrs = {"starts": (0,) * len(stops), "stops": stops, "steps": (1,) * len(stops)}
+        return self.builder.emit("slice", [long.name], attrs, output=wish)
+
+    def _with(self, name: str, extents: Extents, zero: frozenset[int] = frozenset()) -> str:
+        """The new value with these extents and those of the old one, and zeros past the end of the axes `zero`."""
+        if not extents:
+            return self.exactly(name)
         long = self._long.get(name)
-        if long is not None and (long.axis, long.extent) == (axis, extent):
-            return long.name
         shape = self.graph.values[name].shape
-        after = tuple(extent - shape[axis] if place == axis else 0 for place in range(len(shape)))
+        if long is not None and zero <= long.zero and extents.items() <= long.extents.items():
+            stops = tuple(extents.get(axis, extent) for axis, extent in enumerate(shape))
+            return long.name if extents == long.extents else self._cut(long, stops, f"{name}_part")
+        after = tuple(extents.get(axis, extent) - extent for axis, extent in enumerate(shape))
         attrs: dict[str, Attribute] = {"pads_before": (0,) * len(shape), "pads_after": after, "value": 0.0}
         padded = self.builder.emit("pad", [self.exactly(name)], attrs, output=f"{name}_long")
         if long is None:
-            self._long[name] = _Long(padded, axis, extent)
+            self._long[name] = _Long(padded, extents, frozenset(extents))
         return padded
 
     def _lengthened(self, node: Node) -> _Long | None:
@@ -114,27 +132,69 @@ class _Rewriter:
         if any(self.graph.values[name].dtype not in _FLOATS for name in (*node.inputs, node.output)):
             return None
         if node.op == "dense" and node.inputs[0] not in self._long and _is_odd(self.graph, node):
-            self._along(node.inputs[0], 0, even(self.graph.values[node.inputs[0]].shape[0]))
+            self._with(node.inputs[0], {0: even(self.graph.values[node.inputs[0]].shape[0])})
+        extents: dict[int, int] = {}
+        zero: set[int] = set()
         for place, operand in enumerate(node.inputs):
-            long = self._long.get(operand)
-            axis = None if long is None else self._kept(node, place, long.axis)
-            if long is not None and axis is not None:
-                return self._emit(node, axis, long.extent)
-        return None
+            for axis, extent in self._extents(operand).items():
+                kept = self._kept(node, place, axis)
+                if kept is not None:
+                    extents[kept] = extent
+                    if node.op in ("reshape", "transpose") and axis in self._long[operand].zero:
+                        zero.add(kept)
+        along = node.integer("axis") if node.op == "softmax" else -1
+        if along in self._extents(node.inputs[0]):
+            return self._softmax(node, {**extents, along: self._extents(node.inputs[0])[along]})
+        if not extents:
+            return None
+        return self._emit(node, extents, frozenset(zero))
 
-    def _emit(self, node: Node, axis: int, extent: int) -> _Long:
-        """The node with `extent` elements along `axis` of its result, and of what goes along with it."""
+    def _extents(self, name: str) -> Extents:
+        return self._long[name].extents if name in self._long else {}
+
+    def _softmax(self, node: Node, extents: Extents) -> _Long:
+        """A softmax along a longer axis: what lies past its end has no share."""
+        axis = node.integer("axis")
+        operand = self._with(node.inputs[0], extents)
+        shape = self.graph.values[node.output].shape
+        counts = np.arange(extents[axis]) < shape[axis]
+        counts = counts.reshape(tuple(-1 if place == axis else 1 for place in range(len(shape))))
+        dtype = self.graph.values[node.output].dtype
+        never = self.builder.scalar(-np.inf, dtype)
+        masked = self.builder.emit("where", [self.builder.constant(counts, "counts"), operand, never])
+        name = self.builder.emit("softmax", [masked], node.attrs, name=node.name, output=node.output)
+        return _Long(name, extents, frozenset((axis,)))
+
+    def _emit(self, node: Node, extents: Extents, zero: frozenset[int]) -> _Long:
+        """The node with longer axes of its result, and of what goes along with them."""
+        summed = self._summed(node)
         operands = []
         for place, operand in enumerate(node.inputs):
-            rank = len(self.graph.values[operand].shape)
-            axes = [own for own in range(rank) if self._kept(node, place, own) == axis]
-            operands.append(self._along(operand, axes[0], extent) if axes else self.exactly(operand))
+            axes = {axis: self._kept(node, place, axis) for axis in range(len(self.graph.values[operand].shape))}
+            wanted = {axis: extents[kept] for axis, kept in axes.items() if kept in extents}
+            empty = {axis: extent for axis, extent in summed[place].items() if axis not in wanted}
+            operands.append(self._with(operand, {**wanted, **empty}, frozenset(empty)))
         attrs = dict(node.attrs)
         if node.op == "reshape":
-            shape = node.ints("shape")
-            attrs["shape"] = (*shape[:axis], extent, *shape[axis + 1 :])
-        name = self.builder.emit(node.op, operands, attrs, name=node.name, output=node.output)
-        return _Long(name, axis, extent)
+            attrs["shape"] = tuple(extents.get(axis, extent) for axis, extent in enumerate(node.ints("shape")))
+        return _Long(
+            self.builder.emit(node.op, operands, attrs, name=node.name, output=node.output), extents, zero
+        )
+
+    def _summed(self, node: Node) -> tuple[dict[int, int], ...]:
+        """For each operand the axes over which a product may sum to a longer extent, as one operand has zeros there."""
+        found: tuple[dict[int, int], ...] = tuple({} for _ in node.inputs)
+        if node.op != "contract":
+            return found
+        words = node.text("left"), node.text("right")
+        for place, operand in enumerate(node.inputs):
+            long = self._long.get(operand)
+            for axis in () if long is None else long.zero:
+                letter = words[place][axis]
+                if long is not None and letter in words[1 - place] and letter not in node.text("result"):
+                    for other in (0, 1):
+                        found[other][words[other].index(letter)] = long.extents[axis]
+        return found
 
     def _kept(self, node: Node, place: int, axis: int) -> int | None:
         """The axis of the result along which it treats the elements along an operand's `axis` one by one."""

@@ -87,25 +87,24 @@ def _keeps_shape(builder: GraphBuilder, node: Node) -> bool:
 def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
     """f(reshape(x)) -> reshape(f(x)) for element-wise f.
 
-    With two operands: both reshaped alike, or the other one a constant; or anything, when x is a product, which f can
+    With more operands: all reshaped alike, or the others constants; or anything, when x is a product, which f can
     then join. What is combined with x gets the shape that it needs for that.
     """
-    kind = OPS[node.op].kind
-    if kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST) or len(node.inputs) > 2:
+    if OPS[node.op].kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST):
         return None
     for place, name in enumerate(node.inputs):
         source = builder.producer(name)
         if source is None or source.op != "reshape":
             continue
         x, shape = builder.value(source.inputs[0]), source.ints("shape")
-        operands = [x.name]
-        if kind is FusionKind.BROADCAST:
-            other = node.inputs[1 - place]
-            free = _is_product(builder, x.name) and (place == 0 or not _is_product(builder, other))
-            before = _before_reshape(builder, other, x, shape, free=free) if place == 0 or free else None
-            if before is None:
-                continue
-            operands.insert(1 - place, before)
+        others = [*node.inputs[:place], *node.inputs[place + 1 :]]
+        free = _is_product(builder, x.name) and not any(_is_product(builder, other) for other in others[:place])
+        if place and not free:
+            continue
+        before = [_before_reshape(builder, other, x, shape, free=free) for other in others]
+        operands = [operand for operand in (*before[:place], x.name, *before[place:]) if operand is not None]
+        if len(operands) < len(node.inputs):
+            continue
         result = builder.emit(node.op, operands, node.attrs, name=node.name, output=node.output)
         return builder.emit("reshape", [result], {"shape": shape}, output=node.output)
     return None
