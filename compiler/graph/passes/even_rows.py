@@ -171,7 +171,7 @@ class _Rewriter:
         operands = []
         for place, operand in enumerate(node.inputs):
             axes = {axis: self._kept(node, place, axis) for axis in range(len(self.graph.values[operand].shape))}
-            wanted = {axis: extents[kept] for axis, kept in axes.items() if kept in extents}
+            wanted = {axis: extents[kept] for axis, kept in axes.items() if kept is not None and kept in extents}
             empty = {axis: extent for axis, extent in summed[place].items() if axis not in wanted}
             operands.append(self._with(operand, {**wanted, **empty}, frozenset(empty)))
         attrs = dict(node.attrs)
