@@ -14,10 +14,11 @@ from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 from random import Random
 
-from benchmarks.fuzzing import artifacts, models, records, rehearsal
+from benchmarks.fuzzing import artifacts, executables, models, records, rehearsal
 from benchmarks.fuzzing.case import FuzzCase
 
-CASES = {case.name: case for case in (*artifacts.CASES, *records.CASES, *models.CASES, rehearsal.CASE)}
+_ALL = (*artifacts.CASES, *executables.CASES, *records.CASES, *models.CASES, rehearsal.CASE)
+CASES = {case.name: case for case in _ALL}
 
 MEMORY_BYTES = 2 << 30
 """How much more address space than before the first input a process may take."""
