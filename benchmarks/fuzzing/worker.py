@@ -49,7 +49,7 @@ def work(name: str, seed: int, stop: int, folder: Path, counts: MutableSequence[
     logging.disable(logging.CRITICAL)
     case = CASES[name]
     samples = samples_of(case, folder)
-    case.load(_written(folder, case, samples[0], 0))
+    case.load(_written(folder, case, samples[0], -1))  # a library that is loaded must not be written over
     _bound_memory()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     while counts[NEXT] < stop:

@@ -31,6 +31,7 @@ class GraphBuilder:
         self._constants: dict[str, Array] = {}
         self._values: dict[str, Value] = {}
         self._wishes: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
         self._producers: dict[str, Node] = {}
         for value in inputs:
             self.input(value)
@@ -153,24 +154,29 @@ class GraphBuilder:
             else:
                 final[source] = wanted
         taken = {*final.values(), *outputs}
+        counts: dict[str, int] = {}
         for name, wish in self._wishes.items():
             if name in alive and name not in final:
-                final[name] = _unused(wish, taken)
+                final[name] = _unused(wish, taken, counts)
                 taken.add(final[name])
         return final, copies
 
     def _fresh(self, wish: str) -> str:
-        name = _unused(wish, self._values)
+        name = _unused(wish, self._values, self._counts)
         self._wishes[name] = wish
         return name
 
 
-def _unused(wish: str, taken: Container[str]) -> str:
+def _unused(wish: str, taken: Container[str], counts: dict[str, int]) -> str:
+    """The wish, or the wish with the first number that is free; `counts` says from where on to look: a loop that is
+    unrolled wishes for the same names again and again.
+    """
     if wish not in taken:
         return wish
-    count = 1
+    count = counts.get(wish, 1)
     while f"{wish}_{count}" in taken:
         count += 1
+    counts[wish] = count + 1
     return f"{wish}_{count}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 
 from compiler.errors import (
+    DefinitionError,
     DynamicShapeError,
     ModelFormatError,
     UnknownValueError,
@@ -188,4 +189,7 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
     absent = [entry.name for entry in model.graph.output if entry.name not in names]
     if absent:
         raise ModelFormatError(f"model {name}: nothing computes the output {absent[0]!r}")
-    return builder.finish({entry.name: names[entry.name] for entry in model.graph.output})
+    try:
+        return builder.finish({entry.name: names[entry.name] for entry in model.graph.output})
+    except DefinitionError as error:
+        raise ModelFormatError(f"model {name} is not valid ONNX: {error}") from None
