@@ -167,16 +167,21 @@ class GraphBuilder:
         return name
 
 
+_MANY = 100
+"""So many values of one name are no accident."""
+
+
 def _unused(wish: str, taken: Container[str], counts: dict[str, int]) -> str:
-    """The wish, or the wish with the first number that is free; `counts` says from where on to look: a loop that is
-    unrolled wishes for the same names again and again.
+    """The wish, or the wish with the first number that is free. A loop that is unrolled wishes for the same names again
+    and again: from a number on, `counts` says where to go on looking.
     """
     if wish not in taken:
         return wish
     count = counts.get(wish, 1)
     while f"{wish}_{count}" in taken:
         count += 1
-    counts[wish] = count + 1
+    if count > _MANY:
+        counts[wish] = count
     return f"{wish}_{count}"
 
 
