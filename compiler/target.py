@@ -14,13 +14,14 @@ from compiler.gpu_facts import GpuFacts, facts_of
 
 _OPTIONS = {
     "llvm": {"-mtriple": "triple", "-mcpu": "cpu", "-mattr": "features", "-device": "device"},
-    "cuda": {"-arch": "arch"},
+    "cuda": {"-arch": "arch", "-math": "math"},
 }
 """The options of each kind of target, and the fields they set, in the order in which they are printed."""
 
 _VALUES = {
     "features": (re.compile(r"[+-][\w.-]+(,[+-][\w.-]+)*"), "features are written +name or -name, with commas between"),
     "arch": (re.compile(r"sm_\d+[af]?"), "a GPU architecture is written sm_90"),
+    "math": (re.compile(r"strict|tf32"), "it is strict, which rounds to the type that is written, or tf32"),
 }
 """What the value of a field must look like; any other must be one word."""
 
@@ -32,7 +33,8 @@ class Target:
     """A machine that code is generated for.
 
     `kind` is llvm (processors: LLVM triple, CPU name and features; empty fields mean the host's own) or cuda (an NVIDIA
-    GPU: `arch`, such as sm_90). `device` names a family of processors, such as arm_cpu; it changes no code.
+    GPU: `arch`, such as sm_90; `math` tf32 lets tensor cores round the factors of float32 products to 10 bits of
+    fraction, which nothing else does). `device` names a family of processors, such as arm_cpu; it changes no code.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class Target:
     features: str
     device: str
     arch: str
+    math: str
 
     def __init__(
         self,
@@ -51,14 +54,16 @@ class Target:
         features: str = "",
         device: str = "",
         arch: str = "",
+        math: str = "",
     ) -> None:
         """`Target("llvm -mcpu=znver4")` and `Target("llvm", cpu="znver4")` are the same; a field wins over the text.
 
-        Texts: `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b] [-device=D]` and `cuda [-arch=sm_90]`.
+        Texts: `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b] [-device=D]` and `cuda [-arch=sm_90]
+        [-math=tf32]`.
         Raises: TargetError when the kind, an option or the form of a value is unknown. Whether LLVM knows the names is
         found when code is generated.
         """
-        given = {"triple": triple, "cpu": cpu, "features": features, "device": device, "arch": arch}
+        given = {"triple": triple, "cpu": cpu, "features": features, "device": device, "arch": arch, "math": math}
         name, parsed = _parsed(kind)
         values = {field: value or parsed.get(field, "") for field, value in given.items()}
         for field, value in values.items():
@@ -77,6 +82,11 @@ class Target:
     def is_gpu(self) -> bool:
         """Whether loops are bound to blocks and threads."""
         return self.kind == "cuda"
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether the factors of a float32 product may be rounded to tf32."""
+        return self.math == "tf32"
 
     def __str__(self) -> str:
         options = ((option, getattr(self, field)) for option, field in _OPTIONS[self.kind].items())

@@ -25,6 +25,7 @@ from compiler.ir.stmt import (
     exprs_of,
     walk_stmt,
 )
+from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
 from compiler.ir.visit import walk
 
 CHUNKS_PER_TURN = 4
@@ -67,6 +68,8 @@ class BodyEmitter(ExpressionEmitter):
                 raise LoweringError(f"the function {stmt.function} is called inside a loop")
             case Together():
                 raise LoweringError("the threads of a block wait for each other, but a CPU has no blocks of threads")
+            case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+                raise LoweringError(f"`{stmt}` is done by the tensor cores of a GPU, which a CPU lacks")
 
     def loop(self, loop: For) -> None:
         """A loop of any kind but an outermost parallel one."""

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from compiler.codegen.cuda_tensor import HELPERS, tensor_text
 from compiler.dtype import BFLOAT16, HALVES
 from compiler.errors import LoweringError
 from compiler.ir.affine import flat_index
@@ -29,6 +30,7 @@ from compiler.ir.interval import as_index
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.operators import SYMBOLS
 from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Let, LoopKind, Shuffle, Stmt, Store, walk_stmt
+from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup, accesses
 
 _TYPES = {
     "float64": "double",
@@ -62,6 +64,7 @@ def cuda_text(function: DeviceFunction) -> str:
     """
     kernels = "\n".join(line for kernel in function.kernels for line in _kernel(function, kernel))
     helpers = list(_HELPERS.values()) if "floordiv(" in kernels or "floormod(" in kernels else []
+    helpers += [text for name, text in HELPERS.items() if f"({name}(" in kernels]
     headers = [f"#include <{header}>" for kind, header in _HEADERS.items() if kind in kernels]
     return "\n".join([*headers, *helpers, kernels])
 
@@ -75,8 +78,21 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
     grid, block = (f"dim3({', '.join(map(str, extents))})" for extents in (kernel.grid, kernel.block))
     yield f"// {kernel.name}<<<{grid}, {block}>>>"
     yield f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}({params}) {{'
-    yield from _lines(kernel.body.body, 1)
+    aligned = _aligned(kernel)
+    for line in _lines(kernel.body.body, 1):
+        definition = line.lstrip()
+        pad = line[: len(line) - len(definition)]
+        yield f"{pad}__align__(16) {definition}" if definition in aligned else line
     yield "}"
+
+
+def _aligned(kernel: Kernel) -> frozenset[str]:
+    """The definitions of the buffers that tensor cores and copies of up to 16 bytes access."""
+    statements = list(walk_stmt(kernel.body.body))
+    named = {
+        buffer for stmt in statements if isinstance(stmt, (AsyncCopy, LoadMatrix, Mma)) for buffer, *_ in accesses(stmt)
+    }
+    return frozenset(_definition(stmt) for stmt in statements if isinstance(stmt, Allocate) and stmt.buffer in named)
 
 
 def _name(name: str) -> str:
@@ -98,6 +114,9 @@ def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
             return
         case Shuffle():
             yield f"{pad}{_place(stmt.buffer, stmt.indices)} = {_shuffle(stmt)};"
+            return
+        case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+            yield f"{pad}{tensor_text(stmt, _place, _text)}"
             return
         case For():
             var = _name(stmt.var.name)

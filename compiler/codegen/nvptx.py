@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 from compiler.codegen.body import BodyEmitter
 from compiler.codegen.cpu import check_names, parse_module
 from compiler.codegen.intrinsics import DECLARATIONS
+from compiler.codegen.tensor_core import OLDEST, emit_tensor, tensor_declarations
 from compiler.codegen.types import item_bytes, memory_type
 from compiler.codegen.values import Ramp, Scalar, Storage
 from compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
@@ -21,7 +22,8 @@ from compiler.gpu_facts import facts_of
 from compiler.ir.alignment import VECTOR_BYTES, first_alignment
 from compiler.ir.expr import Buffer, Expr
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt
+from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt, walk_stmt
+from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
 from compiler.target import Target
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
@@ -49,6 +51,7 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     llvm.initialize_all_asmprinters()
     arch = target.arch or _OLDEST
     check_names(target, (GPU_TRIPLE, arch, ""))
+    _check_tensor_cores(function, target, arch)
     module = parse_module(write_device(function, arch))
     machine = llvm.Target.from_triple(GPU_TRIPLE).create_target_machine(cpu=arch, opt=3)
     module.triple = GPU_TRIPLE
@@ -68,11 +71,29 @@ def _check_calls(name: str, text: str) -> None:
         raise LoweringError(f"{name}: no code for GPUs for the library functions {', '.join(needed)}")
 
 
+def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> None:
+    """Raises: LoweringError where the GPU has no tensor cores, or the target does not allow what they would round."""
+    statements = _tensor_statements(function)
+    if statements and int("".join(filter(str.isdigit, arch))) < OLDEST:
+        raise LoweringError(f"{function.name}: uses tensor cores as GPUs from sm_{OLDEST} on have them, not {arch}")
+    if not target.allow_tf32 and any(isinstance(stmt, Mma) and stmt.kind == "tf32" for stmt in statements):
+        raise LoweringError(
+            f"{function.name}: rounds float32 to tf32, which the target {target} does not allow; add -math=tf32 to it, "
+            "or tune without"
+        )
+
+
+def _tensor_statements(function: DeviceFunction) -> list[TensorStmt]:
+    kinds = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma)
+    return [stmt for kernel in function.kernels for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, kinds)]
+
+
 def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
     """The module of a function's kernels for GPUs of an architecture."""
     parts = [_kernel(function, kernel, number) for number, kernel in enumerate(function.kernels)]
     reads = (f"declare i32 @llvm.nvvm.read.ptx.sreg.{register}()" for register in _REGISTERS.values())
-    declarations = "\n".join(("declare void @llvm.nvvm.barrier0()", *reads, *SHUFFLES, *DECLARATIONS))
+    tensors = tensor_declarations(_tensor_statements(function))
+    declarations = "\n".join(("declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES, *DECLARATIONS))
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))
@@ -134,6 +155,8 @@ class _DeviceEmitter(BodyEmitter):
         if isinstance(stmt, Barrier):
             self.writer.put("call void @llvm.nvvm.barrier0()")
             self.writer.loaded.clear()  # others may have written since
+        elif isinstance(stmt, (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma)):
+            emit_tensor(self, stmt)
         elif isinstance(stmt, Allocate) and stmt.buffer.scope == "shared":
             name = self.shared.setdefault(stmt.buffer, f"{self.prefix}{len(self.shared)}")
             self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) @{name} to ptr)")

@@ -8,6 +8,7 @@ Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: seri
      | Invoke(function, args, written)   call a registered function; only outside of all loops
      | Barrier()                         the threads of a GPU block wait for each other
      | Shuffle(buffer, indices, value, distance, width)     threads of a GPU's warp hand each other values
+     | AsyncCopy … Mma                   see `compiler.ir.tensor_core`
      | Block(statements)
 """
 
@@ -16,6 +17,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from compiler.ir.expr import Buffer, Expr, Var
+from compiler.ir.tensor_core import TENSOR_STMTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
+from compiler.ir.tensor_core import Together as Together
 from compiler.packing import Packing
 
 
@@ -102,12 +105,6 @@ class Invoke:
     written: frozenset[Buffer]
 
 
-class Together:
-    """What the threads of a GPU's block or warp do together, without statements inside; no processor has it."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Barrier(Together):
     """No thread of a block goes on before all have come here; what they wrote before is seen by all after it."""
@@ -129,8 +126,23 @@ class Shuffle(Together):
     width: int
 
 
-Stmt = For | Let | If | Store | Allocate | Block | Invoke | Barrier | Shuffle
-LEAVES = (Store, Invoke, Barrier, Shuffle)
+Stmt = (
+    For
+    | Let
+    | If
+    | Store
+    | Allocate
+    | Block
+    | Invoke
+    | Barrier
+    | Shuffle
+    | AsyncCopy
+    | CommitGroup
+    | WaitGroup
+    | LoadMatrix
+    | Mma
+)
+LEAVES = (Store, Invoke, Barrier, Shuffle, *TENSOR_STMTS)
 """Statements without statements inside."""
 
 
@@ -140,7 +152,8 @@ class LoopFunction:
 
     `params` are the inputs and then the outputs (`outputs` of them), `workspace` the buffers it needs besides,
     `layout_free` the names of the inputs whose layout is ours to choose, `unroll_limits` the limit of each
-    stage by the name of its buffer, `packings` by parameter name.
+    stage by the name of its buffer, `packings` by parameter name, `pipelines` how many turns of a loop, by the name of
+    its variable, have their copies into shared memory under way or at hand at once.
     """
 
     name: str
@@ -151,6 +164,7 @@ class LoopFunction:
     layout_free: frozenset[str] = frozenset()
     unroll_limits: tuple[tuple[str, int], ...] = ()
     packings: tuple[tuple[str, Packing], ...] = ()
+    pipelines: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)
@@ -187,6 +201,8 @@ def lines_of(stmt: Stmt, depth: int) -> Iterator[str]:
             place = f"{stmt.buffer}[{', '.join(map(str, stmt.indices))}]"
             whose = "the first" if stmt.distance is None else f"{stmt.distance} further"
             yield f"{pad}{place} = shuffle {stmt.value} of {whose} in {stmt.width}"
+        case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+            yield f"{pad}{stmt}"
         case Block():
             for inner in stmt.statements:
                 yield from lines_of(inner, depth)
@@ -237,6 +253,8 @@ def map_exprs(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
                 return replace(node, condition=rule(node.condition))
             case Store() | Shuffle():
                 return replace(node, indices=tuple(map(rule, node.indices)), value=rule(node.value))
+            case AsyncCopy() | LoadMatrix() | Mma():
+                return node.mapped(rule)
         return None
 
     return map_stmt(stmt, on_stmt)
@@ -252,3 +270,5 @@ def exprs_of(stmt: Stmt) -> Iterator[Expr]:
         case Store() | Shuffle():
             yield from stmt.indices
             yield stmt.value
+        case AsyncCopy() | LoadMatrix() | Mma():
+            yield from stmt.exprs()

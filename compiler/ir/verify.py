@@ -26,6 +26,7 @@ from compiler.ir.stmt import (
     Store,
     exprs_of,
 )
+from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma, accesses
 from compiler.ir.visit import walk
 
 _ALLOCATED = ("local", "register", "shared")
@@ -99,6 +100,10 @@ class _Checker:
                 known = stmt.width in (1, 2, 4, 8, 16, 32) and 0 <= (stmt.distance or 0) < stmt.width
                 _demand(known, f"a shuffle over {stmt.distance} in groups of {stmt.width}")
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
+            case AsyncCopy() | LoadMatrix() | Mma():
+                for buffer, indices, _, written in accesses(stmt):
+                    _demand(not (written and buffer in self.constant), f"the input {buffer} is written")
+                    self.access(buffer, indices, bound, buffers)
 
     def expression(self, expr: Expr, bound: Ranges, buffers: frozenset[Buffer]) -> None:
         bound = {**bound, **{node.var: (0, node.width - 1) for node in walk(expr) if isinstance(node, Dot)}}

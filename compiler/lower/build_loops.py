@@ -30,7 +30,7 @@ from compiler.lower.nests import (
 )
 from compiler.schedule.bounds import digits_of, infer_stage_bounds, inline_body
 from compiler.schedule.linear import Linear, LoopKey
-from compiler.schedule.relations import axis_exprs, buffer_strides, overrunning
+from compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoined
 from compiler.schedule.state import (
     ANNOTATION_TEXT,
     Annotation,
@@ -84,9 +84,9 @@ class LoopBuilder:
         every = (loop for found in self.bounds.values() for loop in found.own)
         self.trivial = {loop.key for loop in every if fixed(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
-        self.buffers = self._make_buffers()
+        self.buffers = self.make_buffers()
 
-    def _make_buffers(self) -> list[tuple[Buffer, ...]]:
+    def make_buffers(self) -> list[tuple[Buffer, ...]]:
         """A buffer for every result of every stage."""
         buffers: list[tuple[Buffer, ...]] = []
         taken: set[str] = set()
@@ -127,7 +127,7 @@ class LoopBuilder:
         self.strides[stage_id] = strides
         return (shape[0] * strides[0],)
 
-    def _place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The indices of an element in the stage's buffer."""
         if stage_id not in self.strides:
             return indices
@@ -183,24 +183,34 @@ class LoopBuilder:
 
     def nest(self, stage_id: int) -> Stmt:
         """The loops of one stage with the stages computed inside them."""
-        op, bounds = self.state.stages[stage_id].op, self.bounds[stage_id]
+        op = self.state.stages[stage_id].op
         if not isinstance(op, ComputeOp):
             raise LoweringError(f"{op.name} is an input and has no loops")
         loops = self.loops_of(stage_id)
-        values = self._local_exprs(stage_id)
-        local: dict[Expr, Expr] = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
-        absolute = dict(local)
-        for axis, low in zip(op.axes, bounds.region.mins, strict=True):
-            absolute[axis] = local[axis] + self._start(low)
+        values, local, absolute = self.points(stage_id, op)
         attached = isinstance(self.state.stages[stage_id].location, Attached)
-        target = self._place(stage_id, tuple((local if attached else absolute)[axis] for axis in op.axes))
-        guards = self._guards(stage_id, op, values, absolute)
+        target = self.place(stage_id, tuple((local if attached else absolute)[axis] for axis in op.axes))
+        guards = self.guards_of(stage_id, op, values, absolute)
         buffers = self.buffers[stage_id]
-        body = self._value(stage_id, absolute)
+        body = self.value(stage_id, absolute)
         if not isinstance(body, Reduce) or not any(loop.reduces and loop.extent > 1 for loop in loops):
             source = body.source if isinstance(body, Reduce) else body
             return self.wrap(stage_id, loops, stores(buffers, target, values_of(source)), guards, None)
         return self.reduction(stage_id, loops, body, target, guards)
+
+    def points(self, stage_id: int, op: ComputeOp) -> tuple[dict[str, Expr], dict[Expr, Expr], dict[Expr, Expr]]:
+        """Over the loops' variables: everything that the axes were split or fused into, by name; the axes relative to
+        the region's start; and the axes themselves.
+        """
+        values = self.local_exprs(stage_id)
+        local: dict[Expr, Expr] = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
+        absolute = dict(local)
+        for axis, low in zip(op.axes, self.bounds[stage_id].region.mins, strict=True):
+            absolute[axis] = local[axis] + self.start(low)
+        stage = self.state.stages[stage_id]
+        if isinstance(stage.location, Root):
+            absolute.update((joined, values[name]) for name, joined in rejoined(stage) if name in values)
+        return values, local, absolute
 
     def reduction(
         self, stage_id: int, loops: list[NestLoop], body: Reduce, target: tuple[Expr, ...], guards: list[Expr]
@@ -300,7 +310,7 @@ class LoopBuilder:
             stride *= sizes[leaf]
         return tuple(reversed(parts))
 
-    def _local_exprs(self, stage_id: int) -> dict[str, Expr]:
+    def local_exprs(self, stage_id: int) -> dict[str, Expr]:
         """Every axis relative to the region's start, and everything it was split or fused into, over the loops'
         variables.
         """
@@ -310,7 +320,7 @@ class LoopBuilder:
         }
         return axis_exprs(stage.relations, fixed_all(bounds.sizes), loops)
 
-    def _guards(
+    def guards_of(
         self, stage_id: int, op: ComputeOp, values: Mapping[str, Expr], absolute: Mapping[Expr, Expr]
     ) -> list[Expr]:
         """Conditions that keep an over-long loop inside what it was split from, and a region at the edge inside the
@@ -328,17 +338,17 @@ class LoopBuilder:
                 guards.append(as_expr(0) <= absolute[axis])
         return [guard for guard in guards if vars_of(guard)]
 
-    def _start(self, form: Linear) -> Expr:
+    def start(self, form: Linear) -> Expr:
         """A region's first point; loops of one turn stand at 0 and are left out."""
         total: Expr = const(fixed(form.const))
         for key, coefficient in form.terms.items():
             if key in self.digits:
-                total = total + self._local_exprs(key[0])[key[1]] * fixed(coefficient)
+                total = total + self.local_exprs(key[0])[key[1]] * fixed(coefficient)
             elif key not in self.trivial:
                 total = total + loop_var(key) * fixed(coefficient)
         return total
 
-    def _value(self, stage_id: int, axes: Mapping[Expr, Expr]) -> Expr:
+    def value(self, stage_id: int, axes: Mapping[Expr, Expr]) -> Expr:
         """The stage's body over loop variables and buffers."""
         body = inline_body(self.state, stage_id)
 
@@ -349,8 +359,8 @@ class LoopBuilder:
             indices = node.indices
             if isinstance(self.state.stages[producer].location, Attached):
                 mins = self.bounds[producer].region.mins
-                indices = tuple(index - self._start(low) for index, low in zip(indices, mins, strict=True))
-            return Load(self._buffer(node.tensor), self._place(producer, indices))
+                indices = tuple(index - self.start(low) for index, low in zip(indices, mins, strict=True))
+            return Load(self._buffer(node.tensor), self.place(producer, indices))
 
         if isinstance(body, Reduce):
             source = transform(substitute(body.source, axes), load)

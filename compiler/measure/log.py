@@ -39,7 +39,7 @@ _SECONDS = 2**47
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _NO_TASK = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What reading a row raises that is none."""
-_GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch")
+_GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch", "-math")
 """Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
 
 

@@ -30,7 +30,7 @@ from compiler.schedule.digits import (
     without_digits,
 )
 from compiler.schedule.linear import Linear, LoopKey, linearize
-from compiler.schedule.relations import buffer_strides, loop_sizes
+from compiler.schedule.relations import buffer_strides, loop_sizes, rejoined
 from compiler.schedule.state import (
     Annotation,
     Attached,
@@ -40,6 +40,7 @@ from compiler.schedule.state import (
     Iterator,
     IterKind,
     Number,
+    Root,
     Stage,
     State,
 )
@@ -75,6 +76,7 @@ class Access:
 class StageNest:
     """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages
     it stands in. `whole` is the shape of the stage's whole result; None: the operation's.
+    `pipeline` is that of the stage.
     """
 
     stage: int
@@ -87,6 +89,7 @@ class StageNest:
     attached: bool
     whole: tuple[Number, ...] | None = None
     more_writes: tuple[Access, ...] = ()
+    pipeline: tuple[str, Number] | None = None
 
     @property
     def writes(self) -> tuple[Access, ...]:
@@ -252,7 +255,17 @@ def _nest(
     attached = isinstance(stage.location, Attached)
     loops = (*found.outer, *found.own)
     return StageNest(
-        stage_id, op, loops, len(found.own), writes[0], tuple(reads), counts, attached, stage.shape, tuple(writes[1:])
+        stage=stage_id,
+        op=op,
+        loops=loops,
+        own=len(found.own),
+        write=writes[0],
+        reads=tuple(reads),
+        ops=counts,
+        attached=attached,
+        whole=stage.shape,
+        more_writes=tuple(writes[1:]),
+        pipeline=stage.pipeline,
     )
 
 
@@ -455,4 +468,7 @@ def _local_values(
             yield loop(part)
 
     values = unsplit(stage.relations, sizes, loop, digit)
-    return {axis: values.get(axis.name) or loop(axis.name) for axis in (*op.axes, *op.reduce_axes)}, digits
+    local: dict[Expr, Linear] = {axis: values.get(axis.name) or loop(axis.name) for axis in (*op.axes, *op.reduce_axes)}
+    if isinstance(stage.location, Root):  # where an axis is what its loops say, and no part of a region
+        local.update((joined, values[name]) for name, joined in rejoined(stage) if name in values)
+    return local, digits

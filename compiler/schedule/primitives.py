@@ -17,6 +17,7 @@ from compiler.errors import ScheduleError
 from compiler.schedule.state import ANNOTATION_TEXT, Annotation, Iterator, Number, State
 from compiler.schedule.steps import (
     Annotate,
+    AsMatmul,
     CacheRead,
     CacheWrite,
     ComputeAt,
@@ -25,6 +26,7 @@ from compiler.schedule.steps import (
     FollowFusedSplit,
     FollowSplit,
     Fuse,
+    Pipeline,
     Pragma,
     Reorder,
     Rfactor,
@@ -213,6 +215,38 @@ def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[Sta
     if not isinstance(thread, str) or thread not in _THREADS:
         raise ScheduleError(f"there is no thread {thread!r} to bind a loop to; known: {', '.join(_THREADS)}")
     return _annotated(state, stage, loop, _THREADS[thread])
+
+
+def tensorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
+    """Let an instruction of a tensor core do the turns of a loop: the three innermost loops of a product that
+    `as_matmul` made, over 16 rows, 8 columns and the depth of its kind.
+
+    before: for i in 16: for j in 8: for k in 16: c += a * b      after: tensorize i: tensorize j: tensorize k: …
+    """
+    return _annotated(state, stage, loop, Annotation.TENSORIZE)
+
+
+def pipeline(state: State, stage: StageRef, loop: LoopRef, depth: int) -> State:
+    """Have the copies into shared memory for `depth` turns of a loop of a product under way or at hand at once.
+
+    before: for k: (copy a[k]; wait; c += a)
+    after (depth 2): copy a[0]; for k: (wait; copy a[k + 1]; c += a)
+    """
+    number = stage_number(state, stage)
+    return state.apply(Pipeline(number, loop_number(state, number, loop), _whole("the depth", depth)))
+
+
+def as_matmul(state: State, stage: StageRef, kind: str) -> tuple[State, Tensor]:
+    """Write an operation as a product of two matrices, gathered in shared memory; returns the product's tensor.
+
+    `kind` names the instruction of a tensor core that suits it: f16, bf16, or tf32, to which it rounds float32.
+    before: C[i, j] += A[i, k] * B[k, j]      after: C.left.shared[b, m, k] = A[m, k]; C.right.shared[b, k, n] = B[k, n]
+                                                     C.mma[b, m, n] += C.left.shared * C.right.shared
+                                                     C[i, j] = C.mma[0, i, j]
+    """
+    number = stage_number(state, stage)
+    after = state.apply(AsMatmul(number, str(kind)))
+    return after, after.dag.nodes[number + 2].tensor
 
 
 def pragma(state: State, stage: StageRef, loop: LoopRef, text: str) -> State:

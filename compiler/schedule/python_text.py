@@ -6,11 +6,11 @@ Always: the text runs, with the graph as `dag`, and leaves an equal state in `st
 from collections.abc import Callable
 from typing import Any
 
-from compiler.errors import ScheduleError
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import ANNOTATION_TEXT, Annotation, State, Step
 from compiler.schedule.steps import (
     Annotate,
+    AsMatmul,
     CacheRead,
     CacheWrite,
     ComputeAt,
@@ -19,6 +19,7 @@ from compiler.schedule.steps import (
     FollowFusedSplit,
     FollowSplit,
     Fuse,
+    Pipeline,
     Pragma,
     Reorder,
     Rfactor,
@@ -30,13 +31,14 @@ _LOOP_FUNCTIONS = {
     Annotation.PARALLEL: "parallel",
     Annotation.VECTORIZE: "vectorize",
     Annotation.UNROLL: "unroll",
+    Annotation.TENSORIZE: "tensorize",
 }
 
 
 def print_python_code_from_state(dag: ComputeDAG, state: State) -> str:
     """The steps that made `state` of `dag`, one call a line, stages and loops by name.
 
-    Raises: ScheduleError for a tile size that is not chosen yet, or a loop bound to a tensor instruction.
+    Raises: ScheduleError for a tile size that is not chosen yet.
     """
     current = State.initial(dag)
     calls: list[str] = []
@@ -86,8 +88,6 @@ def _annotate(names: _Namer, step: Annotate) -> tuple[str, ...]:
     where = names.stage(step.stage), names.loop(step.stage, step.iter)
     if kind in _LOOP_FUNCTIONS:
         return _LOOP_FUNCTIONS[kind], *where
-    if kind is Annotation.TENSORIZE:
-        raise ScheduleError("a loop bound to a tensor instruction has no schedule function")
     return "bind", *where, repr(ANNOTATION_TEXT[kind])
 
 
@@ -113,6 +113,8 @@ _FORMS: dict[type[Step], Callable[[_Namer, Any], tuple[str, ...]]] = {
     FollowFusedSplit: _follow_fused,
     FollowSplit: _at("follow_split", "source_step", "n_split"),
     Pragma: _at("pragma", "text"),
+    Pipeline: _at("pipeline", "depth"),
+    AsMatmul: lambda names, step: ("as_matmul", names.stage(step.stage), repr(step.kind)),
     StorageAlign: _at("storage_align", "factor", "offset"),
     Rfactor: _at("rfactor", "factor_iter"),
     Fuse: lambda names, step: ("fuse", names.stage(step.stage), names.loops(step.stage, step.iters)),
@@ -133,4 +135,4 @@ _FORMS: dict[type[Step], Callable[[_Namer, Any], tuple[str, ...]]] = {
         f"[{', '.join(map(names.stage, step.readers))}]",
     ),
 }
-_STATE_ONLY = {"reorder", "pragma", "storage_align", "compute_at", "compute_inline", "compute_root"}
+_STATE_ONLY = {"reorder", "pragma", "pipeline", "storage_align", "compute_at", "compute_inline", "compute_root"}

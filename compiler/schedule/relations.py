@@ -10,7 +10,7 @@ import numpy as np
 
 from compiler.ir.expr import Expr, const
 from compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation, Stage
-from compiler.te.tensor import ComputeOp
+from compiler.te.tensor import Axis, ComputeOp
 
 
 def ceil_div(value: Number, divisor: Number) -> Number:
@@ -94,6 +94,24 @@ def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iter
             last = sum((sizes[part] - 1) * stride for part, stride in zip(relation.parts, strides, strict=True))
             if last >= sizes[relation.parent]:
                 yield relation.parent, sizes[relation.parent]
+
+
+def rejoined(stage: Stage) -> Iterator[tuple[str, Expr]]:
+    """What was fused from axes of the operation, by name, with the index over these axes that it is."""
+    if not isinstance(stage.op, ComputeOp):
+        return
+    axes = {axis.name: axis for axis in stage.op.axes}
+    for relation in stage.relations:
+        if isinstance(relation, FuseRelation) and all(part in axes for part in relation.parts):
+            yield relation.fused, joined_index([axes[part] for part in relation.parts])
+
+
+def joined_index(axes: Sequence[Axis]) -> Expr:
+    """The number of a point of several axes, the last one counting fastest."""
+    total: Expr = const(0)
+    for axis in axes:
+        total = total * axis.extent + axis
+    return total
 
 
 def buffer_strides(stage: Stage, shape: Sequence[Number]) -> tuple[Number, ...] | None:

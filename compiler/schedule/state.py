@@ -142,7 +142,9 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The loops of one operation, outermost first, how they came from its axes, and where they stand."""
+    """The loops of one operation, outermost first, how they came from its axes, and where they stand. `pipeline` names
+    a loop and says of how many turns the copies for it are under way or at hand at once.
+    """
 
     op: Operation
     iters: tuple[Iterator, ...]
@@ -151,6 +153,7 @@ class Stage:
     unroll_limit: Number = 0
     alignment: Alignment | None = None
     family: Family | None = None
+    pipeline: tuple[str, Number] | None = None
 
     def extent_of(self, axis: Axis) -> Number:
         """The extent of an axis of the operation, one a program where they differ."""
@@ -281,6 +284,8 @@ class State:
         if stage.alignment is not None:
             align = stage.alignment
             yield f"{'  ' * depth}{stage.op.name} storage_offset: {align.offset} of {align.factor} at {align.axis}"
+        if stage.pipeline is not None:
+            yield f"{'  ' * depth}{stage.op.name} pipeline: {stage.pipeline[1]} turns of {stage.pipeline[0]}"
         for index, iterator in enumerate(stage.iters):
             trivial = isinstance(iterator.extent, int) and iterator.extent == 1
             if not trivial:

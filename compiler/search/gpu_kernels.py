@@ -17,6 +17,7 @@ from compiler.schedule.state import Annotation, IterKind, Number
 from compiler.search.genome import Mask
 from compiler.search.register_tile import Counts, point_bytes
 from compiler.search.sketch_rules.facts import SHARED
+from compiler.search.tensor_bounds import copies_of, product_of, thread_bytes
 
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
@@ -72,15 +73,24 @@ class DeviceKernel:
         return np.asarray(prod(self.block, start=np.int64(1)))
 
     @cached_property
+    def product(self) -> StageNest | None:
+        """The statement that tensor cores do."""
+        return product_of(self.nests)
+
+    @cached_property
     def memory(self) -> tuple[Counts, Counts]:
         """Bytes of shared memory of a block, and of buffers of a thread."""
         shared, local = np.zeros(self.count, dtype=np.int64), np.zeros(self.count, dtype=np.int64)
+        copies = copies_of(self.product, self.count)
         for nest in self.nests:
+            if nest is self.product:
+                local = local + thread_bytes(nest, self.count)
+                continue
             virtual = turns(nest.loops, (Annotation.VTHREAD,), self.count)
             if nest.attached:
                 size = _elements(nest, self.count) * point_bytes(nest)
                 if _is_shared(nest):
-                    shared = shared + size
+                    shared = shared + size * copies
                 else:
                     local = local + size * virtual
             together, own = self._joined(nest)

@@ -15,6 +15,7 @@ from compiler.schedule.state import Annotation
 from compiler.search.genome import Mask
 from compiler.search.gpu_kernels import DeviceKernel, kernels_of, own_loops, turns
 from compiler.search.register_tile import Counts, itemsize
+from compiler.search.tensor_legality import tensor_promising
 from compiler.target import HardwareParams
 
 REASONS: tuple[Limit | None, ...] = (None, *Limit)
@@ -50,6 +51,8 @@ def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: i
         for nest in kernel.nests:
             if any(loop.annotation is Annotation.VTHREAD for loop in own_loops(nest)):
                 good &= _enough_threads(kernel, turns(own_loops(nest), (Annotation.THREAD_X,), count), hardware)
+        if kernel.product is not None:
+            good &= tensor_promising(kernel.nests, kernel.product, count)
     return good
 
 

@@ -39,8 +39,9 @@ class SearchOptions:
     first batch, and a falling share of later ones, are the best samples as they were drawn.
 
     `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction), `gpu_tiling` that
-    on a GPU, where the first three levels are blocks, virtual threads and threads; the innermost part of a loop is at
-    most `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel loop has at
+    on a GPU, where the first three levels are blocks, virtual threads and threads; `tensor_cores` lets
+    products of matrices be done by the tensor cores of GPUs that have them. The innermost part of a loop is at most
+    `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel loop has at
     most about `max_parallel_ratio` pieces a core. At most `max_location_variants` placements of the small producers are
     considered a sketch, at most `max_per_tiling` candidates of a batch share all their tile sizes, and sampling is
     repeated at most `sample_attempts` times where few programs are valid; a round that yields nothing new is tried
@@ -73,6 +74,7 @@ class SearchOptions:
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
     gpu_unroll_limits: tuple[int, ...] = (0, 16, 64, 512, 1024)
     max_parallel_ratio: int = 16
+    tensor_cores: bool = True
     max_register_vectors: int = 64
     max_location_variants: int = 6
     max_per_tiling: int = 2

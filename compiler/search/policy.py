@@ -102,7 +102,7 @@ class SketchPolicy:
         self.model = model
         self.options = options or SearchOptions()
         self.seed = seed
-        context = SketchContext(task.hardware, self.options, task.target.is_gpu, self)
+        context = SketchContext(task.hardware, self.options, task.target.is_gpu, self, task.target)
         custom = [one for one in init_search_callbacks if isinstance(one, PreloadCustomSketchRule)]
         self._sketches = derive_sketches(task.dag, context, (*custom, *rules_of(context)))
         self.spaces: tuple[SketchSpace, ...] = spaces_of(task.dag, context, self._sketches)

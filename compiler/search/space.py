@@ -23,7 +23,7 @@ from compiler.schedule.task import SearchTask
 from compiler.search.depths import cumulative, random_true, settled_depth
 from compiler.search.factorize import covering, sample_factorizations
 from compiler.search.finish import finished_steps, skeleton
-from compiler.search.genome import Layout, Mask, Rows, SplitColumns, WidthColumn
+from compiler.search.genome import Layout, Mask, Rows, SplitColumns
 from compiler.search.gpu_legality import gpu_legal
 from compiler.search.legality import legal, promising
 from compiler.search.options import SearchOptions
@@ -31,6 +31,8 @@ from compiler.search.placement import placements_of
 from compiler.search.register_tile import settled_unroll
 from compiler.search.sketch import derive_sketches
 from compiler.search.sketch_rules import SketchContext, SketchRule
+from compiler.search.sketch_rules.tensor_core import unrolls
+from compiler.search.widths import read_width, widths_of, with_width
 from compiler.target import HardwareParams
 from compiler.te.tensor import ComputeOp
 
@@ -88,10 +90,10 @@ class SketchSpace:
             for number, stage in enumerate(state.stages)
             if stage.is_compute and not isinstance(stage.location, Inlined) and stage.iters
         )
-        unrolled = tuple(stage for stage in stages if state.stages[stage].has_reduce_iter)
+        unrolled = tuple(stage for stage in stages if unrolls(state.stages[stage]))
         hardware, options = context.hardware, context.options
         if context.gpu:
-            layout = Layout.of(splits, (), unrolled, tuple(_widths(state, steps, hardware)))
+            layout = Layout.of(splits, (), unrolled, tuple(widths_of(state, steps, hardware)))
             placements: tuple[tuple[Step, ...], ...] = ((),)
         else:
             layout = Layout.of(splits, stages, unrolled)
@@ -258,7 +260,7 @@ class SketchSpace:
             lengths = tuple(np.ascontiguousarray(column) for column in rows[:, split.lengths].T)
             steps[split.step] = replace(cast(Split, steps[split.step]), lengths=lengths)
         for width in self.layout.widths:
-            steps[width.step] = replace(cast(Split, steps[width.step]), lengths=(rows[:, width.column].copy(),))
+            steps[width.step] = with_width(steps[width.step], rows[:, width.column].copy())
         return replay(self.dag, (*steps, *self.placements[placement]))
 
     def steps(self, row: Rows) -> tuple[Step, ...]:
@@ -269,7 +271,7 @@ class SketchSpace:
             lengths = tuple(int(length) for length in row[split.lengths])
             steps[split.step] = replace(cast(Split, steps[split.step]), lengths=lengths)
         for width in self.layout.widths:
-            steps[width.step] = replace(cast(Split, steps[width.step]), lengths=(int(row[width.column]),))
+            steps[width.step] = with_width(steps[width.step], int(row[width.column]))
         steps.extend(self.placements[placement])
         shift: dict[int, int] = {}
         for stage, column in self.layout.parallel:
@@ -298,7 +300,7 @@ class SketchSpace:
                 if not _read_lengths(row, splits[number], mine, given):
                     return None
             elif number in widths:
-                if not _read_width(row, widths[number], mine, given):
+                if not read_width(row, widths[number], mine, given):
                     return None
             elif mine != given:
                 return None
@@ -336,7 +338,7 @@ def build_spaces(
 
     `rules` are those of the task's kind of machine unless given; `policy` is what rules of one's own get to see.
     """
-    context = SketchContext(task.hardware, options, task.target.is_gpu, policy)
+    context = SketchContext(task.hardware, options, task.target.is_gpu, policy, task.target)
     return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
 
 
@@ -394,41 +396,3 @@ def _read_lengths(row: Rows, split: SplitColumns, mine: Step, given: Step) -> bo
         return False
     row[split.columns] = [split.extent // inner, *lengths]
     return True
-
-
-def _read_width(row: Rows, width: WidthColumn, mine: Step, given: Step) -> bool:
-    """Write the inner length of a concrete split into `row`; False when it is another split or no choice."""
-    if not isinstance(mine, Split) or not isinstance(given, Split) or replace(mine, lengths=given.lengths) != given:
-        return False
-    if len(given.lengths) != 1 or given.lengths[0] not in width.choices:
-        return False
-    row[width.column] = given.lengths[0]
-    return True
-
-
-def _widths(state: State, steps: Sequence[Step], hardware: HardwareParams) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The splits of a finished GPU sketch whose inner part is a vector access or a block's threads, with what their
-    lengths may be.
-    """
-    for number, step in enumerate(steps):
-        if not isinstance(step, Split) or len(step.lengths) != 1 or not isinstance(step.lengths[0], int):
-            continue
-        for later in steps[number + 1 : number + 3]:
-            if not isinstance(later, Annotate) or (later.stage, later.iter) != (step.stage, step.iter + 1):
-                continue
-            if later.annotation == Annotation.VECTORIZE:
-                itemsize = np.dtype(state.stages[step.stage].op.dtype).itemsize
-                yield number, _doubling(1, hardware.vector_unit_bytes // itemsize)
-            elif later.annotation == Annotation.THREAD_X:
-                most = hardware.max_threads_per_block
-                if step.extent:
-                    most = min(most, 1 << (step.extent - 1).bit_length())
-                yield number, _doubling(step.lengths[0], most)
-
-
-def _doubling(first: int, most: int) -> tuple[int, ...]:
-    """`first` and its doubles up to `most`."""
-    found = [first]
-    while found[-1] * 2 <= most:
-        found.append(found[-1] * 2)
-    return tuple(found)

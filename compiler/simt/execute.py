@@ -31,8 +31,10 @@ from compiler.ir.stmt import (
     Stmt,
     Store,
 )
+from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
 from compiler.simt.memory import Array, Memory, Place
 from compiler.simt.tags import Numbers, Tags
+from compiler.simt.tensor_core import Side, TensorUnit
 from compiler.simt.vectors import astray
 from compiler.simt.warps import missing, sources
 
@@ -107,6 +109,7 @@ class _Blocks:
         self.epochs = np.ones(count, np.int64)
         self.memories = dict(memories)
         self.conditions: list[If] = []
+        self.unit = TensorUnit(place, count * self.threads)
 
     def run(self) -> None:
         """Execute the kernel from its start to its end."""
@@ -143,6 +146,8 @@ class _Blocks:
                 self.barrier(lanes)
             case Shuffle():
                 self.shuffle(stmt, lanes)
+            case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+                self.tensor(stmt, lanes)
             case Invoke():
                 raise LoweringError(f"{self.kernel.name}: the function {stmt.function} is called inside a GPU kernel")
 
@@ -158,6 +163,16 @@ class _Blocks:
                 f"{who} moves a vector of {buffer} that does not start at a multiple of {apart} elements, in "
                 f"{self.place.text()}"
             )
+
+    def tensor(self, stmt: TensorStmt, lanes: _Lanes) -> None:
+        """Copy asynchronously, or let the tensor cores work."""
+        self.place.at(stmt)
+
+        def side(buffer: Buffer) -> Side:
+            return Side(self.memories[buffer], *self.whereabouts(buffer, lanes))
+
+        epochs = self.epochs[lanes.numbers // self.threads]
+        self.unit.execute(stmt, lanes.numbers, lambda exprs: [self.value(e, lanes) for e in exprs], side, epochs)
 
     def branch(self, stmt: If, lanes: _Lanes) -> None:
         """Execute the body for the threads for which the condition holds, if there are any."""

@@ -17,6 +17,7 @@ from compiler.ir.stmt import Allocate, Block, For, Stmt, lines_of
 from compiler.simt.tags import Conflict, Numbers, Tags
 
 Array = NDArray[Any]
+_NOBODY = -1
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Memory:
         size = buffer.size * copies
         self.data = np.zeros(size, buffer.dtype) if given is None else given.reshape(-1)
         self.known = np.full(size, given is not None)
+        self.under_way: Numbers | None = None
 
     def forget(self, copies: Numbers) -> None:
         """Start anew: what these copies hold is undefined."""
@@ -74,7 +76,11 @@ class Memory:
 
     def read(self, copies: Numbers, indices: Sequence[Array], who: Numbers, epochs: Numbers) -> Array:
         """The elements that the threads `who` read, each from its copy."""
-        places = self._places(copies, indices, who)
+        return self.read_at(self.places(copies, indices, who), who, epochs)
+
+    def read_at(self, places: Numbers, who: Numbers, epochs: Numbers) -> Array:
+        """The elements at `places` that the threads `who` read."""
+        self._check_arrived(places, who, wrote=False)
         known = self.known[places]
         if not known.all():
             first = int(np.argmin(known))
@@ -89,18 +95,52 @@ class Memory:
 
     def write(self, copies: Numbers, indices: Sequence[Array], values: Array, who: Numbers, epochs: Numbers) -> None:
         """Write one element a thread."""
-        places = self._places(copies, indices, who)
-        conflict = None if self.tags is None else self.tags.write(places, who, epochs, self.place.current)
-        if conflict is not None:
-            raise self._race(conflict, places, who, wrote=True)
+        self.write_at(self.places(copies, indices, who), values, who, epochs)
+
+    def write_at(self, places: Numbers, values: Array, who: Numbers, epochs: Numbers) -> None:
+        """Write the elements at `places`, each by the thread `who`."""
+        self._check_arrived(places, who, wrote=True)
+        self._note_write(places, who, epochs)
         self.data[places] = values
         self.known[places] = True
 
     def lose(self, copies: Numbers, indices: Sequence[Array], who: Numbers, where: Array) -> None:
         """What these threads would read of an element is undefined, where `where` holds."""
-        self.known[self._places(copies, indices, who)[where]] = False
+        self.known[self.places(copies, indices, who)[where]] = False
 
-    def _places(self, copies: Numbers, indices: Sequence[Array], who: Numbers) -> Numbers:
+    def start_copy(self, places: Numbers, who: Numbers, epochs: Numbers) -> None:
+        """Start an asynchronous copy: until it arrives, what lies there may be overwritten at any time."""
+        self._check_arrived(places, who, wrote=True)
+        self._note_write(places, who, epochs)
+        if self.under_way is None:
+            self.under_way = np.full(self.data.size, _NOBODY, np.int64)
+        self.under_way[places] = who
+
+    def end_copy(self, places: Numbers, values: Array, who: Numbers, epochs: Numbers) -> None:
+        """What was copied is there, for the thread that copied it."""
+        if self.under_way is not None:
+            self.under_way[places] = _NOBODY
+        self.write_at(places, values, who, epochs)
+
+    def _check_arrived(self, places: Numbers, who: Numbers, *, wrote: bool) -> None:
+        if self.under_way is None:
+            return
+        coming = self.under_way[places]
+        if (coming != _NOBODY).any():
+            first = int(np.argmax(coming != _NOBODY))
+            raise self.place.fault(
+                f"{self._element(places[first])} is {'written' if wrote else 'read'} by "
+                f"{self.place.who(who[first])} while the copy of it by {self.place.who(coming[first])} is under way, "
+                f"which has not been waited for, in {self.place.text()}"
+            )
+
+    def _note_write(self, places: Numbers, who: Numbers, epochs: Numbers) -> None:
+        conflict = None if self.tags is None else self.tags.write(places, who, epochs, self.place.current)
+        if conflict is not None:
+            raise self._race(conflict, places, who, wrote=True)
+
+    def places(self, copies: Numbers, indices: Sequence[Array], who: Numbers) -> Numbers:
+        """Where the element of every thread lies, one after the other and one copy after the other."""
         total = copies
         for index, extent in zip(indices, self.buffer.shape, strict=True):
             outside = np.asarray((index < 0) | (index >= extent))
@@ -113,6 +153,28 @@ class Memory:
                 )
             total = total * extent + index
         return np.asarray(total)
+
+    def neighbours(self, copies: Numbers, indices: Sequence[Array], who: Numbers, count: int) -> Numbers:
+        """Where `count` elements lie, from the one of every thread on, shape (threads, count)."""
+        starts = np.broadcast_to(self.places(copies, indices, who), who.shape)
+        over = starts % self.buffer.size + count > self.buffer.size
+        if over.any():
+            first = int(np.argmax(over))
+            raise self.place.fault(
+                f"{count} elements from {self._element(starts[first])} on end outside of {self.buffer}"
+                f"{list(self.buffer.shape)}: accessed by {self.place.who(who[first])}, in {self.place.text()}"
+            )
+        return np.asarray(starts[:, None] + np.arange(count))
+
+    def check_aligned(self, places: Numbers, who: Numbers, size: int) -> None:
+        """Raises: KernelFaultError when a thread's first element does not start at a multiple of `size` bytes."""
+        torn = places[:, 0] % self.buffer.size * self.data.itemsize % size != 0
+        if torn.any():
+            first = int(np.argmax(torn))
+            raise self.place.fault(
+                f"{self._element(places[first, 0])}, accessed by {self.place.who(who[first])}, does not start at a "
+                f"multiple of {size} bytes, in {self.place.text()}"
+            )
 
     def _element(self, place: int) -> str:
         index = np.unravel_index(int(place) % self.buffer.size, self.buffer.shape) if self.buffer.shape else ()

@@ -8,7 +8,6 @@ stands between accesses of which every thread makes its own, or which cannot mee
     after:  for k: barrier; s[t] = x[k, t]; barrier; y[t] = y[t] + s[31 - t]
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,21 +36,26 @@ from compiler.ir.stmt import (
     exprs_of,
     walk_stmt,
 )
+from compiler.ir.tensor_core import AsyncCopy, LoadMatrix
+from compiler.ir.tensor_core import accesses as named_accesses
 from compiler.ir.visit import walk
 
 _Guards = frozenset[tuple[LoopKind, int]]
 
+_SOMEWHERE = Var("?")
+"""An index of which nothing is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """A read or a write of a shared buffer; `indices` is None once they mean another element than they did. `writer` is
+    """A read or a write of a shared buffer; an index is `_SOMEWHERE` once it means another one than it did. `writer` is
     0 for a read, another number for each statement that writes. `below` says how many of the first threads along a
     dimension do it, where not all of them do.
     """
 
     buffer: Buffer
     writer: int
-    indices: tuple[Expr, ...] | None
+    indices: tuple[Expr, ...]
     below: _Guards
 
 
@@ -174,7 +178,7 @@ class _Planner:
             one.buffer == other.buffer
             and one.writer != other.writer  # a statement writes an element once, or reads what it has written too
             and not one.below & other.below >= self.first_alone
-            and not (one.indices is not None and one.indices == other.indices and self.is_own(one.buffer, one.indices))
+            and not (one.indices == other.indices and self.is_own(one.buffer, one.indices))
             and not self.apart(one, other)
             for one in before
             for other in after
@@ -182,13 +186,13 @@ class _Planner:
 
     def apart(self, one: _Access, other: _Access) -> bool:
         """Whether the two are of elements that differ along some dimension, whichever threads make them."""
+        if one.indices and other.indices and _in_other_slots(one.indices[0], other.indices[0]):
+            return True
         pairs = zip(self.reach(one), self.reach(other), strict=True)
         return any(high < start or end < low for (low, high), (start, end) in pairs)
 
     def reach(self, access: _Access) -> tuple[tuple[float, float], ...]:
         """The smallest and the largest index along every dimension."""
-        if access.indices is None:
-            return ((-math.inf, math.inf),) * len(access.buffer.shape)
         if access not in self.reached:
             ranges = dict(self.kernel.ranges)
             for kind, most in access.below:
@@ -219,20 +223,34 @@ def _differs(expr: Expr, threads: frozenset[Var]) -> bool:
     return any(isinstance(node, Load) or node in threads for node in walk(expr))
 
 
+def _in_other_slots(one: Expr, other: Expr) -> bool:
+    """Whether two indices, each a remainder of the same number, differ by no multiple of that whatever the loops."""
+    if not isinstance(one, Binary) or not isinstance(other, Binary) or one.rhs != other.rhs:
+        return False
+    if one.op is not BinaryOp.FLOORMOD or other.op is not BinaryOp.FLOORMOD or not isinstance(one.rhs, Const):
+        return False
+    apart = affine(one.lhs).plus(affine(other.lhs), -1)
+    return not apart.terms and apart.const % one.rhs.value != 0
+
+
 def _forgotten(accesses: _Accesses, var: Var) -> _Accesses:
     """The accesses after `var` has taken another value."""
-    return frozenset(
-        replace(one, indices=None)
-        if one.indices is not None and any(node == var for index in one.indices for node in walk(index))
-        else one
-        for one in accesses
-    )
+
+    def forgotten(index: Expr) -> Expr:
+        return _SOMEWHERE if any(node == var for node in walk(index)) else index
+
+    return frozenset(replace(one, indices=tuple(map(forgotten, one.indices))) for one in accesses)
 
 
 def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
     """The accesses of shared buffers in a statement that the threads `below` do."""
     if isinstance(stmt, Store) and stmt.buffer.scope == "shared":
         yield _Access(stmt.buffer, id(stmt), stmt.indices, below)
+    if isinstance(stmt, (AsyncCopy, LoadMatrix)):
+        for buffer, indices, _, written in named_accesses(stmt):
+            if buffer.scope == "shared":  # neighbours, of which the first alone is named
+                place = (*indices[:-1], _SOMEWHERE)
+                yield _Access(buffer, id(stmt) if written else 0, place, below)
     for expr in exprs_of(stmt):
         for node in walk(expr):
             if isinstance(node, Load) and node.buffer.scope == "shared":

@@ -29,6 +29,7 @@ from compiler.ir.stmt import (
     block,
     walk_stmt,
 )
+from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma
 from compiler.ir.visit import substitute
 
 _BOUND = (*BLOCK_KINDS, *THREAD_KINDS)
@@ -78,16 +79,22 @@ class _Binder:
             case Shuffle():
                 indices = tuple(substitute(index, names) for index in stmt.indices)
                 return replace(stmt, indices=indices, value=substitute(stmt.value, names))
+            case AsyncCopy():
+                return self.alone(stmt.mapped(lambda expr: substitute(expr, names)), stmt.target, path, homes)
+            case LoadMatrix() | Mma():
+                return stmt.mapped(lambda expr: substitute(expr, names))
         return stmt
 
     def store(self, stmt: Store, names: _Names, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
         """A write, by the first along every dimension that no loop around it runs over."""
         indices = tuple(substitute(index, names) for index in stmt.indices)
-        written: Stmt = replace(stmt, indices=indices, value=substitute(stmt.value, names))
-        if stmt.buffer.scope in ("local", "register"):
-            return written
-        shared = stmt.buffer.scope == "shared"
-        bound = path[homes[stmt.buffer] :] if shared else path
+        written = replace(stmt, indices=indices, value=substitute(stmt.value, names))
+        return written if stmt.buffer.scope in ("local", "register") else self.alone(written, stmt.buffer, path, homes)
+
+    def alone(self, written: Stmt, buffer: Buffer, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
+        """A statement that writes what threads share, by the first along every dimension that is not bound."""
+        shared = buffer.scope == "shared"
+        bound = path[homes[buffer] :] if shared else path
         for kind in reversed(THREAD_KINDS if shared else _BOUND):
             if self.sizes[kind] > 1 and kind not in bound:
                 written = If(INDICES[kind] < 1, written)

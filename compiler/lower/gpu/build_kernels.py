@@ -29,8 +29,9 @@ _THREADS = {
 _SHARED = ".shared"
 
 
-def build_kernels(state: State, name: str) -> tuple[LoopFunction, ...]:
-    """The kernels of `state` in the order in which they run, as functions of all its inputs, outputs and workspace.
+def build_kernels(state: State, name: str, builder: "type[KernelBuilder] | None" = None) -> tuple[LoopFunction, ...]:
+    """The kernels of `state` in the order in which they run, as functions of all its inputs, outputs and workspace,
+    as `builder` makes them.
 
     Raises: ScheduleError when bounds cannot be inferred, LoweringError for loops that a GPU cannot run as they are
     bound.
@@ -38,12 +39,12 @@ def build_kernels(state: State, name: str) -> tuple[LoopFunction, ...]:
     for op in state.dag.ops:
         if isinstance(op, ExternOp):
             raise LoweringError(f"{op.name}: calls the function {op.call.function}, which a GPU kernel cannot")
-    builder = _KernelBuilder(state)
-    nests = builder.statements()
-    return tuple(builder.described(f"{name}_kernel{number}", nest) for number, (_, nest) in enumerate(nests))
+    made = (builder or KernelBuilder)(state)
+    nests = made.statements()
+    return tuple(made.described(f"{name}_kernel{number}", nest) for number, (_, nest) in enumerate(nests))
 
 
-class _KernelBuilder(LoopBuilder):
+class KernelBuilder(LoopBuilder):
     """The loops of a state for a GPU."""
 
     kinds: ClassVar[Mapping[Annotation, LoopKind]] = {

@@ -7,17 +7,28 @@ from compiler.errors import LoweringError
 from compiler.ir.kernel import DeviceFunction, Kernel
 from compiler.ir.stmt import LoopFunction
 from compiler.ir.verify import verify
+from compiler.lower.gpu.async_copies import AsyncCopies
 from compiler.lower.gpu.barriers import insert_barriers
 from compiler.lower.gpu.bind_threads import bind_threads
 from compiler.lower.gpu.build_kernels import build_kernels
 from compiler.lower.gpu.fold_units import FoldUnits
 from compiler.lower.gpu.limits import check_limits, check_virtual_threads
+from compiler.lower.gpu.pipelines import Pipelines
+from compiler.lower.gpu.tensor_cores import TensorBuilder
 from compiler.lower.gpu.virtual_threads import VirtualThreads
 from compiler.lower.passes import FoldDigits, LegalizeLoops, LoopPass
 from compiler.schedule.state import State
 from compiler.target import HardwareParams
 
-PASSES: tuple[LoopPass, ...] = (FoldDigits(), VirtualThreads(), FoldDigits(), FoldUnits(), LegalizeLoops())
+PASSES: tuple[LoopPass, ...] = (
+    FoldDigits(),
+    VirtualThreads(),
+    FoldDigits(),
+    FoldUnits(),
+    AsyncCopies(),
+    Pipelines(),
+    LegalizeLoops(),
+)
 """What is done while blocks and threads are still loops."""
 
 
@@ -29,7 +40,7 @@ def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: b
     """
     if hardware.max_threads_per_block < 1:
         raise LoweringError(f"{name}: the hardware parameters are those of a processor; name a GPU, such as cuda")
-    kernels = tuple(_lowered(built, hardware, check) for built in build_kernels(state, name))
+    kernels = tuple(_lowered(built, hardware, check) for built in build_kernels(state, name, TensorBuilder))
     some = kernels[0].body
     return DeviceFunction(name, some.params, some.workspace, some.outputs, kernels)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
-from compiler.ir.interval import as_index, limits
+from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
+from compiler.ir.interval import Ranges, as_index, limits
 from compiler.ir.stmt import (
     Allocate,
     Barrier,
@@ -27,9 +27,9 @@ from compiler.ir.stmt import (
     Store,
     block,
 )
+from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
 from compiler.ir.visit import transform, walk
 
-_Ranges = dict[Var, tuple[int, int]]
 _Nested = TypeVar("_Nested", For, Let, If, Allocate)
 
 
@@ -45,7 +45,7 @@ class FoldDigits:
         return function if body is function.body else replace(function, body=body)
 
 
-def _folded(stmt: Stmt, ranges: _Ranges) -> Stmt:
+def _folded(stmt: Stmt, ranges: Ranges) -> Stmt:
     match stmt:
         case Block():
             parts = tuple(_folded(inner, ranges) for inner in stmt.statements)
@@ -54,29 +54,32 @@ def _folded(stmt: Stmt, ranges: _Ranges) -> Stmt:
         case For():
             return _with_body(stmt, {**ranges, stmt.var: (0, stmt.extent - 1)})
         case Let():
-            value = _simplified(stmt.value, ranges)
+            value = simplified(stmt.value, ranges)
             changed = stmt if value is stmt.value else replace(stmt, value=value)
             return _with_body(changed, {**ranges, stmt.var: (0, stmt.extent - 1)})
         case If():
-            condition = _simplified(stmt.condition, ranges)
+            condition = simplified(stmt.condition, ranges)
             return _with_body(stmt if condition is stmt.condition else replace(stmt, condition=condition), ranges)
         case Store() | Shuffle():
-            indices = tuple(_simplified(index, ranges) for index in stmt.indices)
-            value = _simplified(stmt.value, ranges)
+            indices = tuple(simplified(index, ranges) for index in stmt.indices)
+            value = simplified(stmt.value, ranges)
             same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))
             return stmt if same else replace(stmt, indices=indices, value=value)
         case Allocate():
             return _with_body(stmt, ranges)
-        case Invoke() | Barrier():
+        case AsyncCopy() | LoadMatrix() | Mma():
+            return stmt.mapped(lambda expr: simplified(expr, ranges))
+        case Invoke() | Barrier() | CommitGroup() | WaitGroup():
             return stmt
 
 
-def _with_body(stmt: _Nested, ranges: _Ranges) -> _Nested:
+def _with_body(stmt: _Nested, ranges: Ranges) -> _Nested:
     body = _folded(stmt.body, ranges)
     return stmt if body is stmt.body else replace(stmt, body=body)
 
 
-def _simplified(expr: Expr, ranges: _Ranges) -> Expr:
+def simplified(expr: Expr, ranges: Ranges) -> Expr:
+    """The expression without the quotients and remainders that the ranges of the variables decide."""
     if not any(_is_digit(node) for node in walk(expr)):
         return expr
     return transform(expr, lambda node: _digit(node, ranges) if isinstance(node, Binary) and _is_digit(node) else None)
@@ -92,7 +95,7 @@ def _is_digit(node: Expr) -> bool:
     )
 
 
-def _digit(node: Binary, ranges: _Ranges) -> Expr | None:
+def _digit(node: Binary, ranges: Ranges) -> Expr | None:
     """The quotient or remainder by parts: what is a multiple of the divisor, and the rest."""
     form = affine(node.lhs)
     divisor = int(node.rhs.value) if isinstance(node.rhs, Const) else 1

@@ -12,9 +12,11 @@ from compiler.schedule.steps.loops import (
 )
 from compiler.schedule.steps.place import ComputeAt, ComputeInline, ComputeRoot
 from compiler.schedule.steps.stages import CacheRead, CacheWrite, Rfactor
+from compiler.schedule.steps.tensor_core import AsMatmul, Pipeline
 
 __all__ = [
     "Annotate",
+    "AsMatmul",
     "CacheRead",
     "CacheWrite",
     "ComputeAt",
@@ -23,6 +25,7 @@ __all__ = [
     "FollowFusedSplit",
     "FollowSplit",
     "Fuse",
+    "Pipeline",
     "Pragma",
     "Reorder",
     "Rfactor",

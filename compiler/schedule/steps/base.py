@@ -163,6 +163,7 @@ _FIELD_READERS: dict[str, Callable[[Any], Any]] = {
     "by_factor": lambda value: bool(_whole(value)),
     "text": _text,
     "scope": _text,
+    "kind": _text,
 }
 """How a field is read back; a field that is not listed is a whole number."""
 

@@ -43,7 +43,7 @@ class CacheWrite(Step):
     def apply(self, state: State) -> State:
         """The computation takes the stage's number, the copy the next one; both start from naive loops."""
         stage = state.stage(self.stage)
-        if not _untouched(stage):
+        if not untouched(stage):
             raise ScheduleError(f"{stage.op.name}: add the write cache before transforming the stage")
         refuse_annotated(stage, "add a write cache")
         try:
@@ -192,14 +192,22 @@ def _renamed(relation: Relation, names: Mapping[str, str]) -> Relation:
     return replace(relation, parts=parts, fused=names.get(relation.fused, relation.fused))
 
 
-def _untouched(stage: Stage) -> bool:
+def untouched(stage: Stage) -> bool:
+    """Whether a stage has its naive loops and a nest of its own."""
     names = [iterator.name for iterator in stage.iters]
     return isinstance(stage.location, Root) and names == [it.name for it in initial_stage(stage.op).iters]
 
 
 def _with_new_stage(state: State, dag: ComputeDAG, new: int, fresh: Mapping[int, Stage]) -> State:
     """The state over `dag`, which has one operation more at number `new`; `fresh` are the stages that start anew."""
-    old = [*range(new), None, *range(new, len(state.stages))]
+    return with_new_stages(state, dag, new, 1, fresh)
+
+
+def with_new_stages(state: State, dag: ComputeDAG, new: int, count: int, fresh: Mapping[int, Stage]) -> State:
+    """The state over `dag`, which has `count` operations more, from number `new` on; `fresh` are the stages that start
+    anew.
+    """
+    old = [*range(new), *(None for _ in range(count)), *range(new, len(state.stages))]
     stages = []
     for number, before in enumerate(old):
         if number in fresh:
@@ -207,13 +215,13 @@ def _with_new_stage(state: State, dag: ComputeDAG, new: int, fresh: Mapping[int,
         elif before is not None:
             stage = replace(state.stages[before], op=dag.ops[number])
         else:
-            raise AssertionError("the new stage must be among the fresh ones")
-        stages.append(_shifted(stage, new))
+            raise AssertionError("the new stages must be among the fresh ones")
+        stages.append(_shifted(stage, new, count))
     return replace(state, dag=dag, stages=tuple(stages))
 
 
-def _shifted(stage: Stage, from_id: int) -> Stage:
+def _shifted(stage: Stage, from_id: int, count: int) -> Stage:
     place = stage.location
     if isinstance(place, Attached) and place.stage >= from_id:
-        return replace(stage, location=Attached(place.stage + 1, place.iter))
+        return replace(stage, location=Attached(place.stage + count, place.iter))
     return stage

@@ -12,6 +12,7 @@ from compiler.search.sketch_rules.inline import AlwaysInline
 from compiler.search.sketch_rules.rfactor import AddRfactor
 from compiler.search.sketch_rules.skip import SkipStage
 from compiler.search.sketch_rules.special_location import SpecialComputeLocation
+from compiler.search.sketch_rules.tensor_core import TensorCoreTiling
 from compiler.search.sketch_rules.tile import MultiLevelTiling
 from compiler.search.sketch_rules.tile_and_fuse import MultiLevelTilingWithFusion
 from compiler.search.sketch_rules.transformed import TransformedConvolution
@@ -32,6 +33,7 @@ GPU_RULES: tuple[SketchRule, ...] = (
     SpecialComputeLocation(),
     AlwaysInline(),
     SimplifyComputeWithConstTensor(),
+    TensorCoreTiling(),
     CrossThreadReduction(),
     AddCacheWrite(),
     MultiLevelTilingWithFusion(levels=(3,)),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from compiler.schedule.state import State
 from compiler.search.options import SearchOptions
-from compiler.target import HardwareParams
+from compiler.target import HardwareParams, Target
 
 
 class Verdict(Enum):
@@ -22,12 +22,15 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SketchContext:
-    """What a rule may look at besides the state. `policy` is the policy that asks, for rules of one's own."""
+    """What a rule may look at besides the state. `policy` is the policy that asks, for rules of one's own; `target`
+    the machine that code is made for, None where only its kind is known.
+    """
 
     hardware: HardwareParams
     options: SearchOptions
     gpu: bool = False
     policy: Any = None
+    target: Target | None = None
 
     @property
     def tiling(self) -> str:

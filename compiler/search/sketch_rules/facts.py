@@ -11,7 +11,7 @@ from compiler.schedule.access import (
 )
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Attached, IterKind, State
-from compiler.schedule.steps import CacheRead, CacheWrite, Rfactor, Split
+from compiler.schedule.steps import AsMatmul, CacheRead, CacheWrite, Rfactor, Split
 from compiler.search.sketch_rules.base import SketchContext
 from compiler.te.tensor import ComputeOp
 
@@ -45,8 +45,7 @@ def has_cache_write(state: State, stage: int) -> bool:
     for step in reversed(state.steps):
         if isinstance(step, CacheWrite) and step.stage == stage:
             return True
-        if isinstance(step, (CacheWrite, CacheRead, Rfactor)) and step.stage < stage:
-            stage -= 1
+        stage = _before(step, stage)
     return False
 
 
@@ -95,9 +94,16 @@ def split_steps(state: State, stage: int) -> tuple[int, ...]:
         step = state.steps[number]
         if isinstance(step, Split) and step.stage == stage:
             found.append(number)
-        elif isinstance(step, (CacheWrite, CacheRead, Rfactor)) and step.stage < stage:
-            stage -= 1
+        else:
+            stage = _before(step, stage)
     return tuple(reversed(found))
+
+
+def _before(step: object, stage: int) -> int:
+    """The number that a stage had before a step; that of what it was made of, if the step made it."""
+    if isinstance(step, AsMatmul) and step.stage < stage:
+        return max(step.stage, stage - 3)
+    return stage - 1 if isinstance(step, (CacheWrite, CacheRead, Rfactor)) and step.stage < stage else stage
 
 
 def spatial_split_steps(state: State, stage: int) -> tuple[int, ...]:

@@ -160,6 +160,7 @@ def test_a_record_of_a_logged_trial_gives_the_line_back() -> None:
 
 
 def test_only_what_decides_the_code_is_kept_of_a_target() -> None:
+    assert code_target("cuda -keys=cuda,gpu -arch=sm_80 -math=tf32 -libs=x") == "cuda -arch=sm_80 -math=tf32"
     assert code_target("llvm -keys=arm_cpu,cpu -device=arm_cpu -mtriple=aarch64-linux-gnu -link-params=0") == (
         "llvm -mtriple=aarch64-linux-gnu"
     )

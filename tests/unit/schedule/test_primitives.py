@@ -88,8 +88,7 @@ def test_a_tensor_instruction_is_printed_but_cannot_become_code() -> None:
     assert "tensorize j (0,8)" in str(state)
     with pytest.raises(LoweringError, match="bound to tensorize, which a CPU lacks"):
         lower(state, "kernel", HardwareParams(1))
-    with pytest.raises(ScheduleError, match="tensor instruction has no schedule function"):
-        print_python_code_from_state(dag, state)
+    assert "state, _ = tensorize(state, 'C', 'j')" in print_python_code_from_state(dag, state)
 
 
 def test_skipping_a_region_takes_the_stage_out_of_its_loop() -> None:

@@ -1,0 +1,83 @@
+"""In: a statement of tensor cores or of an asynchronous copy. Out: CUDA C of it, by inline assembly.
+
+Always: what it says is what the kernel does; it calls `HELPERS`, which stand in front of the kernels.
+"""
+
+from collections.abc import Callable
+
+from compiler.dtype import BFLOAT16, item_bytes
+from compiler.ir.expr import Buffer, Const, Expr
+from compiler.ir.tensor_core import SUM_ELEMENTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
+
+HELPERS = {
+    "in_shared": "__device__ unsigned in_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }",
+    "in_global": "__device__ unsigned long long in_global(const void* p) { return __cvta_generic_to_global(p); }",
+    "word": "__device__ unsigned& word(void* p, int n) { return ((unsigned*)p)[n]; }",
+    "tf32": '__device__ unsigned tf32(float x) { unsigned r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x)); return'
+    " r; }",
+}
+"""Functions that the text may call, by name."""
+
+_TYPES = {"float16": "f16", BFLOAT16: "bf16", "float32": "tf32"}
+PlaceText = Callable[[Buffer, tuple[Expr, ...]], str]
+
+
+def tensor_text(stmt: TensorStmt, place: PlaceText, text: Callable[[Expr], str]) -> str:
+    """One statement in C; `place` gives the text of an element, `text` that of an expression."""
+    match stmt:
+        case AsyncCopy():
+            return _copy(stmt, place, text)
+        case CommitGroup():
+            return 'asm volatile("cp.async.commit_group;" ::: "memory");'
+        case WaitGroup():
+            return f'asm volatile("cp.async.wait_group {stmt.pending};" ::: "memory");'
+        case LoadMatrix():
+            return _load_matrix(stmt, place)
+        case Mma():
+            return _multiply(stmt, place)
+
+
+def _copy(stmt: AsyncCopy, place: PlaceText, text: Callable[[Expr], str]) -> str:
+    size = stmt.count * item_bytes(stmt.target.dtype)
+    always = isinstance(stmt.condition, Const) and bool(stmt.condition.value)
+    read = str(size) if always else f"{text(stmt.condition)} ? {size} : 0"
+    target, source = place(stmt.target, stmt.indices), place(stmt.source, stmt.source_indices)
+    cache = "cg" if size == 16 else "ca"
+    return (
+        f'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;" :: "r"(in_shared(&{target})), '
+        f'"l"(in_global(&{source})), "r"({read}) : "memory");'
+    )
+
+
+def _load_matrix(stmt: LoadMatrix, place: PlaceText) -> str:
+    how = ".trans" if stmt.transposed else ""
+    target = place(stmt.target, stmt.indices)
+    results = ", ".join(f'"=r"(word(&{target}, {number}))' for number in range(stmt.count))
+    return (
+        f'asm volatile("ldmatrix.sync.aligned.m8n8.x{stmt.count}{how}.shared.b16 {_braced(0, stmt.count)}, '
+        f'[%{stmt.count}];" : {results} : "r"(in_shared(&{place(stmt.source, stmt.source_indices)})) : "memory");'
+    )
+
+
+def _multiply(stmt: Mma, place: PlaceText) -> str:
+    kind = stmt.instruction
+    dtype = _TYPES[kind.dtype]
+    sums = ", ".join(f'"+f"((&{place(stmt.sums, stmt.at)})[{number}])' for number in range(SUM_ELEMENTS))
+    words: list[str] = []
+    counts = []
+    factors = (stmt.left, stmt.left_at, kind.left_elements), (stmt.right, stmt.right_at, kind.right_elements)
+    for buffer, at, elements in factors:
+        first = place(buffer, at)
+        counts.append(elements // kind.packed)
+        for number in range(counts[-1]):
+            words.append(f'"r"(word(&{first}, {number}))' if kind.packed > 1 else f'"r"(tf32((&{first})[{number}]))')
+    left = SUM_ELEMENTS
+    operands = ", ".join(
+        (_braced(0, left), _braced(left, counts[0]), _braced(left + counts[0], counts[1]), _braced(0, left))
+    )
+    name = f"mma.sync.aligned.{kind.name}.row.col.f32.{dtype}.{dtype}.f32"
+    return f'asm volatile("{name} {operands};" : {sums} : {", ".join(words)});'
+
+
+def _braced(first: int, count: int) -> str:
+    return f"{{{', '.join(f'%{number}' for number in range(first, first + count))}}}"

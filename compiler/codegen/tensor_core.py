@@ -1,0 +1,154 @@
+"""In: a statement of tensor cores or of an asynchronous copy. Out: the LLVM intrinsics that do it.
+
+Always: for NVIDIA GPUs from sm_80 on; fragments lie in buffers of the thread, which LLVM puts into registers.
+"""
+
+from collections.abc import Sequence
+
+from compiler.codegen.memory import MemoryEmitter
+from compiler.dtype import BFLOAT16, item_bytes
+from compiler.ir.expr import Buffer, Const, Expr
+from compiler.ir.tensor_core import (
+    SUM_ELEMENTS,
+    AsyncCopy,
+    CommitGroup,
+    Instruction,
+    LoadMatrix,
+    Mma,
+    TensorStmt,
+    WaitGroup,
+)
+
+OLDEST = 80
+"""The first GPUs with these instructions are sm_80."""
+
+_FLOATS = "{float, float, float, float}"
+_REGISTER_BYTES = 4
+
+
+def tensor_declarations(statements: Sequence[TensorStmt]) -> list[str]:
+    """The declarations of the intrinsics that some statements need, each once."""
+    return sorted({line for stmt in statements for line in _declarations(stmt)})
+
+
+def _declarations(stmt: TensorStmt) -> list[str]:
+    match stmt:
+        case AsyncCopy():
+            plain, zeros = _copies(stmt)
+            pointers = "ptr addrspace(3), ptr addrspace(1)"
+            return [f"declare void @{plain}({pointers})", f"declare void @{zeros}({pointers}, i32)"]
+        case CommitGroup():
+            return ["declare void @llvm.nvvm.cp.async.commit.group()"]
+        case WaitGroup():
+            return ["declare void @llvm.nvvm.cp.async.wait.group(i32)"]
+        case LoadMatrix():
+            return [f"declare {_words(stmt.count)} @{_matrix_load(stmt)}(ptr addrspace(3))"]
+        case Mma():
+            kind = stmt.instruction
+            word = _factor_type(kind)
+            args = [word] * ((kind.left_elements + kind.right_elements) // kind.packed) + ["float"] * SUM_ELEMENTS
+            found = [f"declare {_FLOATS} @{_multiplication(kind)}({', '.join(args)})"]
+            return [*found, "declare i32 @llvm.nvvm.f2tf32.rna(float)"] if kind.packed == 1 else found
+
+
+def _copies(stmt: AsyncCopy) -> tuple[str, str]:
+    """The intrinsic that copies, and the one that reads fewer bytes and fills up with zeros; only 16 bytes at once may
+    pass by the first cache, which they would fill for nobody.
+    """
+    size = stmt.count * item_bytes(stmt.target.dtype)
+    name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
+    return name, f"{name}.s"
+
+
+def _words(count: int) -> str:
+    return "i32" if count == 1 else f"{{{', '.join(['i32'] * count)}}}"
+
+
+def _matrix_load(stmt: LoadMatrix) -> str:
+    return f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{stmt.count}{'.trans' if stmt.transposed else ''}.b16.p3"
+
+
+def _factor_type(kind: Instruction) -> str:
+    """How the intrinsic takes a register of a factor."""
+    return "<2 x half>" if kind.dtype == "float16" else "i32"
+
+
+def _multiplication(kind: Instruction) -> str:
+    types = {"float16": "f32.f32", BFLOAT16: "bf16", "float32": "tf32"}[kind.dtype]
+    return f"llvm.nvvm.mma.{kind.name}.row.col.{types}"
+
+
+def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt) -> None:
+    """Write one statement."""
+    match stmt:
+        case AsyncCopy():
+            _copy(emitter, stmt)
+        case CommitGroup():
+            emitter.writer.put("call void @llvm.nvvm.cp.async.commit.group()")
+        case WaitGroup():
+            emitter.writer.put(f"call void @llvm.nvvm.cp.async.wait.group(i32 {stmt.pending})")
+        case LoadMatrix():
+            _load_matrix(emitter, stmt)
+        case Mma():
+            _multiply(emitter, stmt)
+    emitter.writer.loaded.clear()
+
+
+def _address(emitter: MemoryEmitter, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+    return emitter.address(emitter.place(buffer, indices), buffer)
+
+
+def _in_space(emitter: MemoryEmitter, pointer: str, space: int) -> str:
+    return emitter.writer.value(f"addrspacecast ptr {pointer} to ptr addrspace({space})")
+
+
+def _copy(emitter: MemoryEmitter, stmt: AsyncCopy) -> None:
+    target = _in_space(emitter, _address(emitter, stmt.target, stmt.indices), 3)
+    source = _in_space(emitter, _address(emitter, stmt.source, stmt.source_indices), 1)
+    plain, zeros = _copies(stmt)
+    pointers = f"ptr addrspace(3) {target}, ptr addrspace(1) {source}"
+    if isinstance(stmt.condition, Const) and stmt.condition.value:
+        emitter.writer.put(f"call void @{plain}({pointers})")
+        return
+    size = stmt.count * item_bytes(stmt.target.dtype)
+    holds = emitter.evaluate(stmt.condition)
+    read = emitter.writer.value(f"select i1 {holds.text}, i32 {size}, i32 0")
+    emitter.writer.put(f"call void @{zeros}({pointers}, i32 {read})")
+
+
+def _registers(emitter: MemoryEmitter, buffer: Buffer, at: tuple[Expr, ...], count: int, step: int) -> list[str]:
+    """The addresses of `count` neighbours, `step` elements apart."""
+    first = _address(emitter, buffer, at)
+    size = step * item_bytes(buffer.dtype)
+    return [first] + [
+        emitter.writer.value(f"getelementptr i8, ptr {first}, i64 {number * size}") for number in range(1, count)
+    ]
+
+
+def _load_matrix(emitter: MemoryEmitter, stmt: LoadMatrix) -> None:
+    source = _in_space(emitter, _address(emitter, stmt.source, stmt.source_indices), 3)
+    words = _words(stmt.count)
+    loaded = emitter.writer.value(f"call {words} @{_matrix_load(stmt)}(ptr addrspace(3) {source})")
+    for number, place in enumerate(_registers(emitter, stmt.target, stmt.indices, stmt.count, 2)):
+        word = loaded if stmt.count == 1 else emitter.writer.value(f"extractvalue {words} {loaded}, {number}")
+        emitter.writer.put(f"store i32 {word}, ptr {place}, align 4")
+
+
+def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
+    kind, writer = stmt.instruction, emitter.writer
+    args: list[str] = []
+    factors = (stmt.left, stmt.left_at, kind.left_elements), (stmt.right, stmt.right_at, kind.right_elements)
+    for buffer, at, elements in factors:
+        for place in _registers(emitter, buffer, at, elements // kind.packed, kind.packed):
+            word = _factor_type(kind)
+            if kind.packed == 1:
+                single = writer.value(f"load float, ptr {place}, align {_REGISTER_BYTES}")
+                args.append(f"i32 {writer.value(f'call i32 @llvm.nvvm.f2tf32.rna(float {single})')}")
+            else:
+                args.append(f"{word} {writer.value(f'load {word}, ptr {place}, align {_REGISTER_BYTES}')}")
+    sums = _registers(emitter, stmt.sums, stmt.at, SUM_ELEMENTS, 1)
+    args.extend(f"float {writer.value(f'load float, ptr {place}, align {_REGISTER_BYTES}')}" for place in sums)
+    made = writer.value(f"call {_FLOATS} @{_multiplication(kind)}({', '.join(args)})")
+    for number, place in enumerate(sums):
+        value = writer.value(f"extractvalue {_FLOATS} {made}, {number}")
+        writer.put(f"store float {value}, ptr {place}, align {_REGISTER_BYTES}")

@@ -1,0 +1,91 @@
+"""In: index expressions and a variable that counts lanes. Out: what is known of their multiples and of neighbours.
+
+Always: on the safe side; what is not proved may hold or not.
+"""
+
+from math import gcd
+
+from compiler.ir.affine import affine
+from compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Select, Var, const
+from compiler.ir.interval import as_index, slack
+from compiler.ir.visit import substitute, walk
+
+_COMPARED = (BinaryOp.AND, BinaryOp.OR)
+
+
+def divisor(expr: Expr) -> int:
+    """A number that divides every value of an index; 0 when it is always 0."""
+    form = affine(expr)
+    return gcd(form.const, *(coefficient * _divisor_of_atom(atom) for atom, coefficient in form.terms.items()))
+
+
+def _divisor_of_atom(expr: Expr) -> int:
+    match expr:
+        case Binary(op=BinaryOp.MUL):
+            return divisor(expr.lhs) * divisor(expr.rhs)
+        case Binary(op=BinaryOp.FLOORMOD, rhs=Const()):
+            return gcd(divisor(expr.lhs), divisor(expr.rhs))
+        case Binary(op=BinaryOp.FLOORDIV, rhs=Const()):
+            whole, by = divisor(expr.lhs), divisor(expr.rhs)
+            return whole // by if by and whole % by == 0 else 1
+        case Select():
+            return gcd(divisor(expr.then), divisor(expr.otherwise))
+    return 1
+
+
+def stride(expr: Expr, lane: Var, width: int) -> int | None:
+    """How much an index moves on with every value of `lane` in 0 .. width-1, a power of two; None when that is not
+    known to be the same.
+    """
+    if not any(node == lane for node in walk(expr)):
+        return 0
+    match expr:
+        case Var():
+            return 1
+        case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.MUL | BinaryOp.FLOORDIV | BinaryOp.FLOORMOD):
+            one, other = stride(expr.lhs, lane, width), stride(expr.rhs, lane, width)
+            return None if one is None or other is None else _joined(expr, one, other, lane, width)
+    return None
+
+
+def _joined(expr: Binary, one: int, other: int, lane: Var, width: int) -> int | None:
+    if expr.op is BinaryOp.ADD:
+        return one + other
+    if expr.op is BinaryOp.SUB:
+        return one - other
+    if expr.op is BinaryOp.MUL:
+        if isinstance(expr.rhs, Const):
+            return one * int(expr.rhs.value)
+        return int(expr.lhs.value) * other if isinstance(expr.lhs, Const) else None
+    if one == other == 0:
+        return 0
+    by = int(expr.rhs.value) if isinstance(expr.rhs, Const) else 0
+    # Lanes that start at a multiple of their number never pass a multiple of that.
+    if one != 1 or by <= 0 or by % width or divisor(first_of(expr.lhs, lane)) % width:
+        return None
+    return 0 if expr.op is BinaryOp.FLOORDIV else 1
+
+
+def first_of(expr: Expr, lane: Var) -> Expr:
+    """The expression in lane 0."""
+    return substitute(expr, {lane: const(0)})
+
+
+def uniform(condition: Expr, lane: Var, width: int) -> bool:
+    """Whether a condition is known to hold in all lanes or in none."""
+    if not any(node == lane for node in walk(condition)):
+        return True
+    if isinstance(condition, Not):
+        return uniform(condition.value, lane, width)
+    if isinstance(condition, Binary) and condition.op in _COMPARED:
+        return uniform(condition.lhs, lane, width) and uniform(condition.rhs, lane, width)
+    form = slack(condition)
+    if form is None:
+        return False
+    room = as_index(form)
+    moves = stride(room, lane, width)
+    first = first_of(room, lane)
+    # At a multiple of the number of lanes the room is below 0 in all of them, or in none.
+    if moves == 1:
+        return divisor(first) % width == 0
+    return moves == 0 or (moves == -1 and divisor(first + 1) % width == 0)

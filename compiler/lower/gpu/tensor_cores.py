@@ -1,0 +1,354 @@
+"""In: a state with a product of matrices whose innermost loops are bound to an instruction. Out: the loop IR of its
+kernel, in which the warps of a block multiply fragments.
+
+Always: as `build_kernels`, of which this is the part that knows lanes. A warp's part of the product lies in the
+registers of its 32 lanes; who reads it must be the lane that has it, or the program is refused. Shared factors are
+written whole: where a tile is longer than its matrix there are zeros.
+
+    before: for k: (shared a, b: a = …; b = …; for k i j: tensorize i j k: c[i, j] += a[i, k] * b[k, j])
+    after:  c = 0; for k: (shared a, b: a = …; b = …; lane: for k: (fa = a[…]; fb = b[…]; for i j: c[i, j] += fa * fb))
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from compiler.errors import LoweringError
+from compiler.ir.affine import affine
+from compiler.ir.expr import Binary, Buffer, Cast, Expr, Load, Var, const, select
+from compiler.ir.interval import Ranges, as_index
+from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block
+from compiler.ir.tensor_core import (
+    COLUMNS,
+    INSTRUCTIONS,
+    MATRIX,
+    ROWS,
+    SUM_ELEMENTS,
+    WARP,
+    Instruction,
+    LoadMatrix,
+    Mma,
+)
+from compiler.ir.visit import substitute, transform
+from compiler.lower.gpu.build_kernels import KernelBuilder
+from compiler.lower.gpu.lanes import divisor
+from compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
+from compiler.lower.passes.fold_digits import simplified
+from compiler.schedule.contraction import KIND, LEFT, RIGHT, depth_is_inner
+from compiler.schedule.relations import overrunning
+from compiler.schedule.state import Annotation, Attached, FuseRelation, State
+from compiler.te.tensor import ComputeOp, Reduce, TensorRead
+
+_FRAGMENT_LOOPS = 3
+"""Over rows, columns and the sum of one instruction; in front of them stand two over the fragments of a warp."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product on tensor cores: `rows` × `columns` fragments a warp, `lane` is what a lane's number must be where its
+    sums are read, over the loops of the stage that reads them.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    lane: Expr
+
+    @property
+    def instruction(self) -> Instruction:
+        return INSTRUCTIONS[self.kind]
+
+
+class TensorBuilder(KernelBuilder):
+    """The loops of a state for a GPU with tensor cores."""
+
+    kinds: ClassVar[Mapping[Annotation, LoopKind]] = {**KernelBuilder.kinds, Annotation.TENSORIZE: LoopKind.SERIAL}
+
+    def __init__(self, state: State) -> None:
+        self.products: dict[int, _Product] = {}
+        super().__init__(state)
+
+    def make_buffers(self) -> list[tuple[Buffer, ...]]:
+        """As for other kernels, but a product's sums are the fragments of a lane."""
+        buffers = super().make_buffers()
+        for stage_id, stage in enumerate(self.state.stages):
+            if any(loop.annotation is Annotation.TENSORIZE for loop in stage.iters):
+                product = self.products[stage_id] = self.described_product(stage_id)
+                shape = (product.rows, product.columns, SUM_ELEMENTS)
+                buffers[stage_id] = (Buffer(stage.op.name, shape, "float32", "local"),)
+        return buffers
+
+    def described_product(self, stage_id: int) -> _Product:
+        """What a stage asks of tensor cores.
+
+        Raises: LoweringError when its loops are not those of an instruction.
+        """
+        stage, name = self.state.stages[stage_id], self.state.stages[stage_id].op.name
+        kind = stage.op.attrs.get(KIND)
+        if not isinstance(kind, str) or not isinstance(stage.location, Attached):
+            raise LoweringError(
+                f"{name}: tensor cores do a product of matrices that stands inside the loops of what reads it; make it "
+                "one with as_matmul and compute it inside the loop over warps"
+            )
+        extents = fixed_all(dict(zip((it.name for it in stage.iters), self.bounds[stage_id].iter_extents, strict=True)))
+        last = stage.iters[-_FRAGMENT_LOOPS - 2 :]
+        origins = "".join(iterator.name.split(".")[0] for iterator in last)
+        wanted = (ROWS, COLUMNS, INSTRUCTIONS[kind].depth)
+        tensorized = [iterator.annotation is Annotation.TENSORIZE for iterator in stage.iters]
+        sizes = tuple(extents[iterator.name] for iterator in last[2:])
+        if sum(tensorized) != _FRAGMENT_LOOPS or not all(tensorized[-_FRAGMENT_LOOPS:]) or sizes != wanted:
+            raise LoweringError(
+                f"{name}: tensor cores do the three innermost loops, of {', '.join(map(str, wanted))} turns; here they "
+                f"would be asked for {', '.join(iterator.name for iterator in last[2:])} of "
+                f"{', '.join(map(str, sizes))}"
+            )
+        if origins != "mnmnk":
+            raise LoweringError(
+                f"{name}: the innermost loops must be over fragments of m, of n, then over m, n and k inside of them"
+            )
+        return _Product(kind, extents[last[0].name], extents[last[1].name], self.lane_of(stage.location.stage))
+
+    def lane_of(self, stage_id: int) -> Expr:
+        """The number of the lane over the loops of a stage that are bound to threadIdx.x; -1 where none is."""
+        stage = self.state.stages[stage_id]
+        bound = [loop.name for loop in stage.iters if loop.annotation is Annotation.THREAD_X]
+        parts = {r.fused: r.parts for r in stage.relations if isinstance(r, FuseRelation)}
+        lane: Expr = const(0)
+        sizes = fixed_all(self.bounds[stage_id].sizes)
+        for name in (part for loop in bound for part in parts.get(loop, (loop,))):
+            lane = lane * sizes[name] + loop_var((stage_id, name))
+        return lane if bound else const(-1)
+
+    def place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The indices of an element in the stage's buffer; of a product's sums in those of the lane that has them."""
+        if stage_id not in self.products:
+            return super().place(stage_id, indices)
+        product, ranges = self.products[stage_id], self.ranges()
+
+        def known(expr: Expr) -> Expr:
+            return as_index(affine(simplified(expr, ranges)))
+
+        row, column = indices[1:]
+        inner_row, inner_column = known(row % ROWS), known(column % COLUMNS)
+        lane = known(known(inner_row % MATRIX) * 4 + known(inner_column // 2))
+        if affine(lane) != affine(product.lane):
+            raise LoweringError(
+                f"{self.state.stages[stage_id].op.name}: its element {row}, {column} is read in lane {product.lane} of "
+                f"the warp, but it lies in lane {lane}; split the loops over a fragment by (2, 8) and (4, 2) and bind "
+                "the parts of 8 and 4, fused, to threadIdx.x"
+            )
+        element = known(inner_row // MATRIX) * 2 + known(inner_column % 2)
+        return known(row // ROWS), known(column // COLUMNS), as_index(affine(element))
+
+    def ranges(self) -> Ranges:
+        """What the variables of all loops lie between."""
+        found: dict[Var, tuple[int, int]] = {}
+        for bounds in self.bounds.values():
+            found.update((loop_var(loop.key), (0, fixed(loop.extent) - 1)) for loop in bounds.own)
+        return found
+
+    def value(self, stage_id: int, axes: Mapping[Expr, Expr]) -> Expr:
+        """The stage's body; sums of tensor cores are read in the type of the product."""
+        sums = {self.buffers[number][0]: self.state.stages[number].op.dtype for number in self.products}
+
+        def read(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or sums.get(node.buffer, "float32") == "float32":
+                return None
+            return Cast(sums[node.buffer], node)
+
+        return transform(super().value(stage_id, axes), read) if sums else super().value(stage_id, axes)
+
+    def described(self, name: str, body: Stmt) -> LoopFunction:
+        """The kernel called `name` that does `body`, with the depths of its pipelines."""
+        function = super().described(name, body)
+        found = []
+        for number in self.products:
+            pipeline = self.state.stages[number].pipeline
+            if pipeline is not None:
+                found.append((loop_var((number, pipeline[0])).name, fixed(pipeline[1])))
+        return replace(function, pipelines=tuple(found))
+
+    def nest(self, stage_id: int) -> Stmt:
+        """The loops of one stage with the stages computed inside them."""
+        return self.product(stage_id) if stage_id in self.products else super().nest(stage_id)
+
+    def wrap(
+        self,
+        stage_id: int,
+        loops: list[NestLoop],
+        leaf: Stmt,
+        guards: list[Expr],
+        around: tuple[int, Callable[[Stmt], Stmt]] | None,
+    ) -> Stmt:
+        """The loops around `leaf`; a factor of a product is zero where a guard says that its matrix has ended."""
+        name = self.state.stages[stage_id].op.name
+        if self.products and name.endswith((LEFT, RIGHT)) and isinstance(leaf, Store):
+            running = self.overruns(stage_id)
+            ended = [guard for guard in guards if guard not in running]
+            guards = [guard for guard in guards if guard in running]
+            value = leaf.value
+            for guard in ended:
+                value = _zero_unless(guard, value)
+            leaf = Store(leaf.buffer, leaf.indices, value)
+        return super().wrap(stage_id, loops, leaf, guards, around)
+
+    def overruns(self, stage_id: int) -> list[Expr]:
+        """The conditions under which a loop that was split is inside of what it was split from."""
+        stage = self.state.stages[stage_id]
+        values, sizes = self.local_exprs(stage_id), fixed_all(self.bounds[stage_id].sizes)
+        return [values[name] < size for name, size in overrunning(stage.relations, sizes)]
+
+    def product(self, stage_id: int) -> Stmt:
+        """The sums of a warp set to 0, and the loops in which fragments are multiplied."""
+        stage, product = self.state.stages[stage_id], self.products[stage_id]
+        op = stage.op
+        assert isinstance(op, ComputeOp), "as_matmul makes computes"
+        loops = self.loops_of(stage_id)
+        outer, inner = loops[: -_FRAGMENT_LOOPS - 2], loops[-_FRAGMENT_LOOPS - 2 :]
+        for level in range(len(outer), len(loops)):
+            if self.state.attached_at(stage_id, level):
+                raise LoweringError(f"{op.name}: nothing can be computed inside the loops over fragments; move it out")
+        absolute = self.points(stage_id, op)[2]
+        body = self.value(stage_id, absolute)
+        factors = [node.source for node in (body,) if isinstance(node, Reduce)]
+        reads = [_uncast(side) for node in factors if isinstance(node, Binary) for side in (node.lhs, node.rhs)]
+        names = [read.tensor.op for read in _reads_of(op)]
+        inner_depth = [depth_is_inner(each) for each in names if isinstance(each, ComputeOp)]
+        fragments = _Fragments(op.name, product, self.buffers[stage_id][0], inner, stage_id)
+        steps = fragments.multiplied(reads[0], reads[1], inner_depth)
+        return block(fragments.cleared(), self.wrap(stage_id, outer, steps, [], None))
+
+
+def _uncast(expr: Expr) -> Load:
+    read = expr.value if isinstance(expr, Cast) else expr
+    assert isinstance(read, Load), "as_matmul multiplies what it has gathered"
+    return read
+
+
+def _reads_of(op: ComputeOp) -> list[TensorRead]:
+    source = op.body.source if isinstance(op.body, Reduce) else op.body
+    sides = (source.lhs, source.rhs) if isinstance(source, Binary) else ()
+    found = [side.value if isinstance(side, Cast) else side for side in sides]
+    return [read for read in found if isinstance(read, TensorRead)]
+
+
+def _zero_unless(condition: Expr, value: Expr) -> Expr:
+    return select(condition, value, const(0, value.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragments:
+    """The innermost loops of a product: over fragments of rows and columns, then over rows, columns and depth."""
+
+    name: str
+    product: _Product
+    sums: Buffer
+    loops: Sequence[NestLoop]
+    stage: int
+
+    def cleared(self) -> Stmt:
+        """All sums 0."""
+        element = Var(f"e.s{self.stage}")
+        place = (*self.fragment, element)
+        clear = For(element, SUM_ELEMENTS, LoopKind.UNROLL, Store(self.sums, place, const(0.0)))
+        return self.each(self.loops[0], self.each(self.loops[1], clear))
+
+    @property
+    def fragment(self) -> tuple[Expr, Expr]:
+        """The numbers of a fragment along the rows and the columns."""
+        row, column = (loop.var if loop.extent > 1 else const(0) for loop in self.loops[:2])
+        return row, column
+
+    def each(self, loop: NestLoop, body: Stmt) -> Stmt:
+        """The statement for every fragment along one dimension."""
+        return For(loop.var, loop.extent, LoopKind.UNROLL, body) if loop.extent > 1 else body
+
+    def multiplied(self, left: Load, right: Load, inner_depth: Sequence[bool]) -> Stmt:
+        """One step along the sum: the fragments of both factors loaded, and each of one multiplied by each of the
+        other.
+        """
+        instruction, lane = self.product.instruction, Var(f"lane.s{self.stage}")
+        shapes = (self.product.rows, instruction.left_elements), (self.product.columns, instruction.right_elements)
+        one, other = (
+            Buffer(f"{self.name}.{side}", shape, instruction.dtype, "local")
+            for side, shape in zip(("left", "right"), shapes, strict=True)
+        )
+        row, column = self.fragment
+        if instruction.packed > 1:
+            loads = block(
+                self.each(self.loops[0], self.left_matrices(one, left, lane, transposed=not inner_depth[0])),
+                self.right_matrices(other, right, lane, transposed=not inner_depth[1]),
+            )
+        else:
+            loads = block(
+                self.each(self.loops[0], self.elements(one, row, left, lane, instruction.left_place, (2, 4))),
+                self.each(self.loops[1], self.elements(other, column, right, lane, instruction.right_place, (4, 3))),
+            )
+        zero = const(0)
+        step = Mma(self.product.kind, self.sums, (row, column, zero), one, (row, zero), other, (column, zero))
+        body = block(loads, self.each(self.loops[0], self.each(self.loops[1], step)))
+        return For(lane, WARP, LoopKind.THREAD_X, Allocate(one, Allocate(other, body)))
+
+    def elements(
+        self,
+        fragment: Buffer,
+        number: Expr,
+        source: Load,
+        lane: Expr,
+        place: Callable[[Expr, int], tuple[Expr, Expr]],
+        moved: tuple[int, int],
+    ) -> Stmt:
+        """A fragment loaded element by element; `moved` are the loops that its two indices stand for."""
+        stores = []
+        for element in range(fragment.shape[1]):
+            at: dict[Expr, Expr] = dict(
+                zip((self.loops[loop].var for loop in moved), place(lane, element), strict=True)
+            )
+            stores.append(Store(fragment, (number, const(element)), self.moved(source, at)))
+        return block(*stores)
+
+    def left_matrices(self, fragment: Buffer, source: Load, lane: Expr, *, transposed: bool) -> Stmt:
+        """A fragment of 16 x 16 halves: four matrices, two of them below each other, then the two beside them."""
+        matrix, line = lane // MATRIX, lane % MATRIX
+        row, depth = matrix % 2 * MATRIX, matrix // 2 * MATRIX
+        row, depth = (row, depth + line) if transposed else (row + line, depth)
+        at: dict[Expr, Expr] = {self.loops[2].var: row, self.loops[4].var: depth}
+        return self.matrices(fragment, self.fragment[0], source, at, 4, transposed)
+
+    def right_matrices(self, fragment: Buffer, source: Load, lane: Expr, *, transposed: bool) -> Stmt:
+        """Fragments of 16 x 8 halves, two matrices below each other; two fragments at once where they are even in
+        number.
+        """
+        matrix, line, loop = lane // MATRIX, lane % MATRIX, self.loops[1]
+        depth = matrix % 2 * MATRIX
+        column, depth = (const(0), depth + line) if transposed else (line, depth)
+        at: dict[Expr, Expr] = {self.loops[3].var: column, self.loops[4].var: depth}
+        if self.product.columns % 2:
+            return self.each(loop, self.matrices(fragment, self.fragment[1], source, at, 2, transposed))
+        pairs, pair = self.product.columns // 2, Var(f"{loop.var.name}.pair")
+        first: Expr = pair * 2 if pairs > 1 else const(0)
+        at[loop.var] = first + matrix // 2
+        load = self.matrices(fragment, first, source, at, 4, transposed)
+        return For(pair, pairs, LoopKind.UNROLL, load) if pairs > 1 else load
+
+    def matrices(
+        self, fragment: Buffer, number: Expr, source: Load, at: Mapping[Expr, Expr], count: int, transposed: bool
+    ) -> Stmt:
+        """Matrices loaded from the rows that lanes point to.
+
+        Raises: LoweringError when rows do not start at multiples of 16 bytes.
+        """
+        place = self.moved(source, at)
+        position: Expr = const(0)
+        for index, extent in zip(place.indices, source.buffer.shape, strict=True):
+            position = position * extent + index
+        if divisor(position) % MATRIX:
+            raise LoweringError(
+                f"{self.name}: rows of {source.buffer} do not start at multiples of 16 bytes; align its storage"
+            )
+        return LoadMatrix(fragment, (number, const(0)), source.buffer, place.indices, count, transposed)
+
+    @staticmethod
+    def moved(source: Load, at: Mapping[Expr, Expr]) -> Load:
+        """What is read at other values of some variables."""
+        return Load(source.buffer, tuple(as_index(affine(substitute(index, at))) for index in source.indices))

@@ -1,0 +1,65 @@
+"""In: a state. Out: the state with a product of matrices that tensor cores can do, or with its copies under way early.
+
+Always: what is computed stays the same, up to the rounding that the kind of the instruction names.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from compiler.errors import DefinitionError, ScheduleError
+from compiler.schedule.contraction import as_matmul
+from compiler.schedule.state import IterKind, Number, Root, State, initial_stage
+from compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached
+from compiler.schedule.steps.stages import untouched, with_new_stages
+
+MOST_IN_FLIGHT = 8
+"""Turns of a loop whose copies may be under way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsMatmul(Step):
+    """Write an operation as a product of two matrices, or a batch of them, that are gathered in shared memory."""
+
+    tag: ClassVar[str] = "MM"
+
+    kind: str
+
+    def apply(self, state: State) -> State:
+        """`C[i, j] = Σ A[i, k] B[k, j]` becomes `C.left.shared`, `C.right.shared`, their product `C.mma` and `C`, which
+        picks its elements from that; they take the stage's number and the next ones, and start from naive loops.
+        `kind` is that of the instruction: f16, bf16, or tf32, to which float32 is rounded.
+        """
+        stage = state.stage(self.stage)
+        if not untouched(stage):
+            raise ScheduleError(f"{stage.op.name}: write it as a product of matrices before transforming the stage")
+        refuse_annotated(stage, "write it as a product of matrices")
+        refuse_attached(state, self.stage, "write it as a product of matrices")
+        try:
+            dag = as_matmul(state.dag, self.stage, self.kind)
+        except DefinitionError as error:
+            raise ScheduleError(str(error)) from None
+        fresh = {number: initial_stage(dag.ops[number]) for number in range(self.stage, self.stage + 4)}
+        return with_new_stages(state, dag, self.stage, 3, fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline(Step):
+    """Start the copies into shared memory that a turn of a loop needs some turns before."""
+
+    tag: ClassVar[str] = "PL"
+
+    iter: int
+    depth: Number
+
+    def apply(self, state: State) -> State:
+        """The copies of `depth` turns of the loop are under way or at hand at once; 1: those of each turn alone."""
+        iterator = iterator_of(state, self.stage, self.iter)
+        stage = state.stages[self.stage]
+        if iterator.kind is not IterKind.REDUCTION or isinstance(stage.location, Root):
+            raise ScheduleError(
+                f"{stage.op.name}: {iterator.name} is no loop that reduces inside another stage, so that nothing is "
+                "copied ahead of it"
+            )
+        if isinstance(self.depth, int) and not 1 <= self.depth <= MOST_IN_FLIGHT:
+            raise ScheduleError(f"{stage.op.name}: a pipeline is 1 to {MOST_IN_FLIGHT} deep, not {self.depth}")
+        return state.with_stage(self.stage, replace(stage, pipeline=(iterator.name, self.depth)))

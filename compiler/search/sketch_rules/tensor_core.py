@@ -1,0 +1,187 @@
+"""In: a product of matrices in types that tensor cores multiply. Out: the state with it done by them, and which of its
+lengths a program may choose.
+
+Always: for NVIDIA GPUs from sm_80 on; ends in loops that are bound to blocks, warps and lanes already.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.dtype import item_bytes
+from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, MATRIX, ROW_BYTES, ROWS, WARP
+from compiler.schedule.contraction import contraction_of, depth_is_inner, instruction_for, row_padding
+from compiler.schedule.state import Annotation, Root, Stage, State
+from compiler.schedule.steps import (
+    Annotate,
+    AsMatmul,
+    ComputeAt,
+    ComputeInline,
+    FollowFusedSplit,
+    Fuse,
+    Pipeline,
+    Reorder,
+    Split,
+    Step,
+    StorageAlign,
+)
+from compiler.search.sketch_rules.base import SketchContext, Verdict
+from compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write
+from compiler.target import Target
+from compiler.te.tensor import ComputeOp
+
+_OLDEST = 80
+_TILES = (1, 2, 4, 8)
+_COLUMN_TILES = (1, 2, 4, 8, 16)
+"""A warp's part of the result, in fragments."""
+_WARPS = (1, 2, 4, 8)
+"""Of a block, along the rows or the columns."""
+_STEPS = (1, 2, 4)
+"""Of the instruction's depth that are fetched at once."""
+_DEPTHS = (1, 2, 3, 4)
+"""Turns whose copies are under way or at hand at once."""
+
+_BLOCK, _WARP_LOOP, _LANE, _UNROLL, _TENSOR = (
+    int(kind)
+    for kind in (Annotation.BLOCK_X, Annotation.THREAD_Y, Annotation.THREAD_X, Annotation.UNROLL, Annotation.TENSORIZE)
+)
+
+
+def has_tensor_cores(target: Target) -> bool:
+    """Whether a GPU has the instructions and the asynchronous copies; one that is not named has not."""
+    found = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
+    return target.is_gpu and found is not None and int(found[1]) >= _OLDEST
+
+
+def kind_of(context: SketchContext, state: State, stage: int) -> str | None:
+    """The kind of instruction that may do a stage in its naive loops; float32 only where the target allows tf32."""
+    target = context.target
+    if not context.options.tensor_cores or target is None or not has_tensor_cores(target):
+        return None
+    described = state.stages[stage]
+    plain = described.is_compute and isinstance(described.location, Root) and not described.is_tiled
+    if not plain or described.family is not None or has_cache_write(state, stage):
+        return None
+    return instruction_for(state.dag, stage, target.allow_tf32)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCoreTiling:
+    """Write a product of matrices as one of gathered tiles, and tile it for blocks, warps and fragments.
+
+    before: for i: for j: for k: c += a * b;  for i: for j: r = f(c)
+    after:  blockIdx i j: warp i j: (for k: (copy a tile; copy b tile); for k i j: mma);  lane i j: for i j: r = f(c)
+    """
+
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+        """APPLY for such a product of a size that fills an instruction; the other rules may tile it for plain code."""
+        return Verdict.SKIP if kind_of(context, state, stage) is None else Verdict.APPLY
+
+    def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:
+        """The tiled state."""
+        kind = kind_of(context, state, stage)
+        found = contraction_of(state.dag, stage)
+        op = state.stages[stage].op
+        assert kind is not None, "judge() has looked"
+        assert found is not None
+        assert isinstance(op, ComputeOp)
+        consumer = fusible_consumer(state, stage)
+        groups = tuple(tuple(op.axes.index(axis) for axis in axes) for axes in (found.batch, found.rows, found.columns))
+        state = state.apply(AsMatmul(stage, kind))
+        root = stage + 3
+        if consumer is not None:
+            state = state.apply(ComputeInline(root))
+            root = consumer + 3
+        state, warps = _tiled_result(state, root, groups)
+        state = _tiled_product(state, stage + 2, root, INSTRUCTIONS[kind].depth)
+        for operand in (stage, stage + 1):
+            state = _fetched(state, operand, stage + 2, warps)
+        return ((state, stage - 1),)
+
+
+def _tiled_result(state: State, root: int, groups: Sequence[Sequence[int]]) -> tuple[State, tuple[int, int]]:
+    """The stage that writes the result, over blocks, warps and lanes, each of which has two neighbours in two rows of
+    every fragment; and the numbers of the steps that say how many warps there are along rows and columns.
+    """
+    order = tuple(number for group in groups for number in group)
+    if order != tuple(range(len(order))):
+        state = state.apply(Reorder(root, order))
+    batch = len(groups[0])
+    for place, group in enumerate(groups[1:]):
+        if len(group) > 1:
+            first = batch + place
+            state = state.apply(Fuse(root, tuple(range(first, first + len(group)))))
+    warps = []
+    for place, (tile, inner) in enumerate(((2 * ROWS, (2, MATRIX)), (4 * COLUMNS, (4, 2)))):
+        loop = batch + 5 * place
+        state = state.apply(Split(root, loop, 0, (tile,)))
+        warps.append(len(state.steps))
+        state = state.apply(Split(root, loop, 0, (2,)))
+        state = state.apply(Split(root, loop + 2, 0, inner))
+    parts = [batch + number for number in range(10)]  # block, warp, fragment and what lies in it, of rows and columns
+    reordered = (*range(batch), *(parts[number] for number in (0, 5, 1, 6, 4, 8, 2, 3, 7, 9)))
+    state = state.apply(Reorder(root, reordered))
+    state = state.apply(Fuse(root, tuple(range(batch + 2)))).apply(Annotate(root, 0, _BLOCK))
+    for number, annotation in ((1, _WARP_LOOP), (2, _LANE)):
+        state = state.apply(Fuse(root, (number, number + 1))).apply(Annotate(root, number, annotation))
+    for number in range(3, 7):
+        state = state.apply(Annotate(root, number, _UNROLL))
+    return state, (warps[0], warps[1])
+
+
+def _tiled_product(state: State, product: int, root: int, depth: int) -> State:
+    """The product of a warp, fragment by fragment, inside the loop over warps."""
+    for number, length in ((1, ROWS), (3, COLUMNS), (5, depth), (5, 2)):
+        state = state.apply(Split(product, number, 0, (length,)))
+    state = state.apply(Reorder(product, (0, 5, 6, 1, 3, 2, 4, 7)))
+    state = state.apply(Annotate(product, 2, _UNROLL))
+    for number in (5, 6, 7):
+        state = state.apply(Annotate(product, number, _TENSOR))
+    return state.apply(ComputeAt(product, root, 1)).apply(Pipeline(product, 1, 2))
+
+
+def _fetched(state: State, operand: int, product: int, warps: tuple[int, int]) -> State:
+    """A factor's tile, copied by all threads of the block together for every turn over the sum."""
+    op = state.stages[operand].op
+    assert isinstance(op, ComputeOp)
+    factor, offset = row_padding(op.dtype, inner=depth_is_inner(op))
+    state = state.apply(StorageAlign(operand, 1, factor, offset))
+    state = state.apply(ComputeAt(operand, product, 1))
+    state = state.apply(Fuse(operand, (0, 1, 2)))
+    steps: tuple[Step, ...] = (
+        Split(operand, 0, 0, (ROW_BYTES // item_bytes(op.dtype),)),
+        Annotate(operand, 1, int(Annotation.VECTORIZE)),
+        Split(operand, 0, 0, (WARP,)),
+        Annotate(operand, 1, _LANE),
+        FollowFusedSplit(operand, 0, warps, 0, True),
+        Annotate(operand, 1, _WARP_LOOP),
+    )
+    for step in steps:
+        state = state.apply(step)
+    return state
+
+
+def unrolls(stage: Stage) -> bool:
+    """Whether an unroll limit means anything for a stage: it reduces, and not on tensor cores."""
+    return stage.has_reduce_iter and all(loop.annotation is not Annotation.TENSORIZE for loop in stage.iters)
+
+
+def choices_of(steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
+    """What the lengths and depths that this rule writes may be, by the number of the step; nothing for those that are
+    as they must be.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for first, step in enumerate(steps):
+        if isinstance(step, AsMatmul):
+            behind = range(first, len(steps))
+            splits = (n for n in behind if isinstance(part := steps[n], Split) and len(part.lengths) == 1)
+            found.update(zip(splits, _choices(INSTRUCTIONS[step.kind].dtype), strict=False))
+            found[next(n for n in behind if isinstance(steps[n], Pipeline))] = _DEPTHS
+    return found
+
+
+def _choices(dtype: str) -> tuple[tuple[int, ...], ...]:
+    """Of every split with one length, in their order."""
+    rows, columns = (tuple(ROWS * tile for tile in _TILES), tuple(COLUMNS * tile for tile in _COLUMN_TILES))
+    fetch = tuple(width for width in (1, 2, 4, 8) if width * item_bytes(dtype) <= ROW_BYTES), ()
+    return rows, _WARPS, columns, _WARPS, (), (), (), _STEPS, *fetch, *fetch

@@ -1,0 +1,57 @@
+"""In: the statements of a kernel of B programs. Out: its product on tensor cores, and what that holds.
+
+Always: what `compiler.lower.gpu` makes of each program, said in arrays (B,).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.dtype import item_bytes
+from compiler.ir.tensor_core import INSTRUCTIONS, SUM_ELEMENTS, Instruction
+from compiler.schedule.bounds import StageNest
+from compiler.schedule.contraction import KIND
+from compiler.schedule.state import Annotation
+from compiler.search.register_tile import Counts
+
+_SUM_BYTES = 4
+
+
+def product_of(kernel: Sequence[StageNest]) -> StageNest | None:
+    """The statement of a kernel that tensor cores do, if there is one."""
+    for nest in kernel:
+        if any(loop.annotation is Annotation.TENSORIZE for loop in nest.loops[len(nest.loops) - nest.own :]):
+            return nest
+    return None
+
+
+def instruction_of(product: StageNest) -> Instruction:
+    """What multiplies its fragments."""
+    return INSTRUCTIONS[product.op.attrs[KIND]]
+
+
+def fragments_of(product: StageNest, count: int) -> tuple[Counts, Counts]:
+    """Rows and columns of a warp's part of the result, in fragments: the loops over them stand in front of the three
+    that an instruction does.
+    """
+    rows, columns = (np.asarray(loop.extent * np.ones(count, dtype=np.int64)) for loop in product.loops[-5:-3])
+    return rows, columns
+
+
+def copies_of(product: StageNest | None, count: int) -> Counts:
+    """How many copies of every shared buffer of its kernel there are; no more than turns for them. A loop of one turn
+    needs none.
+    """
+    if product is None or product.pipeline is None:
+        return np.ones(count, dtype=np.int64)
+    name, depth = product.pipeline
+    turns = next(loop.extent for loop in product.loops if loop.key == (product.stage, name))
+    return np.asarray(np.minimum(turns, depth) * np.ones(count, dtype=np.int64))
+
+
+def thread_bytes(product: StageNest, count: int) -> Counts:
+    """Bytes that a thread holds of the sums and of the fragments that are multiplied."""
+    rows, columns = fragments_of(product, count)
+    kind = instruction_of(product)
+    factors = rows * kind.left_elements + columns * kind.right_elements
+    return np.asarray(rows * columns * SUM_ELEMENTS * _SUM_BYTES + factors * item_bytes(kind.dtype))

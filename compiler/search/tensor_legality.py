@@ -1,0 +1,53 @@
+"""In: the statements of kernels in which tensor cores multiply, of B programs. Out: which are worth a try.
+
+Always: limits are masks, nothing raises; what passes has the same warps everywhere and its sums in registers.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
+from compiler.schedule.bounds import StageNest
+from compiler.schedule.state import Annotation
+from compiler.search.genome import Mask
+from compiler.search.gpu_kernels import own_loops, turns
+from compiler.search.register_tile import Counts
+from compiler.search.tensor_bounds import fragments_of, instruction_of
+
+_REGISTERS = 255
+"""Of a thread."""
+_REGISTER_FILE = 1 << 16
+"""Of all threads of a block."""
+_OTHER_REGISTERS = 40
+"""What a thread needs besides sums and fragments: addresses, loop counters."""
+
+
+def tensor_promising(kernel: Sequence[StageNest], product: StageNest, count: int) -> Mask:
+    """Mask (B,): all stages around a product on tensor cores have the same warps, no shared tile is cut to less than
+    these multiply, and sums and fragments fit into registers.
+    """
+    root = next(nest for nest in kernel if not nest.attached)
+    warps = turns(own_loops(root), (Annotation.THREAD_Y,), count)
+    good: Mask = np.ones(count, dtype=np.bool_)
+    for nest in kernel:
+        if nest.attached and nest is not product:
+            good &= turns(own_loops(nest), (Annotation.THREAD_Y,), count) == warps
+    rows, columns = fragments_of(product, count)
+    good &= _covered(kernel, root, product, rows, columns)
+    kind = instruction_of(product)
+    fragments = (rows * kind.left_elements + columns * kind.right_elements) // kind.packed
+    registers = rows * columns * SUM_ELEMENTS + fragments + _OTHER_REGISTERS
+    return np.asarray(good & (registers <= _REGISTERS) & (registers * warps * WARP <= _REGISTER_FILE))
+
+
+def _covered(kernel: Sequence[StageNest], root: StageNest, product: StageNest, rows: Counts, columns: Counts) -> Mask:
+    """Whether the shared tiles are as large as what the warps multiply, and were not cut at the end of a matrix."""
+    good: Mask = np.ones(len(rows), dtype=np.bool_)
+    warps = [loop.extent for loop in root.loops if loop.annotation is Annotation.THREAD_Y]
+    for extent, tiles, size, axis in ((warps[0], rows, ROWS, "m"), (warps[1], columns, COLUMNS, "n")):
+        for nest in kernel:
+            for dim, own in enumerate(nest.op.axes if nest.attached and nest is not product else ()):
+                if own.name == axis:
+                    good &= np.asarray(nest.write.shape[dim] == extent * tiles * size)
+    return good

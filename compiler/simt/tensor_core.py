@@ -1,0 +1,246 @@
+"""In: a statement of tensor cores, and the threads that execute it. Out: what it does to their memories.
+
+Always: lane by lane as the instruction set defines it. A fault is what a GPU would leave undefined: part of a warp, an
+address that is not aligned, memory that is read while a copy to it is under way.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.ir.expr import Buffer, Expr
+from compiler.ir.tensor_core import (
+    COLUMNS,
+    MATRIX,
+    ROW_BYTES,
+    ROWS,
+    SUM_ELEMENTS,
+    WARP,
+    AsyncCopy,
+    CommitGroup,
+    Instruction,
+    LoadMatrix,
+    Mma,
+    TensorStmt,
+    WaitGroup,
+    sum_place,
+)
+from compiler.simt.memory import Array, Memory, Place
+from compiler.simt.tags import Numbers
+
+_LANES = np.arange(WARP)
+_TF32_REST = 1 << 12
+"""Half of the last bit that tf32 keeps of a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One buffer as the threads see it: its memory, the copy that is each one's own, their names and their epochs."""
+
+    memory: Memory
+    copies: Numbers
+    who: Numbers
+    epochs: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Elements that the threads `numbers` have started to copy, `places[i]` and `values[i]` by the thread
+    `numbers[i]` in its group number `groups[i]`.
+    """
+
+    memory: Memory
+    numbers: Numbers
+    groups: Numbers
+    places: Numbers
+    values: Array
+    who: Numbers
+
+
+class TensorUnit:
+    """Executes the statements for the `count` threads of the blocks at work, and keeps their copies."""
+
+    def __init__(self, place: Place, count: int) -> None:
+        self.place = place
+        self.groups = np.zeros(count, np.int64)
+        self.under_way: list[_Batch] = []
+
+    def execute(
+        self,
+        stmt: TensorStmt,
+        numbers: Numbers,
+        values: Callable[[Sequence[Expr]], list[Array]],
+        side: Callable[[Buffer], Side],
+        epochs: Numbers,
+    ) -> None:
+        """Execute a statement for the threads `numbers`; `values` are those of expressions, `side` tells of a buffer.
+
+        Raises: KernelFaultError.
+        """
+        match stmt:
+            case AsyncCopy():
+                self.start(stmt, numbers, values, side)
+            case CommitGroup():
+                self.groups[numbers] += 1
+            case WaitGroup():
+                self.wait(stmt, numbers, epochs)
+            case LoadMatrix():
+                self.load(stmt, numbers, values, side)
+            case Mma():
+                self.multiply(stmt, numbers, values, side)
+
+    def start(
+        self,
+        stmt: AsyncCopy,
+        numbers: Numbers,
+        values: Callable[[Sequence[Expr]], list[Array]],
+        side: Callable[[Buffer], Side],
+    ) -> None:
+        """Begin copies: what lies in global memory is read now, what arrives is seen later."""
+        target, source, count = side(stmt.target), side(stmt.source), stmt.count
+        size = count * target.memory.data.itemsize
+        places = target.memory.neighbours(target.copies, values(stmt.indices), target.who, count)
+        target.memory.check_aligned(places, target.who, size)
+        wanted = np.broadcast_to(values([stmt.condition])[0], numbers.shape)
+        read = np.zeros((len(numbers), count), target.memory.data.dtype)
+        if wanted.any():
+            at = [np.broadcast_to(index, numbers.shape)[wanted] for index in values(stmt.source_indices)]
+            who = source.who[wanted]
+            sources = source.memory.neighbours(source.copies[wanted], at, who, count)
+            source.memory.check_aligned(sources, who, size)
+            spread = (np.repeat(each, count) for each in (who, source.epochs[wanted]))
+            read[wanted] = source.memory.read_at(sources.reshape(-1), *spread).reshape(-1, count)
+        owners, when = (np.repeat(each, count) for each in (target.who, target.epochs))
+        target.memory.start_copy(places.reshape(-1), owners, when)
+        mine = np.repeat(numbers, count)
+        self.under_way.append(
+            _Batch(target.memory, mine, self.groups[mine], places.reshape(-1), read.reshape(-1), owners)
+        )
+
+    def wait(self, stmt: WaitGroup, numbers: Numbers, epochs: Numbers) -> None:
+        """The copies of all but the youngest groups of every thread arrive."""
+        waiting = np.zeros(self.groups.size, np.bool_)
+        waiting[numbers] = True
+        when = np.zeros(self.groups.size, np.int64)
+        when[numbers] = epochs
+        left: list[_Batch] = []
+        for batch in self.under_way:
+            done = waiting[batch.numbers] & (batch.groups < self.groups[batch.numbers] - stmt.pending)
+            if done.any():
+                places, values, who = (each[done] for each in (batch.places, batch.values, batch.who))
+                batch.memory.end_copy(places, values, who, when[batch.numbers[done]])
+            if not done.all():
+                kept = (each[~done] for each in (batch.numbers, batch.groups, batch.places, batch.values, batch.who))
+                left.append(_Batch(batch.memory, *kept))
+        self.under_way = left
+
+    def load(
+        self,
+        stmt: LoadMatrix,
+        numbers: Numbers,
+        values: Callable[[Sequence[Expr]], list[Array]],
+        side: Callable[[Buffer], Side],
+    ) -> None:
+        """Every lane gets its elements of matrices whose rows the lanes point to."""
+        self.check_warps(numbers)
+        source, target = side(stmt.source), side(stmt.target)
+        pointing = np.arange(len(numbers)).reshape(-1, WARP)[:, : stmt.count * MATRIX].reshape(-1)
+        at = [np.broadcast_to(index, numbers.shape)[pointing] for index in values(stmt.source_indices)]
+        who = source.who[pointing]
+        rows = source.memory.neighbours(source.copies[pointing], at, who, MATRIX)
+        source.memory.check_aligned(rows, who, ROW_BYTES)
+        line, place = np.meshgrid(np.arange(MATRIX), np.arange(MATRIX), indexing="ij")
+        lane = place * 4 + line // 2 if stmt.transposed else line * 4 + place // 2
+        half = line % 2 if stmt.transposed else place % 2
+        shape = (len(numbers) // WARP, stmt.count, MATRIX, MATRIX)
+        getting, when = (
+            np.broadcast_to(each.reshape(-1, WARP)[:, lane][:, None], shape).reshape(-1)
+            for each in (source.who, source.epochs)
+        )
+        found = source.memory.read_at(rows.reshape(-1), getting, when).reshape(shape)
+        loaded = np.empty((shape[0], WARP, stmt.count, 2), found.dtype)
+        loaded[:, lane, :, half] = np.moveaxis(found, 1, -1).transpose(1, 2, 0, 3)
+        self.keep(target, values(stmt.indices), loaded.reshape(len(numbers), -1))
+
+    def multiply(
+        self,
+        stmt: Mma,
+        numbers: Numbers,
+        values: Callable[[Sequence[Expr]], list[Array]],
+        side: Callable[[Buffer], Side],
+    ) -> None:
+        """The warps add the products of their fragments to their sums, in float32."""
+        self.check_warps(numbers)
+        kind, sums = stmt.instruction, side(stmt.sums)
+        left = self.fragment(side(stmt.left), values(stmt.left_at), kind.left_elements)
+        right = self.fragment(side(stmt.right), values(stmt.right_at), kind.right_elements)
+        held = self.fragment(sums, values(stmt.at), SUM_ELEMENTS)
+        one = _matrix(left, (ROWS, kind.depth), [_places(kind, "left", e) for e in range(kind.left_elements)])
+        other = _matrix(right, (kind.depth, COLUMNS), [_places(kind, "right", e) for e in range(kind.right_elements)])
+        sum_places = [(np.asarray(row), np.asarray(column)) for row, column in map(_sum_places, range(SUM_ELEMENTS))]
+        before = _matrix(held, (ROWS, COLUMNS), sum_places)
+        after = before + np.matmul(_rounded(one, stmt.kind), _rounded(other, stmt.kind))
+        spread = np.stack([after[:, row, column] for row, column in sum_places], axis=-1)
+        self.keep(sums, values(stmt.at), spread.reshape(len(numbers), -1))
+
+    @staticmethod
+    def fragment(side: Side, at: Sequence[Array], count: int) -> Array:
+        """What every lane holds, shape (warps, lanes, elements)."""
+        places = side.memory.neighbours(side.copies, at, side.who, count)
+        who, when = (np.repeat(each, count) for each in (side.who, side.epochs))
+        return np.asarray(side.memory.read_at(places.reshape(-1), who, when).reshape(-1, WARP, count))
+
+    @staticmethod
+    def keep(side: Side, at: Sequence[Array], values: Array) -> None:
+        """Every lane keeps `values` (threads, elements) from a place in its own memory on."""
+        count = values.shape[1]
+        places = side.memory.neighbours(side.copies, at, side.who, count)
+        who, when = (np.repeat(each, count) for each in (side.who, side.epochs))
+        side.memory.write_at(places.reshape(-1), values.reshape(-1), who, when)
+
+    def check_warps(self, numbers: Numbers) -> None:
+        """Raises: KernelFaultError unless the threads are whole warps."""
+        if self.place.threads % WARP:
+            raise self.place.fault(
+                f"{self.place.text()} is for whole warps of {WARP} threads, but a block has {self.place.threads}"
+            )
+        found = np.bincount(numbers // WARP, minlength=1)
+        torn = (found > 0) & (found < WARP)
+        if torn.any():
+            warp = int(np.argmax(torn))
+            missing = np.setdiff1d(warp * WARP + _LANES, numbers)[0]
+            raise self.place.fault(
+                f"{self.place.text()} is for whole warps, but lane {int(missing) % WARP} of warp "
+                f"{warp * WARP % self.place.threads // WARP} does not come to it"
+            )
+
+
+def _places(kind: Instruction, side: str, element: int) -> tuple[Numbers, Numbers]:
+    """Where in its matrix the element lies that each lane holds."""
+    place = kind.left_place if side == "left" else kind.right_place
+    pairs = [place(lane, element) for lane in range(WARP)]
+    return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
+
+
+def _sum_places(element: int) -> tuple[Numbers, Numbers]:
+    pairs = [sum_place(lane, element) for lane in range(WARP)]
+    return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
+
+
+def _matrix(held: Array, shape: tuple[int, int], places: Sequence[tuple[Numbers, Numbers]]) -> Array:
+    """The matrices, shape (warps, rows, columns), of what lanes hold."""
+    found = np.empty((len(held), *shape), held.dtype)
+    for element, (row, column) in enumerate(places):
+        found[:, row, column] = held[:, :, element]
+    return found
+
+
+def _rounded(values: Array, kind: str) -> Array:
+    """Factors as they are multiplied, in float32."""
+    exact = values.astype(np.float32)
+    if kind != "tf32":
+        return exact
+    bits = exact.view(np.uint32)
+    near = ((bits + np.uint32(_TF32_REST)) & np.uint32(0xFFFFFFFF - 2 * _TF32_REST + 1)).view(np.float32)
+    return np.where(np.isfinite(exact), near, exact)

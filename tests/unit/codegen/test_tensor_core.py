@@ -1,0 +1,89 @@
+"""PTX and CUDA C of products on tensor cores: the instructions are there, and NVIDIA's tools take them."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from compiler.codegen.cuda_text import cuda_text
+from compiler.codegen.nvptx import ptx
+from compiler.errors import LoweringError
+from compiler.target import Target
+from tests.unit.codegen.test_nvptx import ASSEMBLER, assembled
+from tests.unit.simt.products import PRODUCTS, TF32, lowered, product, sampled, tensor_space, with_lengths
+
+COMPILER = shutil.which("nvcc")
+INSTRUCTIONS = {
+    "f16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "bf16 by columns": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "tf32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+}
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_code_has_the_instructions(name: str) -> None:
+    dag = PRODUCTS[name]()
+    text = ptx(lowered(dag, with_lengths(tensor_space(dag), depth=3)), TF32)
+    assert INSTRUCTIONS[name] in text
+    assert "cp.async.cg.shared.global" in text
+    assert "cp.async.commit_group" in text
+    assert re.search(r"cp\.async\.wait_group\s+1;", text)
+    assert ("ldmatrix.sync.aligned.m8n8.x4" in text) == (name != "tf32")
+    assert ("cvt.rna.tf32.f32" in text) == (name == "tf32")
+    assert "ld.local" not in text
+    assert "st.local" not in text
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90"])
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_usual_tiles_are_assembled_without_spills(name: str, arch: str, tmp_path: Path) -> None:
+    """64 x 64 a warp (of tf32 64 x 32) in blocks of four warps, for a matmul of 512."""
+    dtype = {"f16": "float16", "bf16 by columns": "bfloat16", "tf32": "float32"}[name]
+    dag = product(512, 512, 512, dtype, turned="AB" if "columns" in name else "")
+    columns = 32 if name == "tf32" else 64
+    lengths = {"rows": 64, "columns": columns, "row_warps": 2, "column_warps": 2, "steps": 2}
+    function = lowered(dag, with_lengths(tensor_space(dag), **lengths))
+    said = assembled(ptx(function, Target("cuda", arch=arch, math="tf32")), tmp_path, arch)
+    if ASSEMBLER is not None:
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+        registers = re.search(r"Used (\d+) registers", said)
+        assert registers is not None
+        assert 2 * columns <= int(registers[1]) <= 255  # the sums alone are so many
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_product_is_assembled(name: str, tmp_path: Path) -> None:
+    dag = PRODUCTS[name]()
+    for steps in sampled(tensor_space(dag), 1, seed=5):
+        assembled(ptx(lowered(dag, steps), TF32), tmp_path, "sm_80")
+
+
+def test_a_gpu_without_tensor_cores_is_refused() -> None:
+    dag = PRODUCTS["f16"]()
+    with pytest.raises(LoweringError, match="k: uses tensor cores as GPUs from sm_80 on have them, not sm_75"):
+        ptx(lowered(dag, with_lengths(tensor_space(dag))), Target("cuda -arch=sm_75"))
+
+
+def test_a_strict_target_rounds_nothing() -> None:
+    """A program of another target's records, say."""
+    dag = PRODUCTS["tf32"]()
+    with pytest.raises(
+        LoweringError, match="k: rounds float32 to tf32, which the target cuda -arch=sm_80 does not allow"
+    ):
+        ptx(lowered(dag, with_lengths(tensor_space(dag))), Target("cuda -arch=sm_80"))
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_the_text_for_people_is_valid(name: str, tmp_path: Path) -> None:
+    dag = PRODUCTS[name]()
+    text = cuda_text(lowered(dag, with_lengths(tensor_space(dag), left=2)))
+    assert INSTRUCTIONS[name] in text
+    assert "__align__(16) __shared__" in text
+    if COMPILER is not None:
+        source = tmp_path / "kernel.cu"
+        source.write_text(text)
+        command = [COMPILER, "-arch=sm_80", "-ptx", str(source), "-o", str(tmp_path / "kernel.ptx")]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert run.returncode == 0, f"{run.stderr}\n{text}"

@@ -1,0 +1,76 @@
+"""Which lane holds what: the layouts of PTX's matrix instructions."""
+
+import pytest
+
+from compiler.ir.expr import Var, const
+from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS, SUM_ELEMENTS, WARP, AsyncCopy, sum_place
+from compiler.ir.visit import substitute
+from tests.unit.lower.gpu.test_barriers import S, X
+
+
+@pytest.mark.parametrize("kind", INSTRUCTIONS)
+def test_every_element_lies_in_one_lane(kind: str) -> None:
+    instruction = INSTRUCTIONS[kind]
+    sides = (
+        (instruction.left_place, instruction.left_elements, (ROWS, instruction.depth)),
+        (instruction.right_place, instruction.right_elements, (instruction.depth, COLUMNS)),
+        (sum_place, SUM_ELEMENTS, (ROWS, COLUMNS)),
+    )
+    for place, count, (height, width) in sides:
+        found = [place(lane, element) for lane in range(WARP) for element in range(count)]
+        assert sorted(found) == [(row, column) for row in range(height) for column in range(width)]
+
+
+def test_the_layouts_are_those_of_the_instruction_set() -> None:
+    """Facts of the PTX manual: groupID is lane // 4, threadID_in_group is lane % 4."""
+    half, single = INSTRUCTIONS["f16"], INSTRUCTIONS["tf32"]
+    lane, group, thread = 22, 5, 2
+    assert [half.left_place(lane, e) for e in range(8)] == [
+        (group, thread * 2),
+        (group, thread * 2 + 1),
+        (group + 8, thread * 2),
+        (group + 8, thread * 2 + 1),
+        (group, thread * 2 + 8),
+        (group, thread * 2 + 9),
+        (group + 8, thread * 2 + 8),
+        (group + 8, thread * 2 + 9),
+    ]
+    assert [half.right_place(lane, e) for e in range(4)] == [
+        (thread * 2, group),
+        (thread * 2 + 1, group),
+        (thread * 2 + 8, group),
+        (thread * 2 + 9, group),
+    ]
+    assert [single.left_place(lane, e) for e in range(4)] == [
+        (group, thread),
+        (group + 8, thread),
+        (group, thread + 4),
+        (group + 8, thread + 4),
+    ]
+    assert [single.right_place(lane, e) for e in range(2)] == [(thread, group), (thread + 4, group)]
+    assert [sum_place(lane, e) for e in range(4)] == [
+        (group, thread * 2),
+        (group, thread * 2 + 1),
+        (group + 8, thread * 2),
+        (group + 8, thread * 2 + 1),
+    ]
+
+
+def test_a_layout_of_an_expression_is_that_of_its_values() -> None:
+    lane = Var("lane")
+    for kind in INSTRUCTIONS.values():
+        for element in range(kind.left_elements):
+            row, depth = kind.left_place(lane, element)
+            for number in (0, 13, 31):
+                known = {lane: const(number)}
+                place = kind.left_place(number, element)
+                assert (substitute(row, known), substitute(depth, known)) == (const(place[0]), const(place[1]))
+
+
+def test_a_copy_reads_like_one() -> None:
+    copy = AsyncCopy(S, (const(4),), X, (const(1), const(8)), 4)
+    assert str(copy) == "copy s[4] = x[1, 8] by 4"
+    lane = Var("lane")
+    guarded = AsyncCopy(S, (lane,), X, (const(1), lane), 4, lane < 9)
+    assert str(guarded) == "copy s[lane] = x[1, lane] by 4 where (lane < 9)"
+    assert str(guarded.mapped(lambda expr: substitute(expr, {lane: const(2)}))) == "copy s[2] = x[1, 2] by 4"
