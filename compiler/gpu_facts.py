@@ -22,7 +22,8 @@ _Count = int | NDArray[Any]
 class GpuFacts:
     """What a GPU does in a second and holds at once.
 
-    `lanes` is how many float32 multiply-adds a multiprocessor starts in a cycle, `clock` its cycles a second,
+    `lanes` is how many float32 multiply-adds a multiprocessor starts in a cycle, `tensor` how many of halves summed in
+    float32 its tensor cores do, `clock` its cycles a second,
     `bandwidth` the bytes that all of them get from memory in a second, `cache` the bytes of the cache that they share.
     Of each multiprocessor: `registers` of 32 bits, `shared` bytes (of which every block costs `reserved` more than it
     asks for), and the most `threads` and `blocks` at a time.
@@ -33,6 +34,7 @@ class GpuFacts:
     bandwidth: float
     cache: int
     lanes: int = 128
+    tensor: int = 0
     registers: int = 65536
     shared: int = 100 * 1024
     reserved: int = 1024
@@ -54,10 +56,10 @@ class GpuFacts:
 _KNOWN = {
     70: GpuFacts(80, 1.53e9, 900e9, 6 << 20, 64, shared=96 << 10, reserved=0),
     75: GpuFacts(40, 1.59e9, 320e9, 4 << 20, 64, shared=64 << 10, reserved=0, threads=1024, blocks=16),
-    80: GpuFacts(108, 1.41e9, 1555e9, 40 << 20, 64, shared=164 << 10),
-    86: GpuFacts(82, 1.70e9, 936e9, 6 << 20, threads=1536, blocks=16),
-    89: GpuFacts(128, 2.52e9, 1008e9, 72 << 20, threads=1536, blocks=24),
-    90: GpuFacts(132, 1.83e9, 3350e9, 50 << 20, shared=228 << 10),
+    80: GpuFacts(108, 1.41e9, 1555e9, 40 << 20, 64, 1024, shared=164 << 10),
+    86: GpuFacts(82, 1.70e9, 936e9, 6 << 20, tensor=256, threads=1536, blocks=16),
+    89: GpuFacts(128, 2.52e9, 1008e9, 72 << 20, tensor=256, threads=1536, blocks=24),
+    90: GpuFacts(132, 1.83e9, 3350e9, 50 << 20, tensor=2048, shared=228 << 10),
 }
 """By compute capability: V100, T4, A100, RTX 3090, RTX 4090, H100 SXM."""
 

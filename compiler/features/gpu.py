@@ -10,8 +10,10 @@ import numpy as np
 from compiler.features.buffers import Columns
 from compiler.features.nest import Floats, Nest, size_of
 from compiler.features.warp import SHARED
+from compiler.ir.tensor_core import WARP
 from compiler.schedule.bounds import StageNest
 from compiler.schedule.state import Annotation
+from compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from compiler.te.tensor import Tensor
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
@@ -53,15 +55,22 @@ def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
     if not is_bound(nest):
         return
     yield "is_gpu", 1.0
-    for name, annotation in _EXTENTS.items():
-        yield name, _extent(nest, annotation)
     root = nest.source.loops[0].key[0]
+    kernel = [other for other in nests if other.source.loops and other.source.loops[0].key[0] == root]
+    product = product_of([other.source for other in kernel])
+    for name, annotation in _EXTENTS.items():
+        lanes = nest.source is product and annotation is Annotation.THREAD_X
+        yield name, np.full(nest.count, float(WARP)) if lanes else _extent(nest, annotation)
+    yield "gpu_tensor", float(nest.source is product)
+    copies = copies_of(product, nest.count)
     shared, local = np.zeros(nest.count), np.zeros(nest.count)
-    for other in nests:
-        if not other.source.attached or other.source.loops[0].key[0] != root:
+    for other in kernel:
+        if not other.source.attached:
             continue
-        if is_shared(other):
-            shared = shared + _buffer_bytes(other)
+        if other.source is product:
+            local = local + thread_bytes(product, nest.count)
+        elif is_shared(other):
+            shared = shared + _buffer_bytes(other) * copies
         else:
             local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)
     yield "gpu_shared_bytes", shared

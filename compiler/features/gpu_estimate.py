@@ -9,13 +9,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from compiler.dtype import item_bytes
 from compiler.features.buffers import Columns, pick
 from compiler.features.nest import Floats, Nest, product_where
 from compiler.features.touch import Touch
 from compiler.features.warp import SECTOR, warp_access
 from compiler.gpu_facts import GpuFacts
 from compiler.ir.kernel import WARP
+from compiler.ir.tensor_core import COLUMNS, ROWS
+from compiler.schedule.bounds import StageNest
 from compiler.schedule.state import Annotation
+from compiler.schedule.tensor_nests import fragments_of, instruction_of, product_of
 from compiler.te.tensor import Tensor
 
 _WORD = 4.0
@@ -73,6 +77,9 @@ def gpu_estimates(
     spilling = np.where(registers > _MOST_REGISTERS, _SPILL, 1.0)
     arithmetic = nest.inner[0] * cost * idle / facts.lanes * each_share / hidden * spilling
     moved = _Moved(nest, touched, shared, blocks, idle, facts)
+    if product_of([nest.source]) is not None:
+        arithmetic = nest.inner[0] / _tensor_rate(nest.source, facts) * each_share / hidden * spilling
+        moved.shared_cycles, moved.conflicts = _fragment_cycles(nest), np.ones(nest.count)
     in_block = moved.shared_cycles * each_share
     a_cycle = facts.bandwidth / facts.clock
     in_flight = active * WARP * moved.width * facts.multiprocessors
@@ -89,6 +96,22 @@ def gpu_estimates(
     yield "gpu_waves", np.ceil(blocks / (np.maximum(resident, 1) * facts.multiprocessors))
     yield "gpu_sector_bytes", moved.cache_bytes
     yield "gpu_bank_conflicts", moved.conflicts
+
+
+def _tensor_rate(product: StageNest, facts: GpuFacts) -> float:
+    """Multiply-adds a cycle of a multiprocessor's tensor cores: of tf32 half as many as of halves."""
+    return max(1, facts.tensor) / (1 if instruction_of(product).packed > 1 else 2)
+
+
+def _fragment_cycles(nest: Nest) -> Floats:
+    """Cycles of shared memory, of all multiprocessors together, for the fragments of a product on tensor cores: each is
+    loaded once a step along the sum, and multiplied by all of the other side.
+    """
+    kind = instruction_of(nest.source)
+    rows, columns = fragments_of(nest.source, nest.count)
+    steps = nest.inner[0] / (rows * columns * ROWS * COLUMNS * kind.depth)
+    elements = (rows * ROWS + columns * COLUMNS) * kind.depth
+    return np.asarray(steps * elements * item_bytes(kind.dtype) / (_WORD * WARP))
 
 
 class _Moved:

@@ -136,6 +136,7 @@ GPU_NAMES = (
     "gpu_waves",
     "gpu_sector_bytes",
     "gpu_bank_conflicts",
+    "gpu_tensor",
 )
 
 FEATURE_NAMES = (
@@ -161,7 +162,7 @@ def _flags() -> Iterator[str]:
         head, _, tail = name.partition("_")
         is_position = head in ("vec", "unroll", "parallel") and tail in POSITIONS
         is_buffer_flag = name[:1] == "B" and name.partition(".")[2] in _FLAG_ENDINGS
-        if is_position or is_buffer_flag or name in ("inexact", "tile_fits", "tile_in_lanes", "is_gpu"):
+        if is_position or is_buffer_flag or name in ("inexact", "tile_fits", "tile_in_lanes", "is_gpu", "gpu_tensor"):
             yield name
 
 

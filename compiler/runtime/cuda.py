@@ -189,6 +189,7 @@ def _described(device: Any) -> GpuDevice:
         bandwidth=bandwidth,
         cache=told.l2_cache_size,
         lanes=lanes_of((capability[0], capability[1])),
+        tensor=facts_of(arch).tensor,
         registers=told.max_registers_per_multiprocessor,
         shared=told.max_shared_memory_per_multiprocessor,
         reserved=told.reserved_shared_memory_per_block,

@@ -14,10 +14,10 @@ from compiler.ir.kernel import WARP
 from compiler.lower.gpu.limits import Limit
 from compiler.schedule.bounds import Loop, StageNest
 from compiler.schedule.state import Annotation, IterKind, Number
+from compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from compiler.search.genome import Mask
 from compiler.search.register_tile import Counts, point_bytes
 from compiler.search.sketch_rules.facts import SHARED
-from compiler.search.tensor_bounds import copies_of, product_of, thread_bytes
 
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)

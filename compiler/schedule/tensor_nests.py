@@ -6,13 +6,15 @@ Always: what `compiler.lower.gpu` makes of each program, said in arrays (B,).
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from compiler.dtype import item_bytes
 from compiler.ir.tensor_core import INSTRUCTIONS, SUM_ELEMENTS, Instruction
 from compiler.schedule.bounds import StageNest
 from compiler.schedule.contraction import KIND
 from compiler.schedule.state import Annotation
-from compiler.search.register_tile import Counts
+
+Counts = npt.NDArray[np.int64]
 
 _SUM_BYTES = 4
 
