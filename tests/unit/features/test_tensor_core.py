@@ -25,13 +25,13 @@ def best_seconds(dag: ComputeDAG, space: SketchSpace) -> float:
 
 
 def columns(name: str) -> np.ndarray:
-    """A column of sampled programs of a product, one number a statement; of sizes their logarithm."""
+    """A column of sampled programs of a product, one number a statement: its factors, itself, and the result."""
     dag = product(512, 512, 512)
     (space, *_) = build_spaces(SearchTask("t", dag, TF32, GPU), SearchOptions())
     assert any(isinstance(step, AsMatmul) for step in space.sketch)
     hardware = scored_hardware(SearchTask("t", dag, TF32, GPU))
     (group,) = (group for _, group in space.groups(space.sample(np.random.default_rng(0), 64)))
-    found = extract(group.nests, group.choices, hardware, count=len(group.rows))[..., INDEX[name]]
+    found = extract(group.nests, group.choices, hardware, count=len(group.rows))[space.legal(group)][..., INDEX[name]]
     return found if name in FLAG_NAMES else 2**found - 1
 
 
@@ -49,7 +49,7 @@ def test_a_thread_holds_its_share_of_a_warps_sums() -> None:
 
 
 def test_every_statement_of_a_kernel_is_launched_in_the_same_threads() -> None:
-    np.testing.assert_allclose(columns("gpu_threads_x"), 32, rtol=1e-3)
+    np.testing.assert_allclose(columns("gpu_threads_x")[:, 2:], 32, rtol=1e-3)
     along_y = columns("gpu_threads_y")
     assert along_y.max() > 1
 
