@@ -122,22 +122,31 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
 def _forget_claims(graph: onnx.GraphProto) -> None:
     """Take away what the file says of shapes inside it, which may be of another input, or of a loop's first turn alone.
 
-    What follows from the inputs is inferred anew. Scalars stay, and the rows that a loop collects.
+    What follows from the inputs is inferred anew. Scalars that a loop carries stay, and the rows that it collects.
     """
     _forget(graph.value_info)
     for node in graph.node:
         for inner in bodies(node):
             carried = len(node.input) - 2 if node.op_type == "Loop" else 0
-            _forget((*inner.input[2 : 2 + carried], *inner.output[1 : 1 + carried]))
+            turned = (*inner.input[2 : 2 + carried], *inner.output[1 : 1 + carried])
+            _forget(entry for entry in turned if entry.type.tensor_type.shape.dim)
             if node.op_type == "If":
                 _forget(inner.output)
+            if node.op_type == "Scan":
+                _forget_extents((*inner.input, *inner.output))
             _forget_claims(inner)
 
 
 def _forget(entries: Iterable[onnx.ValueInfoProto]) -> None:
     for entry in entries:
-        if entry.type.HasField("tensor_type") and entry.type.tensor_type.shape.dim:
+        if entry.type.HasField("tensor_type"):
             entry.type.tensor_type.ClearField("shape")
+
+
+def _forget_extents(entries: Iterable[onnx.ValueInfoProto]) -> None:
+    for entry in entries:
+        for dimension in entry.type.tensor_type.shape.dim:
+            dimension.Clear()
 
 
 def _used(functions: Mapping[str, Function], constants: Mapping[str, Array]) -> dict[str, Array]:

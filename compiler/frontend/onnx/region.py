@@ -91,7 +91,18 @@ class OnnxRegion:
             if conversion.solvable == len(conversion.problems):
                 raise UnknownValueError(message, tuple(conversion.unknown))
             raise ShapeMismatchError(message)
-        return builder.finish({name: names[name] for name in self.outputs})
+        graph = builder.finish({name: names[name] for name in self.outputs})
+        self._check(graph)
+        return graph
+
+    def _check(self, graph: Graph) -> None:
+        """Whoever makes room for results, or compiles what reads them, relies on what is known of them."""
+        for result, found in zip(self.results, graph.output_values(), strict=True):
+            known = result.dims if result.dims is not None else (None,) * len(found.shape)
+            fits = len(known) == len(found.shape) and result.dtype in (None, found.dtype)
+            numbers = [(dim, extent) for dim, extent in zip(known, found.shape, strict=False) if isinstance(dim, int)]
+            if not fits or any(dim != extent for dim, extent in numbers):
+                raise ShapeMismatchError(f"region {self.name}: {result}, as ONNX infers, turns out to be {found}")
 
     def _head(self) -> dict[str, object]:
         return {

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnsupportedOperatorError
+from compiler.frontend.onnx.dependence import bodies
 from compiler.frontend.onnx.program import load_program
 from compiler.frontend.onnx.region import OnnxRegion
 from compiler.graph.program import Call, HostCall, Loop, Program
@@ -432,6 +433,18 @@ def test_operators_without_a_converter_are_named() -> None:
     model.graph.node[0].op_type = "RandomNormalLike"
     with pytest.raises(UnsupportedOperatorError, match=r"'y' \(RandomNormalLike\)"):
         load_program(model)
+
+
+def test_what_a_body_says_of_extents_does_not_count() -> None:
+    """A body that was written for other sizes than it is given."""
+    model, other = _scan("scan_input_axes = [1, 0]"), _scan("scan_input_axes = [1, 0]")
+    (turn,) = bodies(other.graph.node[0])
+    for entry in (turn.input[1], turn.output[1]):
+        for dimension in entry.type.tensor_type.shape.dim:
+            dimension.dim_value = 7
+    inputs = {"start": _random(2), "s1": _random(2, 3, 3), "s2": _random(3, 3, 2)}
+    for ours, theirs in zip(*(run_program(load_program(each), inputs) for each in (model, other)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_weights_keep_their_names_and_their_memory() -> None:
