@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from compiler.errors import DefinitionError
+from compiler.graph.derived import derived
 from compiler.graph.evaluate import evaluate_node
 from compiler.graph.infer import misfit
 from compiler.graph.ir import Array, Attribute, Graph, Node, Value
@@ -79,7 +80,9 @@ class GraphBuilder:
         if op not in _KEPT and all(operand in self._constants for operand in inputs):
             if value.size > max(_MOST_FOLDED, *(operand.size for operand in described)):
                 raise misfit(node, described, f"{value} has too many elements for a constant")
-            return self.constant(evaluate_node(node, [self._constants[operand] for operand in inputs]), wish)
+            known = [self._constants[operand] for operand in inputs]
+            what = (op, tuple(sorted(node.attrs.items())))
+            return self.constant(derived(what, known, lambda: evaluate_node(node, known)), wish)
         if value.size == 0:
             return self.constant(np.empty(value.shape, value.dtype), wish)
         if all(operand.size == 0 for operand in described):

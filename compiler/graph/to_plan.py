@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from compiler.errors import LoweringError
 from compiler.executor.placement import GPU_PLACE
 from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from compiler.graph.derived import derived
 from compiler.graph.ir import Graph
 from compiler.graph.memory import Request, plan_memory
 from compiler.graph.partition import FusedCall, Partition
@@ -110,7 +111,9 @@ class _Table:
         key = (name, packing)
         if key not in self._numbers:
             array: Array = self.graph.constants[name]
-            packed = constant_array(array if packing is None else packing.pack(array))
+            packed = derived(
+                ("plan", packing), [array], lambda: constant_array(array if packing is None else packing.pack(array))
+            )
             number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)
             self._numbers[key] = number
             self.constants[number] = packed

@@ -10,11 +10,13 @@ NOW, BACKGROUND, NEVER = "now", "background", "never"
 @dataclass(frozen=True, slots=True)
 class VMOptions:
     """`specialise` says when regions are compiled for new shapes: "now", before the call goes on; in the "background",
-    while NumPy computes; or "never". A region is ready for the `specialisations` shapes that it met last.
+    while NumPy computes; or "never". A region is ready for the `specialisations` shapes that it met last. What is made
+    of weights for one shape is kept for others, `prepared_bytes` of it.
     """
 
     specialise: str = NOW
     specialisations: int = 64
+    prepared_bytes: int = 2 << 30
 
     def __post_init__(self) -> None:
         if self.specialise not in (NOW, BACKGROUND, NEVER):
@@ -23,3 +25,5 @@ class VMOptions:
             raise OptionError(f"specialisations must be a whole number, not {self.specialisations!r}")
         if self.specialisations < 1:
             raise OptionError(f"a region must be ready for one shape at least, not {self.specialisations}")
+        if isinstance(self.prepared_bytes, bool) or not isinstance(self.prepared_bytes, int) or self.prepared_bytes < 0:
+            raise OptionError(f"prepared_bytes must be a number of bytes, not {self.prepared_bytes!r}")

@@ -19,6 +19,7 @@ import numpy as np
 from compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
 from compiler.executor.network import Coverage
 from compiler.frontend.regions import region_from_bytes
+from compiler.graph.derived import DerivedConstants, remembering
 from compiler.graph.ir import Graph
 from compiler.graph.region import Region, Shape
 from compiler.runtime.artifact import Array
@@ -79,6 +80,7 @@ class RegionCompiler:
         self._arena = arena
         self._workspace = workspace
         self._programs = TunedPrograms(library.programs)
+        self.derived = DerivedConstants(options.prepared_bytes)
 
     @cached_property
     def target(self) -> Target:
@@ -106,7 +108,8 @@ class RegionCompiler:
     def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[PlanRun, Specialisation]:
         """Compile a graph. Raises: an error of ours when it cannot be."""
         start, before = time.perf_counter(), STORE.use.built
-        network = compile_piece(graph, self.target, self.threads, self._programs)
+        with remembering(self.derived):
+            network = compile_piece(graph, self.target, self.threads, self._programs)
         kernels = [STORE.kernel(artifact) for artifact in network.kernels]
         run = PlanRun(network, kernels, self.threads, self._arena, self._workspace)
         built = STORE.use.built - before
@@ -198,7 +201,8 @@ class SpecialisedRegion:
         constants = self._compiler.library.arrays
         while True:
             try:
-                return self._region.specialise(every, self._values(inputs) | self._fixed, constants)
+                with remembering(self._compiler.derived):
+                    return self._region.specialise(every, self._values(inputs) | self._fixed, constants)
             except UnknownValueError as error:
                 more = set(error.inputs) & set(self._passed) - self._needed
                 if not more:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.graph.builder import GraphBuilder, rewrite
+from compiler.graph.derived import derived
 from compiler.graph.ir import Array, Graph, Node
 from compiler.graph.passes.arithmetic_rules import merge_constants
 
@@ -98,20 +99,31 @@ def _moved_behind(builder: GraphBuilder, node: Node) -> str | None:
         return _with_weight(builder, node, source.inputs[0], numbers, node.output)
     if node.op in _CONVOLUTIONS and any(node.ints("pads")):
         return None
+    shift = derived((_shift.__name__, node.op), [weight, numbers], lambda: _shift(node.op, weight, numbers))
+    result = builder.emit(node.op, [source.inputs[0], node.inputs[1]], node.attrs, name=node.name, output=node.output)
+    return builder.emit("add", [result, builder.constant(shift, f"{node.output}_shift")])
+
+
+def _shift(op: str, weight: Array, numbers: Doubles) -> Array:
+    """What a product gives for `numbers` alone."""
     shares = np.broadcast_to(numbers, weight.shape) * weight.astype(np.float64)
-    if node.op in _CONVOLUTIONS:
+    if op in _CONVOLUTIONS:
         shift = shares.sum(axis=tuple(range(1, weight.ndim))).reshape(-1, *(1 for _ in weight.shape[2:]))
     else:
         shift = shares.sum(axis=-2, keepdims=weight.ndim > 2)
-    result = builder.emit(node.op, [source.inputs[0], node.inputs[1]], node.attrs, name=node.name, output=node.output)
-    return builder.emit("add", [result, builder.constant(shift.astype(weight.dtype), f"{node.output}_shift")])
+    return np.asarray(shift.astype(weight.dtype))
 
 
 def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles, output: str) -> str:
     weight = builder.array(product.inputs[1])
     assert weight is not None, "asked for products with constant weights"
-    scaled = builder.constant((weight.astype(np.float64) * factors).astype(weight.dtype), product.inputs[1])
+    array = derived(_scaled.__name__, [weight, factors], lambda: _scaled(weight, factors))
+    scaled = builder.constant(array, product.inputs[1])
     return builder.emit(product.op, [x, scaled], product.attrs, name=product.name, output=output)
+
+
+def _scaled(weight: Array, factors: Doubles) -> Array:
+    return np.asarray((weight.astype(np.float64) * factors).astype(weight.dtype))
 
 
 def _for_results(builder: GraphBuilder, product: Node, constant: Array) -> Doubles | None:
