@@ -72,8 +72,9 @@ class Code:
         return Executable(self.tables.contents(), VMLibrary(kernels))
 
     def machine(self) -> VirtualMachine:
-        """A machine for it."""
-        return VirtualMachine(self.executable(), cpu())
+        """A machine for it, after it went through bytes and back (row Q15)."""
+        code, library = self.executable().save()
+        return VirtualMachine(Executable.load_exec(code, library), cpu())
 
 
 class Body:

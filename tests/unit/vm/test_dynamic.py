@@ -20,8 +20,10 @@ FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 node = helper.make_node
 
 
-def machine_of(source: onnx.ModelProto, **options: Any) -> vm.VirtualMachine:
-    return vm.VirtualMachine(vm.compile(source), cpu(), **options)
+def machine_of(source: onnx.ModelProto) -> vm.VirtualMachine:
+    """A machine for it, after it went through bytes and back (row Q15)."""
+    code, library = vm.compile(source).save()
+    return vm.VirtualMachine(vm.Executable.load_exec(code, library), cpu())
 
 
 def outputs_of(machine: vm.VirtualMachine, inputs: Mapping[str, Array]) -> list[Array]:

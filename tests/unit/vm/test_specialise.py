@@ -221,7 +221,7 @@ def test_a_fresh_process_compiles_what_it_meets(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_bytecode_asks_for_shapes_first() -> None:
+def test_q6_what_is_dynamic_has_a_shape_function() -> None:
     exe = vm.compile(two_products())
     assert "alloc_tensor_reg" in exe.bytecode
     kinds = [each.attrs["kind"] for each in exe.contents.primitives]
