@@ -97,6 +97,8 @@ def load_param_dict_from_file(path: str | Path) -> dict[str, Array]:
 
 
 def _array(data: memoryview, dtype: str, shape: list[int], offset: int) -> Array:
+    if not all(type(number) is int for number in (*shape, offset)):
+        raise ValueError(f"an array of the shape {shape!r:.80} at {offset!r:.80}")
     nbytes = math.prod(shape) * item_bytes(number_type(dtype))
     if min(nbytes, offset, *shape) < 0 or offset + nbytes > len(data):
         raise ValueError(f"an array of {dtype}{shape} at {offset} does not fit into {len(data)} bytes")
