@@ -51,7 +51,7 @@ def mutated_json(data: bytes, draw: Random) -> bytes:
     if _DEEP in text:
         opened, closed = draw.choice((("[", "]"), ('{"a":', "}")))
         levels = draw.choice(_NESTED)
-        text = text.replace(f'"{_DEEP}"', opened * levels + "1" + closed * levels)
+        text = text.replace(f'"{_DEEP}"', opened * levels + "1" + closed * levels, 1)
     if draw.random() < 0.1:
         text = _with_field_twice(text, draw)
     return text.encode("utf-8", "surrogatepass")
