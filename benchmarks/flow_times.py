@@ -1,4 +1,4 @@
-"""In: a `TuneJob` as JSON, a file name. Out: the file, with the seconds of the flow, its rounds and their stages.
+"""In: arguments of `tune-network` as JSON, a file name. Out: the file, with the seconds of the flow, its rounds and their stages.
 
 Always: a process of its own, in an environment made for Prefect, started by `benchmarks.orchestration`.
 """
@@ -23,7 +23,7 @@ STAGES: dict[str, tuple[type, str]] = {
 }
 """The work of a round, as the methods that do it."""
 
-PARTS = ("extract_tasks", "allocate_trials", "compile_network", "publish")
+PARTS = ("extract_tasks", "allocate_trials", "compile_best", "publish")
 """What `tune-network` calls, in this order."""
 
 

@@ -14,13 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.tuning import BATCH
 from compiler import config
-from flows.parameters import TuneJob
 
 CASES = ("mlp", "mobilenet_v2", "resnet18")
 
@@ -41,17 +40,21 @@ def main(argv: Sequence[str] | None = None) -> None:
                 run.write(figure)
 
 
+def arguments(network: str, threads: int, minutes: float, batch: int, home: Path) -> dict[str, Any]:
+    """What `tune-network` is called with."""
+    return {"network": network, "threads": threads, "minutes": minutes, "batch": batch, "home": str(home)}
+
+
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
     """Tune one network by the flow, in a process of its own, and account for its wall time."""
     with tempfile.TemporaryDirectory(prefix="retune-orchestration-") as folder:
         home = Path(folder) / "home"
         (home / "prefect").mkdir(parents=True)
-        batch = run.options["batch"]
-        job = TuneJob.checked(name, minutes=run.seconds / 60, threads=threads, batch=batch, home=str(home))
+        job = arguments(name, threads, run.seconds / 60, run.options["batch"], home)
         times = Path(folder) / "times.json"
         began = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.flow_times", json.dumps(asdict(job)), str(times)],
+            [sys.executable, "-m", "benchmarks.flow_times", json.dumps(job), str(times)],
             env=config.child_environment(config.prefect_environment(home)),
             stdout=subprocess.DEVNULL,
             check=True,
