@@ -1,4 +1,5 @@
-"""In: arguments of `tune-network` as JSON, a file name. Out: the file, with the seconds of the flow, its rounds and their stages.
+"""In: arguments of `tune-network` as JSON, a file name. Out: the file, with the seconds of the flow, its rounds and
+their stages.
 
 Always: a process of its own, in an environment made for Prefect, started by `benchmarks.orchestration`.
 """
