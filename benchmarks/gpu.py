@@ -7,7 +7,7 @@ tf32 and f16 where that makes a difference, and ResNet-50 and BERT end to end in
 `--trials` programs or `--seconds` (a network's are shared by its kernels); then it, PyTorch eager and PyTorch compiled
 take turns on the GPU's own clock. `peak_ratio` is the share of the float32 peak of a kernel of ours that stays in
 registers (fp32), of PyTorch's product of 8192 (tf32, f16), or, for what memory bounds, of the bandwidth of a copy, all
-measured in the same run. Ours computes in fp32 where a line says tf32. Without a GPU it says what is missing and ends.
+measured in the same run. Without a GPU it says what is missing and ends.
 """
 
 import statistics
@@ -76,8 +76,12 @@ class Gpu:
 
     @property
     def target(self) -> Target:
-        """What code is generated for."""
-        return Target("cuda", arch=self.device.arch)
+        """What code is generated for, in strict float32."""
+        return self.target_of("fp32")
+
+    def target_of(self, mode: str) -> Target:
+        """What code of a mode is generated for."""
+        return Target("cuda", arch=self.device.arch, math="tf32" if mode == "tf32" else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def figures(
     name: str, case: GpuCase, mode: str, gpu: Gpu, measurer: Measurer, peers: Peers, run: Run
 ) -> Iterator[Figure]:
     """Tune one operator and time it beside its peers."""
-    task = SearchTask(f"{name}_{mode}", case.graph(mode), gpu.target, hardware_of_gpu(gpu.device))
+    task = SearchTask(f"{name}_{mode}", case.graph(mode), gpu.target_of(mode), hardware_of_gpu(gpu.device))
     tuned = tune(task, measurer, run.options["trials"], run.seconds)
     contenders = dict(peers(case, mode))
     if tuned.steps is not None:

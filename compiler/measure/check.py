@@ -14,6 +14,11 @@ from compiler.runtime.artifact import ArgSpec, Array
 
 _SMALL_SIGNED, _SMALL = 8, 8
 
+TF32_ROUNDING = 256.0
+"""How much further float32 results may be off where factors are rounded to tf32: its 10 bits of fraction, and not 23,
+are rounded once a factor, not once a partial sum.
+"""
+
 
 def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
     """An array of `spec.shape`: floats uniform in [-1, 1), signed bytes in [-8, 8), other integers in [0, 8),

@@ -58,7 +58,9 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
             raise ArtifactError(f"the untuned kernel writes {damage}")
         names = [spec.name for spec in pattern.outputs]
         buffers.expected = tuple(
-            Expected.of(name, np.array(array), setup.operations, options.tolerance_factor)
+            Expected.of(
+                name, np.array(array), setup.operations, options.tolerance_factor * setup.rounding(array.dtype.name)
+            )
             for name, array in zip(names, buffers.outputs, strict=True)
         )
     _tasks[key] = buffers
@@ -111,9 +113,7 @@ def buffers_of(key: str) -> TaskBuffers:
     return _tasks[key]
 
 
-def _run(
-    buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions
-) -> MeasureResult:
+def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions) -> MeasureResult:
     try:
         kernel = buffers.bind(artifact, options.threads)
     except MemoryError as failure:  # no memory for what it wants to run on

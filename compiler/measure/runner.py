@@ -19,6 +19,7 @@ from compiler.measure.task_inputs import revision, special_inputs
 from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from compiler.runtime.affinity import choose_processors, openmp_environment
 from compiler.runtime.artifact import KernelArtifact
+from compiler.schedule.contraction import has_tf32_products
 from compiler.schedule.task import SearchTask
 
 _LOG = logging.getLogger(__name__)
@@ -96,9 +97,7 @@ class LocalRunner:
             for build in builds
         ]
 
-    def compare(
-        self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7
-    ) -> list[MeasureResult] | None:
+    def compare(self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7) -> list[MeasureResult] | None:
         """Time programs that `run` found right, in turn: the costs of each are its times in the `turns`. None when the
         worker did not survive that: then nobody knows whose fault it was.
 
@@ -196,7 +195,8 @@ class LocalRunner:
         elements = sum(spec.size for spec in pattern.outputs)
         dag = task.dag
         constants = tuple(place for place, tensor in enumerate(dag.inputs) if dag.id_of(tensor) in dag.layout_free)
-        setup = TaskSetup(task.flop_count / max(elements, 1), constants, special_inputs(task))
+        tf32 = task.target.allow_tf32 and has_tf32_products(dag)
+        setup = TaskSetup(task.flop_count / max(elements, 1), constants, special_inputs(task), tf32)
         self._worker.call(f"{self.worker}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
 
     def _without_reference(self, task: SearchTask, text: str) -> MeasureResult:

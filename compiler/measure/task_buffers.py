@@ -12,7 +12,7 @@ import numpy as np
 
 from compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
 from compiler.errors import ArtifactError, OptionError
-from compiler.measure.check import Expected, poison, random_input
+from compiler.measure.check import TF32_ROUNDING, Expected, poison, random_input
 from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
 from compiler.runtime.buffers import CANARY, FencedArray, aligned_array
 from compiler.runtime.loader import BoundKernel, load_kernels
@@ -25,12 +25,18 @@ _LARGE = 64 << 20
 @dataclass(frozen=True, slots=True)
 class TaskSetup:
     """What is known of a task beside its kernels: arithmetic operations per output element, the numbers of the inputs
-    that are constants (weights), and inputs by number that must not be random.
+    that are constants (weights), inputs by number that must not be random, and whether factors of float32 products may
+    be rounded to tf32.
     """
 
     operations: float = 1.0
     constants: tuple[int, ...] = ()
     inputs: Mapping[int, Array] = field(default_factory=dict)
+    tf32: bool = False
+
+    def rounding(self, dtype: str) -> float:
+        """How much further than usual an output of a type may be off."""
+        return TF32_ROUNDING if self.tf32 and dtype == "float32" else 1.0
 
 
 @dataclass(slots=True)

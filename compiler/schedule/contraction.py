@@ -89,6 +89,11 @@ def instruction_for(dag: ComputeDAG, op_id: int, tf32: bool) -> str | None:
     return None
 
 
+def has_tf32_products(dag: ComputeDAG) -> bool:
+    """Whether a graph has products of float32 that tensor cores would round to tf32."""
+    return any(instruction_for(dag, number, tf32=True) == "tf32" for number in range(len(dag.ops)))
+
+
 def as_matmul(dag: ComputeDAG, op_id: int, kind: str) -> ComputeDAG:
     """A graph in which operation `op_id` is done by four: its factors gathered as matrices (numbers `op_id` and the
     next, zeros beyond their ends), their product (`op_id` + 2), and what picks the result from that (`op_id` + 3).

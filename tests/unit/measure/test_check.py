@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from compiler.measure.check import Expected, poison, random_input
+from compiler.measure.task_buffers import TaskSetup
 from compiler.runtime.artifact import ArgSpec, Array
 
 
@@ -62,3 +63,17 @@ def test_poison_never_equals_an_input_range(dtype: str) -> None:
     ordinary = random_input(ArgSpec("x", (3, 3), dtype, False), 0, "k", 0)
     assert output.dtype.kind == "b" or not (output == ordinary).any()
     assert ordinary.dtype == dtype
+
+
+def test_rounding_to_tf32_is_allowed_only_where_it_is_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    for depth in (16, 256, 4096):
+        a, b = rng.uniform(-1, 1, (64, depth)).astype("float32"), rng.uniform(-1, 1, (depth, 64)).astype("float32")
+        one, other = (((x.view("uint32") + 0x1000) & 0xFFFFE000).view("float32") for x in (a, b))
+        strict, loose = (
+            Expected.of("c", a @ b, 2.0 * depth, TaskSetup(tf32=tf32).rounding("float32")) for tf32 in (False, True)
+        )
+        assert strict.mismatch(one @ other)
+        assert not loose.mismatch(one @ other)
+        assert loose.mismatch((one @ other) + 0.1 * np.abs(a @ b).max())
+    assert TaskSetup(tf32=True).rounding("float16") == 1.0

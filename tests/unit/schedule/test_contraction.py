@@ -5,7 +5,7 @@ import pytest
 
 from compiler import te
 from compiler.errors import DefinitionError
-from compiler.schedule.contraction import as_matmul, contraction_of, depth_is_inner, instruction_for
+from compiler.schedule.contraction import as_matmul, contraction_of, depth_is_inner, has_tf32_products, instruction_for
 from compiler.schedule.dag import ComputeDAG
 from compiler.te.evaluate import evaluate
 from compiler.te.tensor import ComputeOp
@@ -88,7 +88,9 @@ def test_float32_is_rounded_only_where_that_is_allowed() -> None:
     number = result_of(dag)
     assert instruction_for(dag, number, tf32=False) is None
     assert instruction_for(dag, number, tf32=True) == "tf32"
+    assert has_tf32_products(dag)
     half = product(32, 32, 32)
+    assert not has_tf32_products(half)
     assert instruction_for(half, result_of(half), tf32=False) == "f16"
     bf16 = product(32, 32, 32, "bfloat16")
     assert instruction_for(bf16, result_of(bf16), tf32=False) == "bf16"
