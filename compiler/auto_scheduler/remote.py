@@ -1,12 +1,13 @@
-"""In: what measures programs elsewhere: on the devices of a fleet, or in a process of this machine that was started for
+"""In: what measures programs elsewhere: on the devices of a fleet, or by a worker of this machine that is started for
 it. Out: runners for `TuningOptions`.
 
-Always: programs run in a process of their own, here too, so a measurement never harms the one who asks for it.
+Always: both are runners of a fleet, so what a lost worker was timing is timed again; programs run in a process of their
+own, here too, so a measurement never harms the one who asks for it.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from compiler import config
 from compiler.driver.bench import DeviceFacts
@@ -14,12 +15,26 @@ from compiler.errors import NotYetError, OptionError
 from compiler.measure.fleet import DESCRIBE_VERB, Courier, FleetRunner, asked, device_queue
 from compiler.measure.options import MeasureOptions
 from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.runner import LocalRunner
 from compiler.measure.worker_main import resolve
 from compiler.schedule.task import SearchTask
 
 _COURIER = "tasks.rpc:prefect_courier"
 """(host, port, priority) -> Courier: by name, since the compiler knows nothing of Prefect."""
+_LOCAL = "tasks.local_fleet:LocalFleet"
+"""(key, priority) -> _LocalFleet: by name, for the same reason."""
+
+LOCAL_KEY = "local-cpu"
+"""The device of a worker that is started for a script."""
+
+
+class _LocalFleet(Protocol):
+    """A worker of this machine, and the way to it."""
+
+    courier: Courier
+
+    def close(self) -> None:
+        """End the worker."""
+        ...
 
 
 class RPCRunner(FleetRunner):
@@ -50,19 +65,11 @@ class RPCRunner(FleetRunner):
         enable_cpu_cache_flush: bool = False,
         device: int = 0,
     ) -> None:
-        _require_processor(device)
-        if n_parallel < 1:
-            raise OptionError(f"n_parallel must be at least 1, not {n_parallel}")
-        options = MeasureOptions(
-            run_timeout_s=timeout,
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            cooldown_interval=cooldown_interval,
-            enable_cpu_cache_flush=enable_cpu_cache_flush,
+        options = _checked_options(
+            device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
         )
         courier: Courier = resolve(_COURIER)(host, port, priority)
-        self.facts = DeviceFacts(**asked(courier, device_queue(key), DESCRIBE_VERB, {}))
+        self.facts = _facts_of(courier, key)
         super().__init__(courier, key, replace(options, threads=self.facts.cores), in_flight=n_parallel)
 
     def run(
@@ -80,10 +87,11 @@ class RPCRunner(FleetRunner):
 
 
 class LocalRPCMeasureContext:
-    """A `runner` for this machine, in a process of its own, which ends with the context or its `with` block.
+    """A `runner` as `RPCRunner`, for a worker of this machine that is started for it and ends with the context or its
+    `with` block, or with this process. No server is needed.
 
-    `device` must be 0, the processor. `priority` and `n_parallel` are those of a fleet: here programs are timed one
-    after the other. The other parameters are those of `LocalRunner`.
+    The parameters are those of `RPCRunner`. A worker that is killed is replaced, and what it was timing is timed again.
+    There is one worker, so `n_parallel` says only how many chunks wait for it.
     """
 
     def __init__(
@@ -98,22 +106,61 @@ class LocalRPCMeasureContext:
         enable_cpu_cache_flush: bool = False,
         device: int = 0,
     ) -> None:
-        """Raises: NotYetError for another device."""
-        del priority, n_parallel
-        _require_processor(device)
-        self.runner = LocalRunner(timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush)
+        """Raises: NotYetError for another device; OptionError; MeasureError when the worker does not start."""
+        options = _checked_options(
+            device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
+        )
+        self._fleet: _LocalFleet = resolve(_LOCAL)(LOCAL_KEY, priority)
+        try:
+            facts = _facts_of(self._fleet.courier, LOCAL_KEY)
+        except BaseException:
+            self._fleet.close()
+            raise
+        self.runner = FleetRunner(
+            self._fleet.courier, LOCAL_KEY, replace(options, threads=facts.cores), in_flight=n_parallel
+        )
+
+    def close(self) -> None:
+        """End the worker; the runner is of no use after that."""
+        self.runner.close()
+        self._fleet.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.runner.close()
+        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "runner"):
-            self.runner.close()
+            self._fleet.close()
 
 
-def _require_processor(device: int) -> None:
+def _checked_options(
+    device: int,
+    n_parallel: int,
+    timeout: float,
+    number: int,
+    repeat: int,
+    min_repeat_ms: float,
+    cooldown_interval: float,
+    enable_cpu_cache_flush: bool,
+) -> MeasureOptions:
+    """The options of a runner. Raises: NotYetError, OptionError."""
     if device:
         raise NotYetError(f"programs cannot be measured on device {device} yet, only on the processor, which is 0")
+    if n_parallel < 1:
+        raise OptionError(f"n_parallel must be at least 1, not {n_parallel}")
+    return MeasureOptions(
+        run_timeout_s=timeout,
+        number=number,
+        repeat=repeat,
+        min_repeat_ms=min_repeat_ms,
+        cooldown_interval=cooldown_interval,
+        enable_cpu_cache_flush=enable_cpu_cache_flush,
+    )
+
+
+def _facts_of(courier: Courier, key: str) -> DeviceFacts:
+    """What a worker of the key says of its machine. Raises: MeasureError."""
+    return DeviceFacts(**asked(courier, device_queue(key), DESCRIBE_VERB, {}))

@@ -193,11 +193,20 @@ class Bench:
             return asdict(worker.call("compiler.driver.limits:measure_limits", request["threads"]))
 
     def _runner_for(self, options: MeasureOptions, *, gpu: bool) -> LocalRunner:
+        """What times on this machine's processor or a GPU. Raises: DeviceError when there is no such GPU."""
         key = options, gpu
         if self._runner is None or self._runner[0] != key:
             if self._runner is not None:
                 self._runner[1].close()
-            self._runner = key, CudaRunner(options, self._gpu or 0) if gpu else LocalRunner(options=options)
+                self._runner = None
+            runner = CudaRunner(options, self._gpu or 0) if gpu else LocalRunner(options=options)
+            if isinstance(runner, CudaRunner):
+                try:
+                    runner.check()
+                except DeviceError:
+                    runner.close()
+                    raise
+            self._runner = key, runner
         return self._runner[1]
 
     def _task(self, name: str, objects: Objects) -> SearchTask:

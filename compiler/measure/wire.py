@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 
 from compiler.errors import MeasureError, RetuneError, refusing_depth
+from compiler.gpu_facts import GpuFacts
 from compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import MeasureResult
 from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, ExternBuffer, ExternCall, KernelArtifact
+from compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 from compiler.schedule.dag import ComputeDAG, Node
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.task import SearchTask, restored_task
@@ -58,6 +59,7 @@ _PLAIN = (
     *(Axis, Combiner, ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, Reduce, ReducedValue),
     *(Tensor, TensorRead, Values, Node, HardwareParams),
     *(MeasureOptions, MeasureResult, KernelArtifact, ArgSpec, ExternBuffer, ExternCall, Packing),
+    *(DeviceCode, GpuFacts, KernelLaunch),
 )
 """Frozen classes that are made from their fields."""
 

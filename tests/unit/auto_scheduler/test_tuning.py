@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import auto_scheduler
+from compiler import auto_scheduler, config
 from compiler.auto_scheduler import (
     EmptyPolicy,
     LocalRPCMeasureContext,
@@ -33,10 +33,10 @@ from compiler.auto_scheduler import (
 )
 from compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
 from compiler.errors import DeviceError, MeasureError, NoRecordError, NotYetError, OptionError
+from compiler.measure.fleet import FleetRunner
 from compiler.measure.log import read_log
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import Measurement
-from compiler.measure.runner import LocalRunner
 from compiler.runtime.cuda import why_not
 from compiler.schedule.steps import Split
 from compiler.search.options import SearchOptions
@@ -102,7 +102,9 @@ def test_j4_programs_for_a_gpu_are_searched_for_and_measured_where_there_is_one(
     (first,) = policy.propose(1)
     assert "blockIdx.x" in str(first.state)
     if missing := why_not():
-        with LocalRPCMeasureContext() as context, pytest.raises(DeviceError, match=re.escape(missing[:20])):
+        with pytest.raises(DeviceError, match=re.escape(missing[:20])):
+            task.tune(TuningOptions(2), policy)
+        with LocalRPCMeasureContext() as context, pytest.raises(MeasureError, match=re.escape(missing[:20])):
             task.tune(TuningOptions(2, runner=context.runner), policy)
     log = tmp_path / "log.json"
     save_records(log, [first], [MeasureResult((1.0,), MeasureStatus.OK, "", 1.0, 0.0)])
@@ -298,9 +300,14 @@ def test_a_fleet_that_is_not_there_is_told_and_the_local_context_has_a_runner() 
     for remote in (lambda: RPCRunner("board", "127.0.0.1", 9, device=1), lambda: LocalRPCMeasureContext(device=1)):
         with pytest.raises(NotYetError, match="device 1"):
             remote()
-    with LocalRPCMeasureContext(repeat=2) as context:
-        assert isinstance(context.runner, LocalRunner)
-        assert (context.runner.options.repeat, context.runner.options.min_repeat_ms) == (2, 0)
+    with pytest.raises(OptionError, match="n_parallel"):
+        LocalRPCMeasureContext(n_parallel=0)
+    with LocalRPCMeasureContext(repeat=2, n_parallel=3, timeout=7, cooldown_interval=0.1) as context:
+        runner = context.runner
+        assert isinstance(runner, FleetRunner)
+        assert (runner.options.repeat, runner.options.min_repeat_ms, runner.in_flight) == (2, 0, 3)
+        assert (runner.options.run_timeout_s, runner.options.cooldown_interval) == (7, 0.1)
+        assert runner.options.threads == config.usable_cores()
 
 
 @pytest.mark.parametrize(

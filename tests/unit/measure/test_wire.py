@@ -10,12 +10,14 @@ import pytest
 
 from compiler import te
 from compiler.driver.build import build_kernel
+from compiler.driver.hardware import hardware_of
 from compiler.dtype import BFLOAT16
 from compiler.errors import MeasureError
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import MeasureResult
 from compiler.measure.wire import from_bytes, to_bytes
+from compiler.runtime.artifact import DeviceCode, KernelLaunch
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default import default_steps
 from compiler.schedule.task import SearchTask
@@ -67,6 +69,16 @@ def test_the_kernel_of_a_task_that_travelled_is_the_same() -> None:
     again = from_bytes(to_bytes(task))
     assert build_kernel(again, default_steps(again.dag), "k") == kernel
     assert from_bytes(to_bytes(kernel)) == kernel
+    launches = (KernelLaunch("k_0", (8, 1, 1), (64, 2, 1), 32, 4), KernelLaunch("k_1", (1, 1, 1), (32, 1, 1)))
+    of_a_gpu = replace(kernel, device=DeviceCode("cubin", launches, (0, 256)))
+    assert from_bytes(to_bytes(of_a_gpu)) == of_a_gpu
+
+
+def test_a_task_for_a_gpu_travels_with_what_the_gpu_is() -> None:
+    target = Target("cuda -arch=sm_90")
+    task = SearchTask("matmul", workloads.matmul(32, 32, 32), target, hardware_of(target, 1))
+    assert task.hardware.facts is not None
+    assert from_bytes(to_bytes(task)).hardware == task.hardware
 
 
 def test_the_workload_of_a_task_that_travelled_is_registered() -> None:
