@@ -4,7 +4,8 @@ has the same time, so two runs with one seed store the same records.
     python -m benchmarks.simulated '{"job": {...}, "pause": 0.1}'
 
 Everything of a run is real, the search, the cost model, Prefect, the store and, where asked for, the processes that
-build and run programs; only the times are a hash of the program. Tests of faults and the soak of a long run use it.
+build and run programs; only the times are a hash of the program. Tests of faults and the soak of a long run use it. A
+job for a fleet goes to its workers, which `benchmarks.simulated_worker` makes.
 """
 
 import ctypes
@@ -32,6 +33,7 @@ from compiler.measure.runner import LocalRunner
 from compiler.schedule.steps import Step, dump_steps
 from compiler.schedule.task import SearchTask
 from flows import allocate_trials as allocation
+from flows.located import located, reaching_fleet
 from flows.parameters import TuneJob
 from tasks.extract import extract_tasks
 from tasks.plan import FleetPlan
@@ -98,10 +100,16 @@ class SimulatedMeasurer:
     def _told(self, task: SearchTask, steps: Sequence[Step], measured: Measurement) -> Measurement:
         if measured.status is not MeasureStatus.OK:
             return measured
-        number = crc32(f"{task.workload_key} {dump_steps(steps)}".encode())
-        if number % 16 == 0 and not self._simulation.is_real:
+        seconds = made_up_seconds(task.workload_key, dump_steps(steps))
+        if seconds is None and not self._simulation.is_real:
             return replace(measured, costs=(), status=MeasureStatus.RUN_TIMEOUT, error="made up")
-        return replace(measured, costs=(1e-4 * (1 + number / 2**32),), censored=False, contention=None)
+        return replace(measured, costs=(seconds or 1e-4,), censored=False, contention=None)
+
+
+def made_up_seconds(task_key: str, steps: str) -> float | None:
+    """The time of a program, given as steps text; None for the one in sixteen that fails."""
+    number = crc32(f"{task_key} {steps}".encode())
+    return None if number % 16 == 0 else 1e-4 * (1 + number / 2**32)
 
 
 _read_clock, _read_clock_ns = time.time, time.time_ns
@@ -118,17 +126,18 @@ def move_clock(seconds: float) -> None:
 def simulated(simulation: dict[str, Any]) -> TuningSummary:
     """Tune as `tune_network` does, without compiling the network in the end."""
     made = Simulation(**simulation)
-    job = TuneJob(**made.job)
+    job = located(TuneJob(**made.job))
 
     @contextmanager
-    def open_workers(options: MeasureOptions, _: FleetPlan | None = None) -> Iterator[Workers]:
+    def open_workers(options: MeasureOptions, *_: FleetPlan | int | None) -> Iterator[Workers]:
         with LocalMeasurer.with_options(options) as real:
             yield Workers(SimulatedMeasurer(made, real), real.builder, real.runner)
 
-    setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use
+    if not job.fleet:
+        setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        spent = allocation.allocate_trials(job, run.run_id)
+        spent = reaching_fleet(allocation.allocate_trials, job)(job, run.run_id)
         complete_run(run.run_id, job.place, {"trials": spent.trials})
     return spent
 
@@ -138,9 +147,14 @@ def command(simulation: Simulation) -> list[str]:
     return [sys.executable, "-P", "-m", "benchmarks.simulated", json.dumps(asdict(simulation))]
 
 
+def end_with_parent() -> None:
+    """Let this process be killed when the thread that started it is gone, and so when its process is."""
+    ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
+
+
 def main(text: str) -> int:
     """Run one simulation; 2 for an error of ours, with a sentence on stderr. Ends with the process that started it."""
-    ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
+    end_with_parent()
     simulation = json.loads(text)
     if simulation["file_size"]:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -63,17 +63,24 @@ class Pulse:
 
 
 class Agent:
-    """Does the errands of `queues`, one at a time, on a bench of its own, and holds `lane` meanwhile."""
+    """Does the errands of `queues`, one at a time, on a bench of its own, and holds `lane` meanwhile. The bench builds
+    `parallel` programs at once; `bench` is one to use instead, closed with the agent.
+    """
 
     def __init__(
-        self, store: ErrandStore, queues: Sequence[str], parallel: int | None = None, lane: Lane = nullcontext
+        self,
+        store: ErrandStore,
+        queues: Sequence[str],
+        parallel: int | None = None,
+        lane: Lane = nullcontext,
+        bench: Bench | None = None,
     ) -> None:
         self.name = f"{config.host_name()}, process {os.getpid()}"
         self._store = store
         self._queues = tuple(queues)
         self._lane = lane
         gpus = (gpu_of_key(queue.removeprefix(device_queue(""))) for queue in queues)
-        self._bench = Bench(parallel, next((gpu for gpu in gpus if gpu is not None), None))
+        self._bench = bench or Bench(parallel, next((gpu for gpu in gpus if gpu is not None), None))
         self._busy = threading.Lock()
         self._leaving = False
         self._doing: Errand | None = None

@@ -5,6 +5,7 @@ import subprocess
 import threading
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,22 +13,28 @@ from prefect import get_client
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
 from prefect.settings import PREFECT_API_URL
 
+from benchmarks.fleet import errands_in, serving
+from benchmarks.simulated import Simulation, simulated
+from benchmarks.simulated_worker import SimulatedWorker
 from compiler import auto_scheduler, config, te
 from compiler.cost_model.random import RandomModel
 from compiler.errors import MeasureError, OptionError
-from compiler.measure.fleet import FleetBuilder
+from compiler.measure.fleet import BUILD, FleetBuilder, device_queue
 from compiler.schedule.task import SearchTask
 from compiler.search.policy import SketchPolicy
 from compiler.target import HardwareParams, Target
 from compiler.te.tensor import Tensor
+from flows.parameters import TuneJob
 from flows.tune_network import tune_network
 from storage.errands import ErrandStore
 from storage.parquet import ParquetRecordStore
+from storage.place import open_medium
 from tasks import courier, rpc
 from tasks.courier import StoreCourier
 from tasks.lanes import lane_name
 from tests.flows.fleet_workers import wait_until, worker
 from tests.flows.networks import write_mlp
+from tests.flows.test_faults import Outcome, outcome
 from tests.unit.search.workloads import matmul
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -58,7 +65,8 @@ def kill_at_work(process: "subprocess.Popen[bytes]", queue: str, place: Path) ->
     process.kill()
 
 
-@pytest.mark.parametrize("victim", ["build", pytest.param("device-cpu", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["build", "device-cpu"])
 def test_a_lost_worker_costs_nothing_but_time(victim: str, place: Path, tmp_path: Path) -> None:
     network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
     common = ("--fleet", "folder", "--storage", str(place))
@@ -84,6 +92,70 @@ def test_a_lost_worker_costs_nothing_but_time(victim: str, place: Path, tmp_path
     assert sum(bool(record.costs) for record in records) > TRIALS / 2
     assert {record.device for record in records} == {config.device_name()}
     assert left_in(place) == []
+
+
+def run_on_fleet(tmp_path: Path, place: Path, name: str) -> Outcome:
+    """A run with made-up times on whoever serves the fleet; what it has stored."""
+    network, home = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8), tmp_path / name
+    job = TuneJob.checked(str(network), 96, threads=1, batch=32, home=str(home), fleet="folder", on_device="board")
+    simulated(asdict(Simulation(asdict(job))))
+    assert left_in(place) == []
+    return outcome(home)
+
+
+def test_workers_share_the_work_come_and_go_and_the_run_ends_the_same(place: Path, tmp_path: Path) -> None:
+    """One of each kind; then two that build, and one that times is added when the run waits for it; then a builder is
+    killed at work. The run is the same every time.
+    """
+    build = SimulatedWorker(str(place), (BUILD,), build_seconds=0.03)
+    timing = SimulatedWorker(str(place), (device_queue("board"),), time_seconds=0.005)
+    first, second, former, added = (tmp_path / f"{name}.log" for name in ("first", "second", "former", "added"))
+    with ExitStack() as workers:
+        workers.enter_context(serving(build, first))
+        with serving(timing, former):
+            alone = run_on_fleet(tmp_path, place, "alone")
+        assert len(alone) == 96
+        builds, timings = errands_in(first), errands_in(former)
+        assert builds >= 12
+
+        helper = workers.enter_context(serving(build, second))
+
+        over = threading.Event()
+
+        def add() -> None:
+            """A worker ends with the thread that started it."""
+            wait_until(lambda: bool(ErrandStore(place).standings(device_queue("board"))), 60.0)
+            with serving(timing, added):
+                over.wait(120.0)
+
+        adding = threading.Thread(target=add)
+        adding.start()
+        assert run_on_fleet(tmp_path, place, "joined") == alone
+        over.set()
+        adding.join()
+        assert errands_in(second) >= 1
+        assert errands_in(first) - builds + errands_in(second) == builds, "every errand is taken once"
+        assert errands_in(added) == timings
+
+        workers.enter_context(serving(timing, tmp_path / "last.log"))
+        killing = threading.Thread(target=kill_at_work, args=(helper, BUILD, place))
+        killing.start()
+        assert run_on_fleet(tmp_path, place, "disturbed") == alone
+        killing.join()
+        assert helper.wait(10) == -signal.SIGKILL
+        assert ", attempt 2" in first.read_text(), "what was lost is done by another"
+
+
+def test_errands_and_object_code_travel_through_an_object_store(
+    s3_place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNE_FLEET_STORAGE", s3_place)
+    both = SimulatedWorker(s3_place, (BUILD, device_queue("board")))
+    with serving(both, tmp_path / "worker.log"):
+        assert len(run_on_fleet(tmp_path, tmp_path / "fleet", "state")) == 96
+    assert errands_in(tmp_path / "worker.log") > 10
+    assert [name for folder in ("queues", "objects") for name in open_medium(s3_place).files(folder)] == []
+    assert not (tmp_path / "fleet").exists()
 
 
 def left_in(place: Path) -> list[str]:
