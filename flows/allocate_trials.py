@@ -24,8 +24,8 @@ from tasks.workers import Workers, open_workers
 
 
 @flow(name="allocate-trials", flow_run_name="allocate-trials-{job.label}")
-def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
-    """Spend the budget of `job` on its tasks; what the run has spent before counts."""
+def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -> TuningSummary:
+    """Spend the budget of `job` on its tasks; what the run has spent before counts. `bar` is filled meanwhile."""
     home, device = job.place, job.device
     extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
@@ -40,7 +40,7 @@ def allocate_trials(job: TuneJob, run_id: str) -> TuningSummary:
     budget = job.budget
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     began = time.monotonic() - tuning.elapsed
-    bar = ProgressBar(run_id, job.network)
+    bar = bar or ProgressBar.begun(run_id, job.network)
     with open_workers(measuring, job.plan, job.gpu) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
             if tuning.is_stalled(job.early_stopping):

@@ -14,14 +14,15 @@ from prefect.runtime import flow_run
 
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
+from compiler.driver.operators import label_of
 from compiler.driver.report import Comparison, Report
 from compiler.driver.winners import Winner, decided, finalists
 from flows.located import located, reaching_fleet
-from flows.parameters import TuneJob, label_of
+from flows.parameters import TuneJob
 from flows.progress import PhaseAdvanced, PhaseStarted, announce
 from tasks.compile import compile_to
 from tasks.extract import extract_tasks
-from tasks.report import publish
+from tasks.report import keep_result, publish
 from tasks.store import best_of_every_task, best_records, complete_run, open_run
 from tasks.train import begin_tuning
 from tasks.verify import confirm, limits_of_machine, verify
@@ -87,7 +88,7 @@ def compile_network(
             job.run_folder(run.run_id),
             compiled.limits,
         )
-        complete_run(run.run_id, job.place, report.summary())
+        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
     return report
 
 

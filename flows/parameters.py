@@ -13,7 +13,7 @@ from typing import Any, Self
 from compiler import config
 from compiler.driver.budget import Budget
 from compiler.driver.measuring import WEIGHTS, network_options
-from compiler.driver.operators import is_operator, operator_label
+from compiler.driver.operators import label_of
 from compiler.driver.tuning import Origin
 from compiler.errors import OptionError
 from compiler.measure.options import MeasureOptions
@@ -206,11 +206,6 @@ class TuneJob:
     def run_folder(self, run_id: str) -> Path:
         """Where a run keeps its report and its compiled network."""
         return Path(self.home) / "runs" / run_id
-
-
-def label_of(network: str) -> str:
-    """A name of the zoo as it is, of a path the name of the file, of an operator its name and sizes."""
-    return operator_label(network) if is_operator(network) else Path(network).stem or network
 
 
 def _require(holds: bool, sentence: str) -> None:

@@ -13,15 +13,16 @@ Always: the same command after a crash goes on where the stored records end.
 from prefect import flow
 from prefect.runtime import flow_run
 
+from compiler.driver.operators import label_of
 from compiler.driver.report import Report
 from flows.allocate_trials import allocate_trials
 from flows.compile_network import compile_best
 from flows.located import located, reaching_fleet
-from flows.parameters import TuneJob, label_of
+from flows.parameters import TuneJob
 from flows.progress import PhaseStarted, announce
 from tasks.extract import extract_tasks
-from tasks.report import publish, write_page
-from tasks.show import show_report
+from tasks.report import keep_result, publish, write_page
+from tasks.show import ProgressBar, show_report
 from tasks.store import complete_run, open_run
 
 
@@ -66,7 +67,8 @@ def tune_network(
     announce(PhaseStarted(f"reading {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        spent = reaching_fleet(allocate_trials, job)(job, run.run_id)
+        bar = ProgressBar.begun(run.run_id, job.network)
+        spent = reaching_fleet(allocate_trials, job)(job, run.run_id, bar)
         compiled = reaching_fleet(compile_best, job)(job, run.run_id)
         report = publish(
             run.run_id,
@@ -79,7 +81,7 @@ def tune_network(
             job.run_folder(run.run_id),
             compiled.limits,
         )
-        complete_run(run.run_id, job.place, report.summary())
+        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
         facts = write_page(run.run_id, job.place, job.run_folder(run.run_id))
         show_report(report, facts.course)
     return report

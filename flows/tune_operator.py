@@ -19,7 +19,8 @@ from flows.located import located, reaching_fleet
 from flows.parameters import TuneJob
 from flows.progress import PhaseStarted, announce
 from tasks.extract import extract_any
-from tasks.report import publish_operator
+from tasks.report import keep_result, publish_operator
+from tasks.show import ProgressBar
 from tasks.store import best_records, complete_run, open_run
 from tasks.verify import confirm
 from tasks.workers import open_workers
@@ -66,11 +67,14 @@ def tune_operator(
     )
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        spent = reaching_fleet(allocate_trials, job)(job, run.run_id)
+        bar = ProgressBar.begun(run.run_id, job.network)
+        spent = reaching_fleet(allocate_trials, job)(job, run.run_id, bar)
         announce(PhaseStarted("confirming the best programs"))
         winner = reaching_fleet(confirm_operator, job)(job)
-        report = publish_operator(run.run_id, job.describe(), spent, winner, job.run_folder(run.run_id))
-        complete_run(run.run_id, job.place, report.summary())
+        folder = job.run_folder(run.run_id)
+        report = publish_operator(run.run_id, job.describe(), spent, winner, folder)
+        files = (folder / "report.json", folder / "report.md")
+        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), files))
     return report
 
 

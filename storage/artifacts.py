@@ -63,23 +63,38 @@ class ArtifactStore:
             StoreError: the key is unsafe, or the medium refused.
             CorruptRecordError: a file is missing or is not what was stored.
         """
-        folder, listed = _place(key)
+        sums = self._sums(key)
+        return None if sums is None else {name: self._checked(key, name, digest) for name, digest in sums.items()}
+
+    def read(self, key: str, name: str) -> bytes | None:
+        """One of the files stored under `key`, or None when there is none of that name.
+
+        Raises: as `get`.
+        """
+        digest = (self._sums(key) or {}).get(name)
+        return None if digest is None else self._checked(key, name, digest)
+
+    def _sums(self, key: str) -> dict[str, str] | None:
+        """The checksums of the files of a key, by name; None when there is no such key."""
+        _, listed = _place(key)
         try:
             contents = json.loads(self._medium.read(listed))
+            return {_relative(name): str(each["sha256"]) for name, each in contents.items()}
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptRecordError(f"{self._medium.where(listed)} cannot be read: {error}") from error
-        found = {}
-        for name, expected in contents.items():
-            where = self._medium.where(f"{folder}/{name}")
-            try:
-                found[name] = self._medium.read(f"{folder}/{_relative(name)}")
-            except FileNotFoundError:
-                raise CorruptRecordError(f"{where} is missing, though {listed} lists it") from None
-            if _digest(found[name]) != expected["sha256"]:
-                raise CorruptRecordError(f"{where} is damaged: {listed} has another checksum")
-        return found
+
+    def _checked(self, key: str, name: str, digest: str) -> bytes:
+        folder, listed = _place(key)
+        where = self._medium.where(f"{folder}/{name}")
+        try:
+            data = self._medium.read(f"{folder}/{name}")
+        except FileNotFoundError:
+            raise CorruptRecordError(f"{where} is missing, though {listed} lists it") from None
+        if _digest(data) != digest:
+            raise CorruptRecordError(f"{where} is damaged: {listed} has another checksum")
+        return data
 
     def keys(self) -> tuple[str, ...]:
         """Every key, sorted."""

@@ -8,9 +8,10 @@ from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.extract import ExtractedNetwork, extract_network
 from compiler.driver.operators import ExtractedOperator, extract_operator, is_operator
+from tasks.names import named
 
 
-@task(name="extract-tasks", task_run_name="extract-{network}", cache_policy=NO_CACHE)
+@task(name="extract-tasks", task_run_name=named("extract", "network"), cache_policy=NO_CACHE)
 def extract_tasks(
     network: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
 ) -> ExtractedNetwork:
@@ -27,7 +28,7 @@ def extracted(
     return extract_network(subject, target, threads, shapes, winograd)
 
 
-@task(name="extract-tasks", task_run_name="extract-{subject}", cache_policy=NO_CACHE)
+@task(name="extract-tasks", task_run_name=named("extract", "subject"), cache_policy=NO_CACHE)
 def extract_any(
     subject: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
 ) -> ExtractedNetwork | ExtractedOperator:

@@ -1,10 +1,11 @@
-"""In: what a run spent and found. Out: its report, as files.
+"""In: what a run spent and found. Out: its report, as files, and what the ledger says of it.
 
 Always: complete; what fell back to a default schedule is named.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -16,7 +17,8 @@ from compiler.driver.operator_report import OperatorReport
 from compiler.driver.report import Comparison, Report
 from compiler.driver.tuning import TuningSummary
 from compiler.driver.winners import Winner
-from storage.place import Place
+from storage.artifacts import ArtifactStore, content_key
+from storage.place import Place, is_remote
 from storage.runs import RunLedger
 from tasks.pages.facts import RunFacts, facts_of
 from tasks.pages.page import page
@@ -59,3 +61,18 @@ def publish_operator(
     (folder / "report.json").write_text(report.to_json(), encoding="utf-8")
     create_markdown_artifact(report.markdown(), key=f"report-{run_id.lower()}", description="Tuning report")
     return report
+
+
+@task(name="keep-result", task_run_name="keep-result-{run_id}", cache_policy=NO_CACHE)
+def keep_result(run_id: str, home: Place, summary: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
+    """What the ledger is to say of a finished run. Where the store is a URL, the files that the run has made in the
+    state folder of its machine go there as well, by their content, and the summary has their key as `artifact`.
+
+    Raises: StoreError.
+    """
+    if not is_remote(home):
+        return dict(summary)
+    files = {path.name: path.read_bytes() for path in paths}
+    key = content_key(files)
+    ArtifactStore(home).put(key, files)
+    return {**summary, "artifact": key}

@@ -6,7 +6,9 @@ In the UI these are artifacts of the flow run: how far it is, the report, its ke
 import math
 import re
 from base64 import b64encode
+from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Self
 from uuid import UUID
 
 from prefect import task
@@ -23,18 +25,25 @@ from compiler.driver.report import Report
 from tasks.pages.charts import latency_chart, network_chart
 
 
+@dataclass(frozen=True, slots=True)
 class ProgressBar:
-    """A bar in the UI that is filled as the budget is spent."""
+    """A bar in the UI that is filled as the budget is spent. It belongs to the flow run that began it; another one may
+    fill it.
+    """
 
-    def __init__(self, run_id: str, network: str) -> None:
+    artifact: UUID
+
+    @classmethod
+    def begun(cls, run_id: str, network: str) -> Self:
+        """An empty bar of the present flow run."""
         description = f"How much of the budget for {network} is spent by run {run_id}"
         made = create_progress_artifact(0.0, key=key_of("budget", network), description=description)
         assert isinstance(made, UUID)  # only in an asynchronous flow it is something to be awaited
-        self._artifact = made
+        return cls(made)
 
     def show(self, spent: float) -> None:
         """Fill the bar up to the share `spent`, 0 to 1."""
-        update_progress_artifact(self._artifact, round(min(1.0, max(0.0, spent)) * 100, 1))
+        update_progress_artifact(self.artifact, round(min(1.0, max(0.0, spent)) * 100, 1))
 
 
 @task(name="show-report", task_run_name="show-report", cache_policy=NO_CACHE)

@@ -10,9 +10,10 @@ from compiler.driver.stale import Prospect, prospect
 from storage.parquet import ParquetRecordStore
 from storage.place import Place
 from tasks.extract import extracted
+from tasks.names import named
 
 
-@task(name="judge", task_run_name="judge-{network}", cache_policy=NO_CACHE)
+@task(name="judge", task_run_name=named("judge", "network"), cache_policy=NO_CACHE)
 def judge(network: str, home: Place, target: str, device: str, threads: int, shapes: Sequence[str] = ()) -> Prospect:
     """What the records of this machine promise of the network."""
     subject = extracted(network, target, threads, tuple(shapes))

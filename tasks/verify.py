@@ -17,6 +17,7 @@ from compiler.frontend.network import network_bytes
 from compiler.measure.worker_process import WorkerProcess
 from compiler.schedule.task import SearchTask
 from tasks.fleet import open_courier
+from tasks.names import named
 from tasks.plan import FleetPlan
 from tasks.workers import Workers
 
@@ -27,7 +28,7 @@ def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequ
     return choose_winner(search_task, programs, workers.builder, workers.runner)
 
 
-@task(name="verify", task_run_name="verify-{network}", cache_policy=NO_CACHE)
+@task(name="verify", task_run_name=named("verify", "network"), cache_policy=NO_CACHE)
 def verify(
     network: str, compiled: Mapping[str, Path], threads: int, seed: int, plan: FleetPlan | None = None
 ) -> Comparison:

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from compiler import te
@@ -167,6 +168,13 @@ def operator_label(text: str) -> str:
     """The operator of a line, short enough for a list. Raises: OptionError."""
     operator = Operator.parsed(text)
     return "_".join([operator.name.removeprefix("retune."), *map(str, operator.args)])
+
+
+def label_of(subject: str) -> str:
+    """What is to be tuned, short enough for a list: a name of the zoo as it is, of a path the name of the file, of an
+    operator its name and sizes.
+    """
+    return operator_label(subject) if is_operator(subject) else Path(subject).stem or subject
 
 
 @dataclass(frozen=True, slots=True)

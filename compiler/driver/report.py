@@ -130,6 +130,11 @@ class Report:
         )
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """What the run has made: the compiled network, and what `write` writes."""
+        return (Path(self.artifact), *(Path(self.folder) / name for name in ("report.json", "report.md")))
+
+    @property
     def is_right(self) -> bool:
         """Whether the compiled network computes what it should."""
         return self.comparison.is_right

@@ -1,13 +1,17 @@
-"""In: a state folder. Out: its runs, and a page about one of them. Always: only reads, but for the page."""
+"""In: a state folder. Out: its runs, a page about one of them, and what one has made. Always: only reads, but for the
+page and the files that are fetched.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from compiler.errors import OptionError
+from compiler.errors import CorruptRecordError, OptionError
 from flows.commands.output import Column, Json, Output, Quiet, milliseconds
 from flows.commands.records import Store, home_of, state_folder_of
+from storage.artifacts import ArtifactStore, content_key
+from storage.files import publish
 from storage.runs import RunLedger
 from tasks.pages.facts import facts_of, find_run, moment
 from tasks.pages.page import page
@@ -45,8 +49,11 @@ def runs(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> No
     )
 
 
+WhichRun = Annotated[str, typer.Argument(help="A run's id, its beginning or its end, or `latest`.")]
+
+
 def report(
-    run: Annotated[str, typer.Argument(help="A run's id, its beginning or its end, or `latest`.")] = "latest",
+    run: WhichRun = "latest",
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page to write. Default: report.html in the run's folder.")
     ] = None,
@@ -66,3 +73,31 @@ def report(
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
     output.say(f"{path}", run_id=info.run_id, page=path)
+
+
+def fetch(
+    run: WhichRun = "latest",
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to. Default: the run's folder in the state folder.")
+    ] = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch the compiled network and the report of a run of another machine from a store at a URL."""
+    home = home_of(store)
+    info = find_run(home, run)
+    key = (info.summary or {}).get("artifact")
+    if not key:
+        made = f"{info.describe.get('home')}/runs/{info.run_id} of the machine that it ran on"
+        raise OptionError(f"run {info.run_id} has not put its files into {home}; they are in {made}")
+    files = ArtifactStore(home).get(key)
+    if files is None:
+        raise OptionError(f"the files of run {info.run_id} are not in {home} any more")
+    if content_key(files) != key:
+        raise CorruptRecordError(f"the files of run {info.run_id} in {home} are not those that it made")
+    folder = (to or state_folder_of(store) / "runs" / info.run_id).absolute()
+    publish({folder / name: data for name, data in files.items()})
+    output = Output(as_json, quiet)
+    for name in sorted(files):
+        output.say(str(folder / name), run_id=info.run_id, file=folder / name)

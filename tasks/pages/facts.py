@@ -15,6 +15,7 @@ from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import cause_of
 from compiler.errors import OptionError
 from compiler.measure.record import MeasureRecord, MeasureStatus
+from storage.artifacts import ArtifactStore
 from storage.parquet import ParquetRecordStore
 from storage.place import Place, local_folder
 from storage.rounds import Field, rounds_of
@@ -132,7 +133,7 @@ def find_run(home: Place, wanted: str) -> RunInfo:
 
 def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts:
     """Everything about a run; `folder` is where its report is, when that is not below `home`. Raises: StoreError."""
-    report = _report((folder or local_folder(home) / "runs" / info.run_id) / "report.json")
+    report = _report((folder or local_folder(home) / "runs" / info.run_id) / "report.json") or _kept_report(home, info)
     rounds = rounds_of(home, info.run_id)
     keys = dict.fromkeys(str(row["task_key"]) for row in rounds if row.get("task_key"))
     store = ParquetRecordStore(home)
@@ -180,6 +181,17 @@ def _report(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return found
+
+
+def _kept_report(home: Place, info: RunInfo) -> dict[str, Any]:
+    """The report of a run of another machine, where the store is a URL; nothing when there is none.
+
+    Raises: StoreError.
+    """
+    key = (info.summary or {}).get("artifact")
+    data = ArtifactStore(home).read(key, "report.json") if key else None
+    found: dict[str, Any] = json.loads(data) if data else {}
     return found
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,16 @@ def test_every_command_that_prints_has_json_and_quiet() -> None:
     for command in commands:
         assert command.callback is not None
         assert {"as_json", "quiet"} <= set(inspect.signature(command.callback).parameters), command.callback
+
+
+def test_every_command_is_told_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    table, _, _ = text.partition("## Exit codes")
+    for app in (cli.app, cli.records_app):
+        for command in app.registered_commands:
+            assert command.callback is not None
+            name = command.name or command.callback.__name__
+            assert re.search(rf"`(records )?{name}[ `]", table), name
 
 
 @pytest.mark.usefixtures("folder")

@@ -7,6 +7,7 @@ import pytest
 
 from compiler import config
 from compiler.errors import OptionError
+from compiler.executor.network import CompiledNetwork
 from compiler.features import FEATURE_VERSION
 from flows import retune_stale as module
 from flows.compile_network import compile_network
@@ -14,10 +15,13 @@ from flows.parameters import TuneJob
 from flows.retune_stale import retune_stale
 from flows.train_cost_model import train_cost_model
 from flows.tune_operator import tune_operator
+from storage.artifacts import ArtifactStore
 from storage.lessons import LessonStore
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
+from tasks.pages.facts import facts_of
 from tests.flows.networks import write_mlp
+from tests.flows.test_cli import run
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
@@ -32,9 +36,9 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     records = ParquetRecordStore(home).records()
     assert len(records) == 48
     assert {record.task_key for record in records} == {'["retune.matmul", 32, 48, 16]'}
-    (run,) = RunLedger(home).list()
-    assert run.is_complete
-    assert json.loads((home / "runs" / run.run_id / "report.json").read_text())["record_id"] == report.record_id
+    (info,) = RunLedger(home).list()
+    assert info.is_complete
+    assert json.loads((home / "runs" / info.run_id / "report.json").read_text())["record_id"] == report.record_id
 
     trained = train_cost_model([OPERATOR], threads=1, home=str(home))
     assert (trained.tasks, trained.programs) == (1, 48)
@@ -49,7 +53,7 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
         [OPERATOR], window_minutes=0.1, slice_minutes=0.1, least_gain=0.0, threads=1, home=str(home)
     )  # fmt: skip
     assert len(ParquetRecordStore(home).records()) > 48
-    assert again[0].run_id != run.run_id
+    assert again[0].run_id != info.run_id
 
 
 def test_a_network_is_compiled_with_what_is_known(tmp_path: Path) -> None:
@@ -59,7 +63,27 @@ def test_a_network_is_compiled_with_what_is_known(tmp_path: Path) -> None:
     assert report.trials == 0
     assert ParquetRecordStore(home).records() == []
     assert Path(report.artifact).exists()
-    assert all(run.is_complete for run in RunLedger(home).list())
+    assert all(info.is_complete for info in RunLedger(home).list())
+
+
+def test_what_a_run_on_an_object_store_has_made_is_fetched_on_another_machine(
+    tmp_path: Path, s3_place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = write_mlp(tmp_path / "small.onnx")
+    monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "one"))
+    report = compile_network(str(network), threads=1, home=s3_place)
+    (info,) = RunLedger(s3_place).list()
+    assert info.summary
+    assert ArtifactStore(s3_place).keys() == (info.summary["artifact"],)
+    monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "two"))
+    assert run(monkeypatch, "fetch", "latest", "--store", s3_place) == 0
+    fetched = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.name for path in fetched] == ["report.json", "report.md", "small.retune"]
+    assert {path.parent for path in fetched} == {tmp_path / "two" / "runs" / info.run_id}
+    assert fetched[2].read_bytes() == Path(report.artifact).read_bytes()
+    assert CompiledNetwork.load(fetched[2]).plan.name == "small"
+    elsewhere = facts_of(s3_place, info, tmp_path / "three")
+    assert elsewhere.latencies["tuned"] == report.comparison.seconds("tuned")
 
 
 @pytest.mark.parametrize(("workload", "args", "said"), [("matrix", [1], "no operator"), ("matmul", [1], "inner")])

@@ -1,10 +1,13 @@
-"""`retune report` and `retune runs`."""
+"""`retune report`, `retune runs` and `retune fetch`."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from storage.artifacts import ArtifactStore, content_key
+from storage.runs import RunLedger
 from tests.flows.test_cli import folder, run
 from tests.unit.tasks.pages.runs import finished_run, interrupted_run
 
@@ -42,3 +45,36 @@ def test_mistakes_are_one_sentence(
         finished_run(folder / "state", tasks=1)
     assert run(monkeypatch, "report", *arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def kept_run(home: Path) -> tuple[str, str]:
+    """A finished run that has put a file into the store: its id and the file's key."""
+    ledger, files = RunLedger(home), {"small.retune": b"code"}
+    with ledger.open_or_resume("kept", {"network": "small", "home": "/far"}) as opened:
+        ArtifactStore(home).put(content_key(files), files)
+        ledger.complete(opened.run_id, {"artifact": content_key(files)})
+    return opened.run_id, content_key(files)
+
+
+def test_files_of_a_run_are_fetched_whole_or_not_at_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id, key = kept_run(folder / "state")
+    assert run(monkeypatch, "fetch", run_id, "-o", "here", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"run_id": run_id, "file": str(folder / "here" / "small.retune")}
+    assert (folder / "here" / "small.retune").read_bytes() == b"code"
+    kept = folder / "state" / "artifacts"
+    (kept / key / "small.retune").write_bytes(b"other")
+    listed = {"small.retune": {"size": 5, "sha256": hashlib.sha256(b"other").hexdigest()}}
+    (kept / f"{key}.json").write_text(json.dumps(listed))  # by somebody who knows how
+    assert run(monkeypatch, "fetch", run_id, "-o", "there") == 2
+    assert "are not those that it made" in capsys.readouterr().err
+    assert not (folder / "there").exists()
+
+
+def test_a_run_that_has_kept_nothing_says_where_its_files_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = finished_run(folder / "state", tasks=1)
+    assert run(monkeypatch, "fetch") == 2
+    assert f"{folder / 'state'}/runs/{run_id}" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_a_run_shows_its_progress_and_its_report(tmp_path: Path) -> None:
 
     @flow
     def small() -> None:
-        bar = ProgressBar("RUN", network)
+        bar = ProgressBar.begun("RUN", network)
         bar.show(0.4)
         bar.show(7.0)
         show_report(replace(report(), request={**report().request, "network": network}), ((0.0, 0.2), (1.0, 0.1)))

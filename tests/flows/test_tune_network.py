@@ -2,11 +2,17 @@
 
 import json
 import re
+from base64 import b64decode
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
+from compiler.driver.report import Report
 from compiler.errors import DeviceError, ModelFormatError, OptionError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
@@ -16,11 +22,21 @@ from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 from tests.flows.networks import write_mlp
 
+KINDS = {
+    "budget-shown": "progress",
+    "report-shown": "markdown",
+    "kernels-shown": "table",
+    "latency-shown": "image",
+    "course-shown": "image",
+}
+"""The artifacts of a run by their keys."""
+
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 
 def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(tmp_path: Path) -> None:
-    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
+    network, home = write_mlp(tmp_path / "shown.onnx"), tmp_path / "state"
+    stored = set(Path(PREFECT_LOCAL_STORAGE_PATH.value()).rglob("*"))
     first = tune_network(str(network), trials=10, threads=1, home=str(home))
     assert first.is_right
     assert first.trials == 10
@@ -42,6 +58,33 @@ def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(t
     assert all(run.is_complete for run in RunLedger(home).list())
     known = {record.record_id for record in records}
     assert {task.record_id for task in second.tasks if task.record_id} <= known
+    see_what_prefect_shows(second, stored)
+
+
+def see_what_prefect_shows(report: Report, stored: set[Path]) -> None:
+    """A run has readable names and five artifacts in the database, and Prefect has kept no results."""
+    with get_client(sync_client=True) as client:
+        named = {"any_": ["tune-shown", "allocate-trials-shown", "compile-shown"]}
+        runs = {run.id: run for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(name=named))}
+        assert len(runs) == 6, "two runs of three flows"
+        assert {run.state_name for run in runs.values()} == {"Completed"}
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key={"any_": list(KINDS)}))
+        tuned = [run for run in runs.values() if run.name == "allocate-trials-shown"]
+        newest = max(tuned, key=lambda run: str(run.created))
+        names = [run.name for run in client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [newest.id]}))]
+    assert {runs[one.flow_run_id].name for one in found if one.flow_run_id} == {"tune-shown"}
+    latest = {one.key: one for one in sorted(found, key=lambda one: str(one.created))}
+    assert {key: one.type for key, one in latest.items()} == KINDS
+    assert latest["budget-shown"].data == 100.0
+    assert report.run_id in str(latest["report-shown"].data)
+    assert [row["kernel"] for row in json.loads(str(latest["kernels-shown"].data))] != []
+    for key in ("latency-shown", "course-shown"):
+        picture = b64decode(str(latest[key].data).partition("base64,")[2])
+        assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert "extract-shown" in names
+    for verb in ("sample", "measure", "store", "train"):
+        assert any(re.fullmatch(rf"{verb}-\d{{4}}-dense_\w+", name) for name in names), (verb, names)
+    assert set(Path(PREFECT_LOCAL_STORAGE_PATH.value()).rglob("*")) == stored
 
 
 def test_for_a_gpu_all_is_done_up_to_the_first_launch_and_then_it_is_said_what_is_missing(tmp_path: Path) -> None:

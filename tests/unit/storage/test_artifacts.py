@@ -48,6 +48,24 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         store.get("k")
 
 
+def test_one_file_is_read_alone(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    store.put("k", FILES)
+    name = next(iter(FILES))
+    assert store.read("k", name) == FILES[name]
+    assert store.read("k", "other") is None
+    assert store.read("unknown", name) is None
+
+
+@pytest.mark.parametrize("listed", ["[1]", "{", '{"a": 1}', '{"a": {}}', "null"])
+def test_a_list_that_is_none_is_damage(listed: str, tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    store.put("k", FILES)
+    (tmp_path / "artifacts" / "k.json").write_text(listed)
+    with pytest.raises(CorruptRecordError, match="cannot be read"):
+        store.get("k")
+
+
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ArtifactStore(tmp_path)
 
