@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,6 +16,9 @@ from storage.medium import Lock
 from storage.place import open_medium
 
 RUNS = "runs"
+
+_RUN = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+"""What the id of a run looks like, a ULID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,8 @@ class RunLedger:
         known = {field.name for field in fields(RunInfo)}
         try:
             values = {key: value for key, value in json.loads(self._medium.read(name)).items() if key in known}
+            if f"{RUNS}/{values['run_id']}.json" != name or not _RUN.fullmatch(values["run_id"]):
+                raise ValueError(f"it says that it is the run {values['run_id']!r}")  # which becomes part of paths
             return RunInfo(**{**values, "resumed": tuple(values["resumed"])})
         except FileNotFoundError as error:
             raise StoreError(f"cannot read {where}: it is gone") from error

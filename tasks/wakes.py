@@ -94,11 +94,12 @@ class ServeQueue:
 
 def background_task(queue: str, drain: Callable[[], int] = lambda: 0) -> "Task[[], int]":
     """The task by which the workers of a queue are woken; only a worker needs `drain`. It takes no parameters, so
-    nothing is pickled for it, and is never answered from a cache.
+    nothing is pickled for it, and is never answered from a cache. Prefect's task workers keep what it returns, a
+    number: as JSON, where Prefect would pickle.
     """
     kind = type(f"ServeQueue_{queue}", (ServeQueue,), {})
     never = CacheKeyFnPolicy(cache_key_fn=lambda *_: None)
-    return Task(kind(drain), name=f"serve-{queue}", cache_policy=never)
+    return Task(kind(drain), name=f"serve-{queue}", cache_policy=never, result_serializer="json")
 
 
 @task(name="serve-queue", task_run_name="serve-{queue}", cache_policy=NO_CACHE)

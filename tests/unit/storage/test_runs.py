@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import StoreError
+from compiler.errors import CorruptRecordError, StoreError
 from storage.runs import RunLedger
 
 ROOT = Path(__file__).parents[3]
@@ -104,4 +104,18 @@ def test_an_unreadable_entry_is_set_aside(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert ledger.list() == ()
     assert path.name in caplog.text
+    assert (tmp_path / "quarantine" / "runs" / path.name).exists()
+
+
+@pytest.mark.parametrize("said", ["../../elsewhere", "01ARZ3NDEKTSV4RRFFQ69G5FAV", 5])
+def test_a_file_that_names_another_run_is_set_aside(said: object, tmp_path: Path) -> None:
+    """Ids become part of paths, so they are taken from nobody."""
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {}) as run:
+        pass
+    path = tmp_path / "runs" / f"{run.run_id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "run_id": said}))
+    with pytest.raises(CorruptRecordError, match="it says that it is the run"):
+        ledger.get(run.run_id)
+    assert ledger.list() == ()
     assert (tmp_path / "quarantine" / "runs" / path.name).exists()

@@ -1,0 +1,271 @@
+"""What the README promises under "What to trust": what comes from outside is data, and stays it."""
+
+import ast
+import contextlib
+import importlib
+import io
+import pickle
+import pkgutil
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prefect import Flow, Task
+from prefect.settings import PREFECT_SERVER_API_HOST
+
+import flows
+import tasks
+from compiler.cost_model.lessons import lessons_from_bytes
+from compiler.cost_model.xgb import XGBModel
+from compiler.driver.bench import Bench
+from compiler.errors import RetuneError
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.params import load_param_dict
+from compiler.executor.shared_library import load_shared_library
+from compiler.frontend.network import load_network
+from compiler.measure.fleet import BUILD_VERB, answered
+from compiler.measure.log import read_log
+from compiler.measure.wire import from_bytes
+from compiler.runtime.module import load_module
+from compiler.schedule.state import replay
+from compiler.schedule.steps import dump_steps, load_steps
+from storage.artifacts import ArtifactStore
+from storage.parquet import ParquetRecordStore
+from storage.rounds import rounds_of
+from storage.runs import RunLedger
+from tasks.wakes import background_task
+from tests.doubling_network import doubling_network
+from tests.unit.search.workloads import matmul
+from tests.unit.storage.samples import part_paths, timed
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("compiler", "storage", "tasks", "flows")
+
+UNPICKLERS = {
+    "compiler/measure/worker_main.py",  # requests of the process that started this one, through a pipe
+    "compiler/schedule/workload_registry.py",  # TVM's `load_workload_func_registry`, whose files hold functions
+}
+"""Who unpickles."""
+
+
+@dataclass
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    marker: Path
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "exploded"
+
+
+@pytest.fixture
+def bomb(marker: Path) -> bytes:
+    """A pickle that goes off, as it does here once to show that it would."""
+    data = pickle.dumps(Bomb(marker))
+    pickle.loads(data)
+    assert marker.exists()
+    marker.unlink()
+    return data
+
+
+def array_of(bomb: Bomb) -> bytes:
+    """A NumPy file of one object."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([bomb], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+def arrays_of(bomb: Bomb, name: str) -> bytes:
+    """A NumPy archive in which the array of a name is one of objects."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=True, **{name: np.array([bomb], dtype=object)})
+    return buffer.getvalue()
+
+
+def test_a_bombs_array_goes_off_where_pickles_are_allowed(marker: Path) -> None:
+    np.load(io.BytesIO(array_of(Bomb(marker))), allow_pickle=True)
+    assert marker.exists()
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "a compiled network": CompiledNetwork.load,
+    "a shared library": load_shared_library,
+    "a module": load_module,
+    "a network in ONNX": lambda path: load_network(str(path)),
+    "parameters": lambda path: load_param_dict(path.read_bytes()),
+    "lessons": lambda path: lessons_from_bytes(path.read_bytes()),
+    "a cost model": XGBModel.load,
+    "a message": lambda path: from_bytes(path.read_bytes()),
+    "steps": lambda path: load_steps(path.read_bytes().decode("latin-1")),
+    "a log": lambda path: list(read_log(path)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_whoever_reads_files_is_not_to_be_fooled_by_a_pickle(
+    reader: Callable[[Path], object], bomb: bytes, marker: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.onnx"
+    for data in (bomb, array_of(Bomb(marker)), arrays_of(Bomb(marker), "header")):
+        file.write_bytes(data)
+        with pytest.raises(RetuneError):
+            reader(file)
+        assert not marker.exists()
+
+
+def test_a_constant_of_a_network_is_no_object(marker: Path, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.retune", tmp_path / "bad.retune"
+    doubling_network().save(good)
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(bad, "w") as changed:
+        for name in archive.namelist():
+            data = array_of(Bomb(marker)) if name.startswith("constants/") else archive.read(name)
+            changed.writestr(name, data)
+    with pytest.raises(RetuneError):
+        CompiledNetwork.load(bad)
+    assert not marker.exists()
+
+
+def test_names_in_an_archive_lead_nowhere(tmp_path: Path) -> None:
+    """A network with a part that wants to lie elsewhere is read as ever, and nothing is written."""
+    path = tmp_path / "in" / "network.retune"
+    path.parent.mkdir()
+    doubling_network().save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("../../outside.txt", "here")
+    CompiledNetwork.load(path)
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["in", "network.retune"]
+
+
+def test_pickles_in_the_store_are_damage(bomb: bytes, marker: Path, tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 1e-3)])
+    store.append([timed("w1", 1e-3)])
+    part_paths(tmp_path)[0].write_bytes(bomb)
+    assert [record.task_key for record in ParquetRecordStore(tmp_path).records()] == ["w1"]
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("first", {}) as run:
+        (tmp_path / "runs" / f"{run.run_id}.json").write_bytes(bomb)
+    (tmp_path / "runs" / run.run_id).mkdir()
+    (tmp_path / "runs" / run.run_id / "rounds.jsonl").write_bytes(bomb + b"\n")
+    assert ledger.list() == ()
+    assert rounds_of(tmp_path, run.run_id) == []
+    artifacts = ArtifactStore(tmp_path)
+    artifacts.put("key", {"file": b"1"})
+    (tmp_path / "artifacts" / "key.json").write_bytes(bomb)
+    with pytest.raises(RetuneError):
+        artifacts.get("key")
+    assert not marker.exists()
+
+
+def test_a_worker_of_a_fleet_is_asked_with_data(bomb: bytes, marker: Path) -> None:
+    class Objects:
+        def put(self, data: bytes) -> str:
+            raise AssertionError(data)
+
+        def get(self, name: str) -> bytes:  # noqa: ARG002 - it is what every name stands for
+            return bomb
+
+    with Bench(1) as bench, pytest.raises(RetuneError):
+        answered(bench.answer(BUILD_VERB, bomb, Objects()))
+    assert not marker.exists()
+
+
+TOUCH = "__import__('pathlib').Path('exploded').touch()"
+"""What makes a file when it is evaluated."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TOUCH,
+        f'[["SP", 0, 0, "{TOUCH}", [1], 1]]',
+        f'[["SP", 0, 0, 64, ["{TOUCH}", 1], 1]]',
+        f'[["PR", 0, 0, "auto_unroll_max_step${TOUCH}"]]',
+        f'[["{TOUCH}", 0, 0]]',
+    ],
+)
+def test_steps_are_parsed_and_not_evaluated(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, or taken as the text that it is, as that of a pragma; and so are replayed."""
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(RetuneError):
+        steps = load_steps(text)
+        assert load_steps(dump_steps(steps)) == steps
+        replay(matmul(8, 8, 8), steps)
+    assert list(tmp_path.iterdir()) == []
+
+
+def calls() -> Iterator[tuple[str, str, ast.Call]]:
+    """Every call in the packages: where, what, and the call."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    yield path.relative_to(ROOT).as_posix(), ast.unparse(node.func), node
+
+
+CALLS = tuple(calls())
+
+
+def places(*names: str) -> set[str]:
+    """The files that call something of these names."""
+    return {path for path, name, _ in CALLS if name in names or name.rpartition(".")[2] in names}
+
+
+def test_nothing_is_unpickled_but_by_two_modules_that_say_so() -> None:
+    loaders = {path for path, name, _ in CALLS if name in ("pickle.loads", "pickle.load", "pickle.Unpickler")}
+    assert loaders == UNPICKLERS
+    strangers = {"dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+    assert not {(path, name) for path, name, _ in CALLS if name.partition(".")[0] in strangers}
+
+
+def test_no_text_becomes_code_and_no_shell_is_asked() -> None:
+    assert not [(path, name) for path, name, _ in CALLS if name in ("eval", "exec", "runpy.run_path")]
+    assert not places("system", "popen", "getoutput")
+    assert not [path for path, _, call in CALLS if any(keyword.arg == "shell" for keyword in call.keywords)]
+
+
+def test_arrays_are_read_without_pickles_and_archives_are_not_unpacked() -> None:
+    readers = [(path, call) for path, name, call in CALLS if name in ("np.load", "np.lib.format.read_array")]
+    assert readers
+    for path, call in readers:
+        allowed = [ast.unparse(each.value) for each in call.keywords if each.arg == "allow_pickle"]
+        assert allowed == ["False"], path
+    assert not places("extractall", "unpack_archive", "fromfile")
+    assert not [name for _, name, _ in CALLS if re.search(r"(archive|zip|tar)\w*\.extract$", name)]
+
+
+def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
+    """Prefect would pickle them. What a background task returns is a number, kept as JSON."""
+    found = []
+    for package in (tasks, flows):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name not in ("flows.launch", "flows.session"):
+                found += [one for one in vars(importlib.import_module(module.name)).values() if is_ours(one)]
+    assert len(found) > 20
+    assert not [one.name for one in found if one.persist_result or one.result_serializer or one.result_storage]
+    assert background_task("build").result_serializer == "json"
+
+
+def is_ours(value: object) -> bool:
+    return isinstance(value, Flow | Task)
+
+
+def test_a_prefect_server_listens_on_this_machine_only() -> None:
+    assert PREFECT_SERVER_API_HOST.value() == "127.0.0.1"
+
+
+def test_every_promise_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition("## What to trust")
+    section, _, _ = rest.partition("\n## ")
+    for word in ("unpickles nothing", "native code", "Records are data", "loopback", "no sandbox", "Dask"):
+        assert word in section, word
