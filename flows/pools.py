@@ -1,5 +1,7 @@
-"""In: a Prefect server. Out: the work pools, queues and limits that the deployments need. Always: what is there already
-is left as it is, so a second call changes nothing, and no setting made by a person is lost.
+"""In: a Prefect server. Out: the work pools, queues, limits and the automation that the deployments need.
+
+Always: what is there already is left as it is, so a second call changes nothing, and no setting made by a person is
+lost.
 
 Run as `retune pools`, see `flows.cli`.
 """
@@ -8,14 +10,19 @@ import asyncio
 import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import httpx
 import typer
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectAlreadyExists
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 from prefect.workers.process import ProcessWorker
 
 from flows import exits
@@ -48,6 +55,50 @@ POOLS = (
 
 QUEUES = {"high": 1, "default": 2}
 """The queues of every pool and their priorities; 1 goes first."""
+
+
+CRASHES = "retune: runs whose heartbeats stop have crashed"
+"""The automation that ends runs of workers that were killed. A deployment whose runs wait for each other would wait for
+them for ever.
+"""
+
+MISSED_HEARTBEATS = 3
+"""So many must be missing."""
+
+_BEAT = "prefect.flow-run.heartbeat"
+_ENDS = {f"prefect.flow-run.{end}" for end in ("Completed", "Failed", "Cancelled", "Crashed")}
+
+
+def crash_automation(heartbeat_seconds: float) -> AutomationCore:
+    """The automation, for runs that send a heartbeat every so many seconds."""
+    return AutomationCore(
+        name=CRASHES,
+        description="A run that neither ends nor sends heartbeats is marked as crashed; the next one may begin.",
+        trigger=EventTrigger(
+            after={_BEAT},
+            expect={_BEAT, *_ENDS},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=MISSED_HEARTBEATS * heartbeat_seconds),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name="Crashed", state=StateType.CRASHED, message="Its heartbeats have stopped.", force=False
+            )
+        ],
+    )
+
+
+async def make_automation() -> list[str]:
+    """Create the automation if there is none of its name; a line for what was created."""
+    seconds = PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value()
+    async with get_client() as client:
+        if seconds is None or await client.read_automations_by_name(CRASHES):
+            return []
+        await client.create_automation(crash_automation(seconds))
+    return [f"automation {CRASHES!r}: after {MISSED_HEARTBEATS * seconds} s"]
 
 
 async def make_pools() -> list[str]:
@@ -90,7 +141,7 @@ def main(mode: Mode, devices: list[str]) -> int:
         typer.echo("retune: set PREFECT_API_URL to the address of a Prefect server first", err=True)
         return exits.USER_ERROR
     try:
-        made = asyncio.run(make_pools())
+        made = asyncio.run(make_pools()) + asyncio.run(make_automation())
         for device in devices:
             if ensure_limit(lane_name(device)):
                 made.append(f"limit {lane_name(device)}: one at a time")

@@ -83,9 +83,8 @@ def retune_stale(
 
 def tune_again(job: TuneJob, minutes: float) -> Report | OperatorReport:
     """Tune the job's network or operator for some minutes."""
-    options: dict[str, Any] = {
-        name: getattr(job, name) for name in ("threads", "target", "home", "fleet", "on_device")
-    }
+    options: dict[str, Any] = {name: getattr(job, name) for name in ("threads", "target", "fleet", "on_device")}
+    options["home"] = str(job.place)  # which is a URL where the records are at one
     if is_operator(job.network):
         operator = Operator.parsed(job.network)
         workload = operator.name if operator.module else operator.name.removeprefix("retune.")

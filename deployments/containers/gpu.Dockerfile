@@ -4,6 +4,11 @@
 ARG WORKER=retune-worker
 FROM ${WORKER}
 
+# NVIDIA's Python packages; the user of the worker's image may not install.
+USER root
+RUN pip install "/opt/retune[cuda]"
+USER retune
+
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 

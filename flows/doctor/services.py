@@ -18,10 +18,10 @@ from urllib.request import urlopen
 from compiler import config
 from compiler.errors import RetuneError, StoreError
 from flows.doctor.finding import Finding, fail, ok, warn
-from storage.files import make_folder, publish
+from storage.files import make_folder, new_id, publish
 from storage.layout import part_names
 from storage.parquet import ParquetRecordStore
-from storage.place import is_remote
+from storage.place import is_remote, open_medium
 
 LOW_DISK = 1 << 30
 """Bytes: less is soon full of records and Prefect's database."""
@@ -113,6 +113,26 @@ def prefect(url: str | None) -> Finding:
     return ok("Prefect", f"{_version('prefect')}, server at {url}")
 
 
+def fleet(kind: str | None, place: str | None) -> Finding:
+    """Whether the place that a fleet shares can be used, where there is a fleet."""
+    if not kind and not place:
+        return ok("fleet", "none: this machine builds and times")
+    if not place:
+        advice = "set RETUNE_FLEET_STORAGE to a folder or URL that all machines reach, unless there is only this one"
+        return warn("fleet", f"{kind}, sharing fleet/ in the state folder", advice)
+    probe = f"doctor/{new_id()}"
+    try:
+        medium = open_medium(place)
+        medium.create(probe, b"probe")
+        intact = medium.read(probe) == b"probe"
+        medium.remove([probe])
+    except (RetuneError, OSError) as error:
+        return fail("fleet", f"{place}: {error}", "make it a place that this machine may write to")
+    if not intact:
+        return fail("fleet", f"{place} gives back something else than was put", "use another place")
+    return ok("fleet", f"{kind or 'its kind is not set'}, sharing {place}")
+
+
 def versions() -> Finding:
     """What is installed, and what is missing that would be of use."""
     found = f"Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
@@ -130,9 +150,11 @@ def everything(place: str | None = None) -> Iterable[Finding]:
     sound = settings()
     yield sound
     home, url = Path(".retune").absolute(), None
+    shared: tuple[str | None, str | None] = (None, None)
     try:
         configured = config.load()
         home, url = configured.home, configured.prefect_api
+        shared = configured.fleet, configured.fleet_storage
     except RetuneError:
         pass  # said already
     if place and not is_remote(place):
@@ -140,6 +162,7 @@ def everything(place: str | None = None) -> Iterable[Finding]:
     yield state_folder(home)
     yield store(place if place and is_remote(place) else home)
     yield prefect(url)
+    yield fleet(*shared)
     yield versions()
 
 

@@ -140,6 +140,16 @@ def test_prefect() -> None:
     assert services.prefect("file:///etc/hostname").verdict is Verdict.FAIL
 
 
+def test_the_fleet(tmp_path: Path) -> None:
+    assert services.fleet(None, None).verdict is Verdict.OK
+    assert services.fleet("prefect", None).verdict is Verdict.WARN
+    assert services.fleet("folder", str(tmp_path)).verdict is Verdict.OK
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert services.fleet("prefect", "memory://doctor").verdict is Verdict.OK
+    assert services.fleet("prefect", "/proc/nowhere").verdict is Verdict.FAIL
+    assert services.fleet("prefect", "nothing://doctor").verdict is Verdict.FAIL
+
+
 def test_the_command_fails_when_something_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,13 +12,14 @@ from flows.compact_records import compact_records
 from flows.parameters import TuneJob
 from flows.retune_stale import retune_stale
 from storage.parquet import ParquetRecordStore
+from storage.place import Place
 from tests.flows.networks import write_mlp, write_unsupported
 from tests.unit.storage.samples import timed
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 
-def write_records(network: str, home: Path) -> None:
+def write_records(network: str, home: Place) -> None:
     """What a short tuning leaves behind."""
     job = TuneJob.checked(network, trials=1, threads=1, home=str(home))
     extracted = extract_network(job.network, job.target, job.threads)
@@ -56,6 +57,20 @@ def test_the_untuned_network_is_tuned_and_the_broken_one_is_named(
     before = ParquetRecordStore(home).records()
     assert compact_records(str(home)).rows == 0
     assert ParquetRecordStore(home).records() == before
+
+
+def test_a_store_at_a_url_is_that_of_the_turns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, place = str(write_mlp(tmp_path / "new.onnx")), "memory://retune-stale"
+    asked: list[str] = []
+
+    def quick(network: str, *, home: str, **_options: object) -> str:
+        asked.append(home)
+        write_records(network, home)
+        return network
+
+    monkeypatch.setattr(module, "tune_network", quick)
+    retune_stale([network], window_minutes=2.0, slice_minutes=2.0, least_gain=1e9, threads=1, home=place)
+    assert asked == [place]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
-"""SIGTERM, and Cancel on a Prefect server, end a run within seconds; what was stored stays, and the run goes on."""
+"""SIGTERM, and Cancel on a Prefect server, end a run within seconds; what was stored stays, and the run goes on. A
+worker that is killed on a server is noticed.
+"""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from compiler import config
@@ -22,6 +26,7 @@ from storage.runs import RunLedger
 from tests.flows.fleet_workers import wait_until
 from tests.flows.networks import write_mlp
 from tests.flows.test_kill import command, processes_of, rounds, stored
+from tests.flows.test_lost_server import free_port, server
 
 ROOT = Path(__file__).parent.parent.parent
 MESSAGE = "retune: stopped; what was measured is kept, and the same command goes on from there"
@@ -41,6 +46,9 @@ def test_sigterm_ends_a_run_with_one_sentence(tmp_path: Path, wanted: int) -> No
         wait_until(lambda: (home / "prefect").exists() and rounds(home) >= wanted, 120.0)
         time.sleep(1.0)  # past the exec that follows the making of the folder
         assert process.poll() is None, log.read_text()
+        open_to = {connection.laddr.ip for connection in listening(home)}
+        assert open_to <= {"127.0.0.1"}
+        assert open_to or not wanted, "Prefect's API listens"
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 143, log.read_text()
     finally:
@@ -52,13 +60,13 @@ def test_sigterm_ends_a_run_with_one_sentence(tmp_path: Path, wanted: int) -> No
 
 
 @contextmanager
-def worker(settings: Mapping[str, str], log: Path) -> Iterator[None]:
+def worker(settings: Mapping[str, str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A Prefect worker of cpu-pool."""
     start = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "cpu-pool"]
-    with log.open("wb") as stream:
+    with log.open("ab") as stream:
         process = subprocess.Popen(start, env=dict(settings), cwd=ROOT, stdout=stream, stderr=stream)
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait(30)
@@ -71,23 +79,26 @@ def parents() -> list[FlowRun]:
     return sorted((run for run in found if run.deployment_id), key=lambda run: str(run.created))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_api")
-def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Path) -> None:
-    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
-    settings = config.child_environment(
-        {
-            "PREFECT_API_URL": str(PREFECT_API_URL.value()),
-            "RETUNE_ROOT": str(ROOT),
-            "RETUNE_HOME": str(home),
-            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-        }
-    )
+class Desk:
+    """Where somebody sits who starts and watches runs on a Prefect server."""
 
-    def run(*words: str) -> None:
+    def __init__(self, home: Path, api: str, **settings: str) -> None:
+        self.home = home
+        self.settings = config.child_environment(
+            {
+                "PREFECT_API_URL": api,
+                "RETUNE_ROOT": str(ROOT),
+                "RETUNE_HOME": str(home),
+                "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                **settings,
+            }
+        )
+
+    def run(self, *words: str) -> None:
+        """Run a command to its end."""
         done = subprocess.run(
             [sys.executable, "-m", *words],
-            env=settings,
+            env=self.settings,
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -96,14 +107,25 @@ def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Pa
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run("flows.cli", "pools")
-    run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-    request = [
-        *("prefect", "deployment", "run", "tune-network/cpu"),
-        *("--param", f"network={network}", "--param", "trials=120", "--param", "threads=1", "--param", "batch=8"),
-    ]
-    with worker(settings, tmp_path / "worker.txt"):
-        run(*request)
+    def prepare(self) -> None:
+        """Pools, limits and deployments."""
+        self.run("flows.cli", "pools")
+        self.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+
+    def ask(self, network: Path) -> None:
+        """Ask for a run."""
+        limits = ("--param", "trials=120", "--param", "threads=1", "--param", "batch=8")
+        self.run("prefect", "deployment", "run", "tune-network/cpu", "--param", f"network={network}", *limits)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_api")
+def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Path) -> None:
+    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
+    desk = Desk(home, str(PREFECT_API_URL.value()))
+    desk.prepare()
+    with worker(desk.settings, tmp_path / "worker.txt"):
+        desk.ask(network)
         wait_until(lambda: rounds(home) >= 2, 180.0)
         (asked,) = parents()
         began = time.monotonic()
@@ -114,9 +136,14 @@ def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Pa
         assert time.monotonic() - began < 30.0
         kept = {record.record_id for record in stored(home)}
         assert len(kept) >= 16
-        run(*request)
+        desk.ask(network)
         wait_until(lambda: len(parents()) == 2 and parents()[1].state_name in ("Completed", "Failed"), 300.0)
     assert parents()[1].state_name == "Completed", (tmp_path / "worker.txt").read_text()
+    see_that_it_went_on(home, kept)
+
+
+def see_that_it_went_on(home: Path, kept: set[str]) -> None:
+    """One run, to its end, with all that was stored before and nothing twice."""
     records = stored(home)
     (ledger,) = RunLedger(home).list()
     assert ledger.is_complete
@@ -124,6 +151,42 @@ def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Pa
     assert kept <= {record.record_id for record in records}
     assert len(records) == 120
     assert Counter((record.task_key, record.steps) for record in records).most_common(1)[0][1] == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_holds_up_nobody(tmp_path: Path) -> None:
+    """Its run is marked as crashed when its heartbeats stop; the next one, which waited for it, goes on."""
+    network, home, port = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", free_port()
+    api, log = f"http://127.0.0.1:{port}/api", tmp_path / "worker.txt"
+    desk = Desk(home, api, PREFECT_FLOWS_HEARTBEAT_FREQUENCY="30")
+    with server(tmp_path / "prefect", port), temporary_settings({PREFECT_API_URL: api}):
+        desk.prepare()
+        with worker(desk.settings, log) as first:
+            desk.ask(network)
+            wait_until(lambda: rounds(home) >= 2, 180.0)
+            for process in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            first.wait()
+        kept = {record.record_id for record in stored(home)}
+        desk.ask(network)
+        with worker(desk.settings, log):
+            wait_until(lambda: parents()[0].state_name == "Crashed", 300.0)
+            wait_until(lambda: parents()[1].state_name in ("Completed", "Failed"), 300.0)
+        assert parents()[1].state_name == "Completed", log.read_text()
+    see_that_it_went_on(home, kept)
+
+
+def listening(home: Path) -> list[Any]:
+    """The sockets that the processes of a run on the embedded API of `home` accept connections on."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PREFECT_HOME") == str(home / "prefect"):
+                found += [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+        except psutil.Error:
+            continue
+    return found
 
 
 def children_of(home: Path) -> list[str]:
