@@ -22,6 +22,8 @@ from compiler.errors import ArtifactError
 from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
 PLAN_VERSION = 1
+_MOST_DIMENSIONS = 64
+"""Of an array of NumPy."""
 
 
 class BufferKind(StrEnum):
@@ -105,6 +107,8 @@ class Plan:
         where = f"plan {self.name}: buffer {number} ({buffer.name})"
         if any(extent < 0 for extent in buffer.shape):
             raise ArtifactError(f"{where}: negative shape {buffer.shape}")
+        if len(buffer.shape) > _MOST_DIMENSIONS:
+            raise ArtifactError(f"{where}: {len(buffer.shape)} dimensions; the most are {_MOST_DIMENSIONS}")
         if not 0 <= buffer.storage < len(self.buffers):
             raise ArtifactError(f"{where}: no buffer {buffer.storage} to share memory with")
         root = self.root(number)

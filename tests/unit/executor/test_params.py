@@ -1,5 +1,7 @@
 """Parameters as bytes: what comes back, and what is refused."""
 
+import hashlib
+import json
 import struct
 from pathlib import Path
 
@@ -91,3 +93,15 @@ def test_another_version_and_other_files(tmp_path: Path) -> None:
 def test_only_numbers_are_saved(value: Array) -> None:
     with pytest.raises(ArtifactError, match="an array of numbers is needed"):
         save_param_dict({"x": value})
+
+
+@pytest.mark.parametrize(
+    "row", [["x", "float32", ["ab" * 9, 1 << 40], 0], ["x", "float32", [True], 0], ["x", "O", [1], 0]]
+)
+def test_a_table_of_something_else_under_the_right_checksum(row: list[object]) -> None:
+    head = struct.Struct("<8sII32s")
+    magic, version, _, _ = head.unpack_from(save_param_dict({}))
+    table = json.dumps([row]).encode()
+    body = table + bytes(64)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load_param_dict(head.pack(magic, version, len(table), hashlib.sha256(body).digest()) + body)

@@ -44,6 +44,7 @@ def _call(*buffers: int, kernel: str = "twofold") -> Change:
         (_buffer(6, kind=BufferKind.INPUT), "cannot share the memory of buffer 3"),
         (_buffer(3, storage=5), "cannot share the memory of buffer 3"),
         (_buffer(1, shape=(-2, -2)), "negative shape"),
+        (_buffer(1, shape=(1,) * 65), "65 dimensions; the most are 64"),
         (_buffer(1, shape=(4,)), "buffer a is float32"),
         (_buffer(1, dtype="int32"), "buffer a is int32"),
         (_call(0), "1 buffers for 2 arguments"),
