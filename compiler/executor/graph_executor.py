@@ -129,6 +129,8 @@ class GraphExecutor:
 
         Raises: OptionError when there is no such input, or an array has another shape or dtype.
         """
+        if key is None and value is not None:
+            raise OptionError("no input given for the value: name it, or give its number")
         if key is not None:
             if value is None:
                 raise OptionError(f"no value given for the input {key!r}")

@@ -41,7 +41,8 @@ class Memory:
         self.plan = plan
         self._arena = aligned_array((plan.arena_bytes,), "uint8")
         self._arena[...] = 0  # a call that is made out of turn finds numbers that are legal indices
-        self._foreign = {number for number, spec in enumerate(plan.buffers) if spec.kind is BufferKind.CONSTANT}
+        # memory that is not the executor's own, and the buffer that it was given for
+        self._foreign = {at: at for at, spec in enumerate(plan.buffers) if spec.kind is BufferKind.CONSTANT}
         self._uses: dict[int, list[tuple[BoundCall, int]]] = {}
         owned = {
             number: constant_array(constants[number]) if spec.kind is BufferKind.CONSTANT else self._new(number)
@@ -74,7 +75,8 @@ class Memory:
         """Use the caller's array for a buffer and for all views of it.
 
         Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable where that is
-        needed, or shares memory with another buffer of which one is written.
+        needed, or shares memory with another buffer of which one is written; when the buffer is only the beginning of
+        another one, or shows one that has an array of the caller's already.
         """
         spec = self.plan.buffers[number]
         root = spec.storage
@@ -89,6 +91,17 @@ class Memory:
             )
         if written and not array.flags.writeable:
             raise OptionError(f"{what} {spec.name}: the array is read-only, and the network writes to it")
+        if spec.nbytes != self.plan.root(number).nbytes:
+            raise OptionError(
+                f"{what} {spec.name}: it is the beginning of {self.plan.root(number).name}, and goes nowhere else"
+            )
+        given_for = self._foreign.get(root, number)
+        if written and given_for != number:
+            shown = self.plan.buffers[given_for].name
+            raise OptionError(
+                f"{what} {spec.name}: it shows the memory of {shown}, which is in an array of the caller already; read "
+                "it with get_output"
+            )
         for other in self._others(root):
             both_read = not written and self.plan.buffers[other].kind in READ_ONLY
             if not both_read and np.may_share_memory(array, self.arrays[other]):
@@ -96,14 +109,14 @@ class Memory:
                     f"{what} {spec.name}: the array shares memory with {self.plan.buffers[other].name}, and one of "
                     "them is written"
                 )
-        self._foreign.add(root)
+        self._foreign[root] = number
         self._put(root, array)
 
     def own(self, number: int) -> Array:
         """The array of a buffer to write into: memory of the executor's own, new where it used another's."""
         root = self.plan.buffers[number].storage
         if root in self._foreign:
-            self._foreign.remove(root)
+            del self._foreign[root]
             self._put(root, self._new(root))
         return self.arrays[number]
 

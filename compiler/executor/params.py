@@ -54,7 +54,7 @@ def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Array]:
 
     Raises: ArtifactError when the bytes are not from it, of another version, damaged or cut off.
     """
-    blob = bytes(data)
+    blob = bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b""
     if len(blob) < _HEAD.size or not blob.startswith(_MAGIC):
         raise ArtifactError("these bytes are no saved parameters: save_param_dict did not write them")
     _, version, length, digest = _HEAD.unpack_from(blob)

@@ -71,7 +71,7 @@ def _pow(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         power = float(constant.item())
         if power == 2.0:
             return [write("mul", x, x)]
-        if power == 0.5:
+        if power == 0.5 and is_float(builder.value(x).dtype):
             return [write("sqrt", x)]
         if power == 1.0:
             return [x]

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from compiler.errors import (
-    DefinitionError,
     DynamicShapeError,
     ModelFormatError,
     UnknownValueError,
@@ -147,6 +147,8 @@ def dtype_of(entry: onnx.ValueInfoProto) -> str:
 
 def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor) -> list[int]:
     """The caller's shape of an input, which must agree with what the model says of it."""
+    if not isinstance(given, Sequence) or any(not isinstance(one, int | np.integer) or one < 0 for one in given):
+        raise ModelFormatError(f"the shape of input {name!r} must be whole numbers such as (1, 3, 32), not {given!r}")
     extents = [int(extent) for extent in given]
     if not tensor.HasField("shape"):
         return extents
@@ -189,7 +191,10 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
     absent = [entry.name for entry in model.graph.output if entry.name not in names]
     if absent:
         raise ModelFormatError(f"model {name}: nothing computes the output {absent[0]!r}")
-    try:
-        return builder.finish({entry.name: names[entry.name] for entry in model.graph.output})
-    except DefinitionError as error:
-        raise ModelFormatError(f"model {name} is not valid ONNX: {error}") from None
+    outputs = {entry.name: names[entry.name] for entry in model.graph.output}
+    for value in inputs:
+        if value.name in outputs:
+            raise ModelFormatError(f"model {name}: the output {value.name!r} is an input; put an Identity node between")
+    if len(outputs) < len(model.graph.output):
+        raise ModelFormatError(f"model {name}: two outputs have the same name; put an Identity node before one of them")
+    return builder.finish(outputs)

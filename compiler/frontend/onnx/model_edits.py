@@ -7,6 +7,7 @@ import logging
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
@@ -27,13 +28,16 @@ _DEEPEST = 8
 def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
     """The model with initialisers in place of some inputs.
 
-    Raises: ModelFormatError when there is no such input.
+    Raises: ModelFormatError when there is no such input, or an array has not its type and shape.
     """
     if not constants:
         return model
     unknown = sorted(set(constants) - {entry.name for entry in model.graph.input})
     if unknown:
         raise ModelFormatError(f"values are given for {', '.join(unknown)}, which the model has no input for")
+    for entry in model.graph.input:
+        if entry.name in constants:
+            _check_fixed(entry, constants[entry.name])
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     kept = [entry for entry in model.graph.input if entry.name not in constants]
@@ -45,6 +49,22 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
     fixed.graph.initializer.extend(weights)
     fixed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return fixed
+
+
+def _check_fixed(entry: onnx.ValueInfoProto, array: Array) -> None:
+    """See that an array can take the place of an input."""
+    tensor = entry.type.tensor_type
+    wanted = [dimension.dim_value or dimension.dim_param or "?" for dimension in tensor.shape.dim]
+    kind = tensor.elem_type
+    fits = isinstance(array, np.ndarray) and (not kind or helper.tensor_dtype_to_np_dtype(kind) == array.dtype)
+    if fits and tensor.HasField("shape"):
+        fits = len(array.shape) == len(wanted) and all(
+            not isinstance(one, int) or one == extent for one, extent in zip(wanted, array.shape, strict=True)
+        )
+    if not fits:
+        said = onnx.TensorProto.DataType.Name(kind).lower()
+        given = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+        raise ModelFormatError(f"the value of input {entry.name!r} is {given}; the model says {said}{wanted}")
 
 
 def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:

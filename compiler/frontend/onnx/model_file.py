@@ -30,8 +30,10 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         raise ModelFormatError(f"{label}: cannot be read: {error.strerror or error}") from None
     except onnx.checker.ValidationError as error:
         raise ModelFormatError(f"{label}: {_first_line(error)}") from None
-    except (DecodeError, UnicodeDecodeError, ValueError):
+    except (DecodeError, UnicodeDecodeError):
         raise ModelFormatError(f"{label} is not an ONNX model") from None
+    except ValueError as error:  # a file of weights that is cut off, for one
+        raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_first_line(error)}") from None
     if not model.graph.node or not model.opset_import:
         raise ModelFormatError(f"{label} is not an ONNX model: it has no graph")
     return model

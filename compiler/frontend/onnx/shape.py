@@ -158,6 +158,8 @@ def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         extent, parts = x.shape[axis], node.integer("num_outputs", len(node.outputs))
         piece = -(-extent // parts)
         sizes = tuple(min(piece, extent - i * piece) for i in range(parts))
+    if sum(sizes) != x.shape[axis]:
+        raise node.unsupported(f"parts of {list(sizes)} elements are not the {x.shape[axis]} of axis {axis}")
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     return [_cut(builder, node, axis, at, at + size) for at, size in zip(offsets, sizes, strict=True)]
 

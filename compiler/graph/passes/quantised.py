@@ -111,7 +111,8 @@ def _moved(builder: GraphBuilder, node: Node) -> str | None:
     if len(parts) < len(moved):
         return None
     first = parts[0]
-    alike = all((p.scale == first.scale).all() and (p.zero == first.zero).all() for p in parts if p.uniform)
+    alike = len({builder.value(part.name).dtype for part in parts}) == 1
+    alike = alike and all((p.scale == first.scale).all() and (p.zero == first.zero).all() for p in parts if p.uniform)
     axis = first.axis if first.uniform else _axis_behind(builder, node, first)
     if axis is None or not alike or (len(parts) > 1 and not all(part.uniform for part in parts)):
         return None

@@ -127,6 +127,8 @@ def test_wrong_inputs_are_refused() -> None:
         executor.set_input(1, _x())
     with pytest.raises(OptionError, match="no value given"):
         executor.set_input("x")
+    with pytest.raises(OptionError, match="no input given for the value"):
+        executor.set_input(None, _x())
     with pytest.raises(OptionError, match="no output 'y'; the outputs are out, twice, flat"):
         executor.get_output("y")
     with pytest.raises(OptionError, match="threads"):

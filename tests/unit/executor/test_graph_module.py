@@ -8,13 +8,14 @@ import pytest
 from compiler import te
 from compiler.driver.build import build
 from compiler.errors import ArtifactError, OptionError
-from compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
+from compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
 from compiler.graph_executor import GraphModule, Library, cpu, create, device, empty, get_device, save_param_dict
 from compiler.runtime.artifact import Array
 from compiler.runtime.registry import register_func, remove_global_func
 from compiler.runtime.timing import BenchmarkResult
 from tests.doubling_network import SHAPE, doubling_network
 from tests.graphs import ARITHMETIC, chain, one_call, weighted
+from tests.ir_kernels import ELEMENTS
 
 W, V = np.arange(4, dtype="float32"), np.full(4, 3, "float32")
 BLOB = save_param_dict({"w": W, "v": V})
@@ -244,6 +245,31 @@ def test_an_output_that_is_an_input_has_no_memory_of_its_own() -> None:
     module = create(GraphJson(nodes, (0,), (Source(0),), entries).dumps(), ARITHMETIC, cpu())
     with pytest.raises(OptionError, match="is x itself, which the network does not write"):
         module.set_output_zero_copy(0, empty((4,), "float32"))
+
+
+def test_of_two_outputs_in_one_memory_one_has_an_array_of_the_caller() -> None:
+    module = GraphModule(Library(doubling_network())["default"](cpu()))
+    out, flat, other = empty(SHAPE, "float32"), empty((ELEMENTS,), "float32"), empty(SHAPE, "float32")
+    module.set_output_zero_copy("out", out)
+    with pytest.raises(OptionError, match="the array for the output flat: it shows the memory of out"):
+        module.set_output_zero_copy("flat", flat)
+    module.set_output_zero_copy("out", other)
+    module.run(x=np.ones(SHAPE, "float32"))
+    np.testing.assert_array_equal(other, np.full(SHAPE, 8))
+    np.testing.assert_array_equal(module.get_output("flat"), np.full(ELEMENTS, 8))
+
+
+def test_an_output_that_is_the_beginning_of_a_value_stays_there() -> None:
+    nodes = (Node("x"), Node("sum", "myadd", (Source(0),)), Node("head", NOP, (Source(1),)))
+    entries = (EntrySpec((4,), "float32", 0), EntrySpec((4,), "float32", 1), EntrySpec((3,), "float32", 1))
+    module = create(GraphJson(nodes, (0,), (Source(2), Source(1)), entries).dumps(), ARITHMETIC, cpu())
+    with pytest.raises(OptionError, match="the array for the output head: it is the beginning of sum"):
+        module.set_output_zero_copy(0, empty((3,), "float32"))
+    whole = empty((4,), "float32")
+    module.set_output_zero_copy(1, whole)
+    module.run(x=X)
+    np.testing.assert_array_equal(whole, X + 1)
+    np.testing.assert_array_equal(module.get_output(0), X[:3] + 1)
 
 
 def test_functions_of_the_module_inside() -> None:

@@ -78,6 +78,9 @@ def test_another_version_and_other_files(tmp_path: Path) -> None:
     struct.pack_into("<I", data, 8, 9)
     with pytest.raises(ArtifactError, match="version 9; this Retune reads version 1"):
         load_param_dict(data)
+    for other in (None, "text", 3):
+        with pytest.raises(ArtifactError, match="these bytes are no saved parameters"):
+            load_param_dict(other)  # type: ignore[arg-type]
     (tmp_path / "a").write_bytes(b"hello")
     with pytest.raises(ArtifactError, match=r"a: these bytes are no saved parameters"):
         load_param_dict_from_file(tmp_path / "a")

@@ -49,6 +49,13 @@ def test_pow_of_an_integer_exponent(model_of: ModelOf, agrees_with_onnxruntime: 
     agrees_with_onnxruntime(model_of([node], {"x": (4, 3)}, weights={"e": np.asarray([1, 2, 3])}))
 
 
+def test_the_root_of_an_integer(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+    whole = helper.make_node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT32)
+    nodes = [whole, helper.make_node("Abs", ["i"], ["a"]), helper.make_node("Pow", ["a", "e"], ["p"])]
+    nodes.append(helper.make_node("Cast", ["p"], ["y"], to=onnx.TensorProto.FLOAT))
+    agrees_with_onnxruntime(model_of(nodes, {"x": (4, 9)}, weights={"e": np.float32(0.5)}))
+
+
 @pytest.mark.parametrize("bounds", [["low", "high"], ["low"], ["", "high"], [], ["zero"]])
 def test_clip(bounds: list[str], model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     weights = {"low": np.float32(-0.5), "high": np.float32(0.75), "zero": np.float32(0)}

@@ -70,6 +70,14 @@ def test_an_input_can_be_fixed(model_of: ModelOf) -> None:
     np.testing.assert_array_equal(found, [0, 1, 2, 0, 1, 2])
 
 
+@pytest.mark.parametrize(
+    "value", [np.zeros((2, 3)), np.zeros(3, np.float32), np.zeros((2, 4), np.float32), [[0.0, 0.0, 0.0]]]
+)
+def test_a_value_that_is_not_what_the_model_says_is_refused(value: Any, model_of: ModelOf) -> None:
+    with pytest.raises(ModelFormatError, match=r"value of input 'x' is .*; the model says float\['batch', 3\]"):
+        load_model(model_of([relu()], {"x": ("batch", 3)}), constants={"x": value})
+
+
 def test_a_value_for_an_unknown_input_is_refused(model_of: ModelOf) -> None:
     with pytest.raises(ModelFormatError, match="values are given for z"):
         load_model(model_of([relu()], {"x": (1, 3)}), constants={"z": np.zeros(3, np.float32)})
@@ -195,6 +203,12 @@ def test_a_shape_that_contradicts_the_model_is_refused(model_of: ModelOf) -> Non
             load_model(model, shapes={"x": shape})
 
 
+@pytest.mark.parametrize("shape", [(-1, 3), (1.5, 3), "43", 3, None, (4, "3")])
+def test_a_shape_that_is_none_is_refused(shape: Any, model_of: ModelOf) -> None:
+    with pytest.raises(ModelFormatError, match="the shape of input 'x' must be whole numbers"):
+        load_model(model_of([relu()], {"x": ("batch", 3)}), shapes={"x": shape})
+
+
 def test_shapes_that_do_not_fit(model_of: ModelOf) -> None:
     model = model_of([relu()], {"x": (1, 3)})
     model.graph.node[0].CopyFrom(helper.make_node("MatMul", ["x", "x"], ["y"], name="product"))
@@ -209,6 +223,9 @@ def test_external_weights_are_read_and_missed(tmp_path: Path) -> None:
     graph = load_model(path)
     assert graph.name == "small"
     assert graph.fingerprint() == load_model(zoo.build("mlp", widths=(8, 16, 4))).fingerprint()
+    (tmp_path / "weights.bin").write_bytes((tmp_path / "weights.bin").read_bytes()[:-9])
+    with pytest.raises(ModelFormatError, match=r"small\.onnx .* is damaged: External data"):
+        load_model(path)
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelFormatError, match=r"small\.onnx"):
         load_model(path)
@@ -235,6 +252,15 @@ def test_local_functions_are_inlined() -> None:
     assert [node.op for node in imported.nodes] == ["relu", "neg"]
     (result,) = evaluate(imported, {"x": np.asarray([-1, 2], np.float32)})
     assert result.tolist() == [0, -2]
+
+
+@pytest.mark.parametrize(("outputs", "words"), [(["y", "x"], "'x' is an input"), (["y", "y"], "the same name")])
+def test_outputs_that_need_an_identity_are_refused(outputs: list[str], words: str, model_of: ModelOf) -> None:
+    model = model_of([relu()], {"x": (1, 3)})
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 3)) for name in outputs)
+    with pytest.raises(ModelFormatError, match=f"{words}; put an Identity node"):
+        load_model(model)
 
 
 def test_names_and_order_of_inputs_and_outputs_stay(model_of: ModelOf) -> None:

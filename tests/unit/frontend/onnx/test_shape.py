@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
+
+from compiler.errors import UnsupportedOperatorError
+from compiler.frontend.onnx.importer import load_model
 
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Any]
@@ -71,6 +74,15 @@ def test_split_by_sizes_and_evenly(model_of: ModelOf, agrees_with_onnxruntime: A
     ]
     weights = {"sizes": np.asarray([2, 3])}
     agrees_with_onnxruntime(model_of(nodes, {"x": (4, 5)}, ["b", "c", "d"], weights))
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [2, 4], []])
+def test_parts_that_are_not_the_whole_are_refused(sizes: list[int], model_of: ModelOf) -> None:
+    node = helper.make_node("Split", ["x", "sizes"], ["a", "b"], axis=1)
+    model = model_of([node], {"x": (4, 5)}, ["a", "b"], {"sizes": np.asarray([2, 3], np.int64)})
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.asarray(sizes, np.int64), "sizes"))
+    with pytest.raises(UnsupportedOperatorError, match=r"\(Split\): parts of .* are not the 5 of axis 1"):
+        load_model(model)
 
 
 def test_nearest_resize(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:

@@ -84,6 +84,15 @@ def test_pools_and_moves_work_on_bytes() -> None:
     assert _ops(changed).count("round") == 2
 
 
+def test_bytes_of_different_signs_are_joined_as_numbers() -> None:
+    net = Network(2, 12)
+    signed = Network(2, 12, dtype="int8")
+    signed.builder = b = net.builder
+    both = [net.stored("x", 0.05, 0), signed.stored("x", 0.05, 0)]
+    graph = b.finish({"y": b.emit("concat", both, {"axis": 1})})
+    assert_same(Quantised().apply(graph), graph, 0.05)
+
+
 def test_a_product_of_two_activations() -> None:
     net = Network(2, 3, 4, dtype="int8")
     b = net.builder
