@@ -28,7 +28,7 @@ from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
-from compiler.runtime.buffers import aligned_array, constant_array
+from compiler.runtime.buffers import aligned_array, constant_array, frozen
 from compiler.runtime.published import published
 
 FORMAT_VERSION = 1
@@ -219,5 +219,4 @@ def _read_constant(entry: IO[bytes]) -> Array:
             raise ValueError(f"it ends after {done} of {len(room)} bytes")
         room[done : done + len(block)] = np.frombuffer(block, np.uint8)
         done += len(block)
-    array.flags.writeable = False
-    return constant_array(array.T if turned else array)
+    return constant_array(frozen(array).T if turned else frozen(array))

@@ -57,14 +57,31 @@ def aligned_copy(array: Array) -> Array:
 
 
 def constant_array(array: Array) -> Array:
-    """`array` as kernels may read it from now on: contiguous, aligned and read-only. One that is all of that already is
-    taken as it is, any other is copied, so the caller may write to it later.
+    """`array` as kernels may read it from now on: contiguous, aligned, and in memory that nobody can write to. One that
+    is all of that already is taken as it is, any other is copied, so the caller may write to it later.
     """
-    if not array.flags.writeable and array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
+    if _is_fixed(array) and array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
-    copy = aligned_copy(array)
-    copy.flags.writeable = False
-    return copy
+    return frozen(aligned_copy(array))
+
+
+def frozen(array: Array) -> Array:
+    """An array that nobody else has, from now on read-only, together with the array whose memory it shows."""
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner.flags.writeable = False
+        owner = owner.base
+    return array
+
+
+def _is_fixed(array: Array) -> bool:
+    """Whether no array can write to this one's memory: a read-only view of what someone writes to is not fixed."""
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return False
+        owner = owner.base
+    return owner is None or isinstance(owner, bytes)
 
 
 class FencedArray:

@@ -8,7 +8,7 @@ import pytest
 
 from compiler.measure.worker_process import WorkerLostError, WorkerProcess
 from compiler.runtime.artifact import ALIGNMENT
-from compiler.runtime.buffers import CANARY, FencedArray, aligned_array, aligned_copy
+from compiler.runtime.buffers import CANARY, FencedArray, aligned_array, aligned_copy, constant_array
 
 FLOATS_PER_PAGE = 1024
 
@@ -67,6 +67,18 @@ def test_aligned_copy_keeps_values_and_order() -> None:
     assert np.array_equal(copy, original)
     assert copy.flags.c_contiguous
     assert copy.ctypes.data % ALIGNMENT == 0
+
+
+def test_a_constant_is_copied_unless_nobody_can_write_to_it() -> None:
+    array = aligned_array((4, 4), "float32")
+    array[...] = 1
+    shown = array.view()
+    shown.flags.writeable = False
+    constant = constant_array(shown)
+    array[...] = 2
+    assert (constant == 1).all()
+    assert constant_array(constant) is constant
+    assert np.shares_memory(constant_array(constant[:]), constant)
 
 
 def test_an_untouched_fence_reports_nothing() -> None:
