@@ -22,6 +22,9 @@ _ROUNDINGS: Mapping[str, Callable[[float], int]] = {
     "ceil": ceil,
 }
 
+_LARGEST = 1 << 24
+"""Elements of the matrix that resizes an axis."""
+
 
 def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
@@ -31,6 +34,8 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     for axis, (extent, size) in enumerate(zip(shape, sizes, strict=True)):
         if size == extent and scales[axis] == 1.0 and how != "tf_crop_and_resize":
             continue
+        if size * extent > _LARGEST:
+            raise node.unsupported(f"makes {size} of {extent} elements: the matrix for that has more than {_LARGEST}")
         places = [_origin(builder, node, how, place, axis, extent, size, scales[axis]) for place in range(size)]
         matrix = np.stack([_row(node, place, extent, scales[axis]) for place in places])
         x = _along(builder, x, axis, matrix)
