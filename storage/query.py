@@ -48,6 +48,11 @@ _ARROW: Mapping[str, Any] = {
 }
 """What Arrow calls the types of the views' columns."""
 
+_READS = re.compile(
+    r"(\s|--.*\n)*(EXPLAIN\s+(ANALYZE\s+)?)?\(*\s*(SELECT|FROM|WITH|VALUES|TABLE|PIVOT\w*)\b", re.IGNORECASE
+)
+"""How a query begins that reads, where DuckDB does not say so itself: an EXPLAIN may run what it explains."""
+
 _MISSING = "SQL over records needs DuckDB: pip install 'retune[report]'"
 
 Result = TypeVar("Result")
@@ -126,10 +131,13 @@ def _connected(medium: Medium) -> "duckdb.DuckDBPyConnection":
 
 
 def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The column names and rows of one SQL query over the views; it can read nothing but the store.
+    """The column names and rows of one SQL query over the views; it can read nothing but the store, and change nothing.
+
+    Names are distinct: of columns of one name all but the first get a number.
 
     Raises:
-        StoreError: DuckDB is not installed, or refuses the query; the message says what it found.
+        StoreError: DuckDB is not installed or refuses the query, or that does more than read; the message says what it
+            found.
     """
     if duckdb is None:
         raise StoreError(_MISSING)
@@ -143,11 +151,35 @@ def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ..
 def _run_alone(medium: Medium, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Run a query on a connection of its own that reads nothing but the store."""
     with _connected(medium) as connection:
+        _refuse_changes(connection, sql)
         if isinstance(medium, LocalMedium):
             connection.execute(f"SET allowed_directories = [{_quoted(f'{medium.root}/')}]")
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
         result = connection.execute(sql)
-        return [column[0] for column in result.description or []], result.fetchall()
+        return _distinct([column[0] for column in result.description or []]), result.fetchall()
+
+
+def _refuse_changes(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
+    """Refuse what does more than read: where DuckDB may read files it may write them too, and so spoil records."""
+    statements = connection.extract_statements(sql)
+    if not statements:
+        raise StoreError("the query is empty: give one such as SELECT * FROM best")
+    for statement in statements:
+        kind = statement.type.name
+        if kind != "SELECT" and not (kind in ("EXPLAIN", "MULTI") and _READS.match(statement.query)):
+            raise StoreError(f"a query can only read, so {kind} is refused: begin with SELECT, FROM, WITH or DESCRIBE")
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names, with numbers after those that were there already."""
+    found: list[str] = []
+    for name in names:
+        number, unique = 0, name
+        while unique in found:
+            number += 1
+            unique = f"{name}_{number}"
+        found.append(unique)
+    return found
 
 
 def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from compiler.errors import StoreError
 from storage.parquet import ParquetRecordStore
-from storage.query import connect
+from storage.query import connect, run_query
 from storage.schema import SCHEMA
 from tests.unit.storage.samples import CPU, failed, timed
 
@@ -63,3 +63,49 @@ def test_without_duckdb_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr("storage.query.duckdb", None)
     with pytest.raises(StoreError, match=r"pip install 'retune\[report\]'"):
         connect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 1 AS x) TO '{file}' (FORMAT parquet)",
+        "SELECT 1; COPY (SELECT 1 AS x) TO '{file}' (FORMAT parquet)",
+        "EXPLAIN ANALYZE COPY (SELECT 1 AS x) TO '{file}' (FORMAT parquet)",
+        "COPY (PIVOT (SELECT 1 AS a, 2 AS b) ON a USING sum(b)) TO '{file}' (FORMAT parquet)",
+        "ATTACH '{root}/new.db' AS new; CREATE TABLE new.t AS SELECT 1; SELECT 1",
+        "EXPORT DATABASE '{root}/export'",
+    ],
+)
+def test_a_query_changes_nothing(tmp_path: Path, sql: str) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    (file,) = tmp_path.glob("records/*/*/*.parquet")
+    with pytest.raises(StoreError, match="can only read"):
+        run_query(tmp_path, sql.format(file=file, root=tmp_path))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "-- what is best\nSELECT task_key FROM best",
+        "WITH one AS (FROM best) SELECT task_key FROM one",
+        "PIVOT (SELECT task_key, seconds FROM best) ON task_key USING min(seconds)",
+        "-- wide\nPIVOT (SELECT task_key, seconds FROM best) ON task_key USING min(seconds)",
+        "EXPLAIN SELECT * FROM best",
+        "DESCRIBE best",
+    ],
+)
+def test_whatever_reads_is_a_query(tmp_path: Path, sql: str) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
+    assert run_query(tmp_path, sql)[1]
+
+
+def test_an_empty_query_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="the query is empty"):
+        run_query(tmp_path, " -- nothing")
+
+
+def test_columns_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    names, rows = run_query(tmp_path, "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a")
+    assert (names, rows) == (["a", "a_1", "a_1_1", "a_2"], [(1, 2, 3, 4)])
