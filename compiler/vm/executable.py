@@ -6,13 +6,18 @@ Bytecode and constants go into bytes or a file, kernels into a library; nothing 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from compiler.errors import ArtifactError
+import numpy as np
+
+from compiler.errors import ArtifactError, MachineError
 from compiler.executor.params import load_param_dict_from_file, save_param_dict_to_file
 from compiler.runtime.artifact import Array
+from compiler.runtime.buffers import constant_array
 from compiler.vm.bytecode import decode_contents, encode_contents
 from compiler.vm.contents import Constant, Contents, LateBound
 from compiler.vm.library import VMLibrary
+from compiler.vm.values import argument
 
 
 class Executable:
@@ -129,7 +134,9 @@ class Executable:
     def load_late_bound_consts_from_map(self, constants: Mapping[str, Array]) -> None:
         """Bind constants by name: all that are missing, and no others.
 
-        Raises: ArtifactError that names what is missing, was bound before, or is unknown; then nothing has changed.
+        Arrays that can be written are copied.
+        Raises: ArtifactError that names what is missing, was bound before, unknown or no array of numbers; then nothing
+        has changed.
         """
         wanted = dict(self._late_bound())
         again = sorted(set(constants) & self._bound)
@@ -142,7 +149,7 @@ class Executable:
             raise ArtifactError(f"the executable has no late-bound constants {', '.join(extra)}")
         filled = list(self.contents.constants)
         for name, number in wanted.items():
-            filled[number] = constants[name]
+            filled[number] = _bound(name, constants[name])
         self.contents = replace(self.contents, constants=tuple(filled))
         self._bound |= set(wanted)
 
@@ -178,6 +185,17 @@ class Executable:
         if code is None:
             raise ArtifactError(f"{path} is a library without bytecode; load that with Executable.load_exec")
         return cls.load_exec(code, library)
+
+
+def _bound(name: str, given: Any) -> Array:
+    """What a late-bound constant is given, as nobody writes to it. Raises: ArtifactError when that is no array."""
+    try:
+        array = argument(given)
+    except MachineError as error:
+        raise ArtifactError(f"the constant {name}: {error}") from None
+    if given is None or not isinstance(array, np.ndarray):
+        raise ArtifactError(f"the constant {name} must be an array, not a {type(given).__name__}")
+    return constant_array(array)
 
 
 def _constant(each: Constant) -> str:

@@ -83,6 +83,8 @@ class VirtualMachine:
         self._params = {function.name: _signature(exe, function.name) for function in contents.functions}
         self._inputs: dict[str, list[Any]] = {}
         self._outputs: list[Any] = []
+        self._unchecked: set[str] = set()
+        """Functions whose arguments came one by one: each fits alone, perhaps not beside the others."""
 
     # Inputs
 
@@ -104,6 +106,7 @@ class VirtualMachine:
         if missing:
             raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
         self._inputs[func_name] = self._converted(func_name, [given[name] for name in names])
+        self._unchecked.discard(func_name)
 
     def set_one_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
         """Give a function one argument: by its number or name and the array, or by keyword.
@@ -120,6 +123,7 @@ class VirtualMachine:
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
         held = self._inputs.setdefault(func_name, [None] * len(params))
         held[place] = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
+        self._unchecked.add(func_name)
 
     def get_input_index(self, input_name: str, func_name: str = MAIN) -> int:
         """The number of an argument, -1 when there is none of that name. Raises: ArtifactError for another function."""
@@ -166,7 +170,9 @@ class VirtualMachine:
         if len(results) != len(output_args):
             raise OptionError(f"{func_name} has {len(results)} results, {len(output_args)} arrays are given")
         for place, (array, out) in enumerate(zip(results, output_args, strict=True)):
-            target = out.numpy() if not isinstance(out, np.ndarray) else out
+            target = out if isinstance(out, np.ndarray) or not hasattr(out, "numpy") else out.numpy()
+            if not isinstance(target, np.ndarray):
+                raise OptionError(f"output {place} must be a writable array, not a {type(out).__name__}")
             if target.shape != array.shape or target.dtype != array.dtype or not target.flags.writeable:
                 raise OptionError(
                     f"result {place} is {described(array)}; a writable array of that kind is needed, "
@@ -259,6 +265,9 @@ class VirtualMachine:
         missing = [param.name for param, each in zip(params, inputs, strict=True) if each is None]
         if missing:
             raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
+        if func_name in self._unchecked:
+            self._checked(func_name, params, inputs)
+            self._unchecked.discard(func_name)
         return inputs
 
     def _converted(self, func_name: str, values: Sequence[Any]) -> list[Any]:
@@ -267,7 +276,10 @@ class VirtualMachine:
         return self._checked(func_name, params, converted)
 
     def _checked(self, func_name: str, params: Sequence[Param], values: list[Any]) -> list[Any]:
-        """The arguments; those that the executable describes must fit."""
+        """The arguments; those that the executable describes must be arrays, and fit."""
+        for param, each in zip(params, values, strict=True):
+            if param.dtype is not None and not isinstance(each, np.ndarray):
+                raise MachineError(f"{func_name}: the input {param} must be an array, not {described(each)}")
         arrays = {p.name: each for p, each in zip(params, values, strict=True) if isinstance(each, np.ndarray)}
         bind([param for param in params if param.name in arrays], arrays, func_name)
         return values

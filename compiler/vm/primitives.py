@@ -27,7 +27,7 @@ from compiler.vm.kernel_run import KernelRun, Place, Workspace
 from compiler.vm.library import VMLibrary
 from compiler.vm.options import VMOptions
 from compiler.vm.steps import Callee
-from compiler.vm.values import ADT, address, described
+from compiler.vm.values import ADT, address, described, whole_number
 
 Shape = tuple[int, ...]
 KERNEL, LOOP = "kernel", "loop"
@@ -125,12 +125,15 @@ def _goes_on(attrs: Mapping[str, str]) -> Callee:
     """Whether a loop makes another turn: of the turn, the count and the condition, those of them that it has."""
     counts = attrs.get("counts") == "1"
 
+    def holds(conditions: Sequence[Any]) -> bool:
+        return all(whole_number(each, "the condition of a loop") for each in conditions)
+
     def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
         if counts:
             turn, count, *conditions = inputs
-            outputs[0][...] = turn.item() < count.item() and all(each.item() for each in conditions)
+            outputs[0][...] = turn.item() < whole_number(count, "the number of turns") and holds(conditions)
         else:
-            outputs[0][...] = all(each.item() for each in inputs)
+            outputs[0][...] = holds(inputs)
 
     return call
 

@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from compiler.dtype import BFLOAT16
 from compiler.errors import MachineError
 from compiler.runtime.artifact import ALIGNMENT, Array
 from compiler.runtime.buffers import aligned_copy
@@ -60,6 +61,8 @@ def argument(given: Any, dtype: str | None = None) -> Any:
     Raises: MachineError for anything else.
     """
     if isinstance(given, np.ndarray):
+        if given.dtype.kind not in "biuf" and given.dtype.name != BFLOAT16:
+            raise MachineError(f"arrays of numbers are arguments, not one of {given.dtype}")
         return dense(given)
     if isinstance(given, (list, tuple)):
         return ADT(TUPLE, tuple(argument(each) for each in given))
@@ -94,24 +97,37 @@ def dense(array: Array) -> Array:
     """The array itself when it is dense, aligned and native, else a copy that is."""
     plain = array if type(array) is np.ndarray else array.view(np.ndarray)
     native = plain if plain.dtype.isnative else plain.astype(plain.dtype.newbyteorder("="))
-    fits = native.flags.c_contiguous and (address(native) % ALIGNMENT == 0 or native.size == 0)
+    fits = native.flags.c_contiguous and address(native) % ALIGNMENT == 0
     return native if fits else aligned_copy(native)
 
 
 def address(array: Array) -> int:
-    """Where an array begins."""
-    return int(array.__array_interface__["data"][0])
+    """Where an array begins. One without elements begins nowhere: a number stands for it that kernels accept, since
+    NumPy gives slices without elements other beginnings than were asked for.
+    """
+    return int(array.__array_interface__["data"][0]) if array.size else ALIGNMENT
 
 
 def result(value: Any, given: Sequence[Any] = ()) -> Any:
     """What the caller gets: arrays have the methods of the FFI's arrays, and share no memory with what was `given` or
-    is constant.
+    is constant, nor with each other.
+    """
+    return _result(value, tuple(arrays_in(given)), set())
+
+
+def _result(value: Any, given: Sequence[Array], taken: set[int]) -> Any:
+    """`taken` are the addresses of the results so far: arrays of one memory that live at a time begin at one place, as
+    one value under two names or in two shapes does.
     """
     if isinstance(value, ADT):
-        return ADT(value.tag, tuple(result(each, given) for each in value))
+        return ADT(value.tag, tuple(_result(each, given, taken) for each in value))
     if isinstance(value, np.ndarray):
-        shared = not value.flags.writeable or any(np.may_share_memory(value, each) for each in arrays_in(given))
-        return (aligned_copy(value) if shared else value).view(HostArray)
+        shared = not value.flags.writeable or any(np.may_share_memory(value, each) for each in given)
+        place = address(value)
+        if shared or (place in taken and value.size):
+            return aligned_copy(value).view(HostArray)
+        taken.add(place)
+        return value.view(HostArray)
     return value
 
 

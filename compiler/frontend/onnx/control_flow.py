@@ -32,14 +32,14 @@ def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    turns = _MOST_TURNS
+    turns = None
     if node.has_input(0):
         turns = int(node.array(builder, 0, "the number of turns").item())
     going = not node.has_input(1) or bool(node.array(builder, 1, "whether the loop begins").item())
     carried = list(node.inputs[2:])
     collected: list[list[str]] = [[] for _ in node.outputs[len(carried) :]]
     turn = 0
-    while going and turn < turns:
+    while going and (turns is None or turn < turns):
         if turn == _MOST_TURNS:
             raise node.unsupported(f"runs for more than {_MOST_TURNS} turns")
         number, always = builder.constant(np.asarray(turn, "int64"), "turn"), builder.constant(np.asarray(True), "on")

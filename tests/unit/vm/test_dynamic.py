@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from compiler import vm
-from compiler.errors import RetuneError, ShapeMismatchError
+from compiler.errors import MachineError, RetuneError, ShapeMismatchError
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.device import cpu
 from tests.dynamic_models import Dims, floats, model, reference, tensor
@@ -400,3 +400,55 @@ def test_values_that_decide_on_shapes_are_part_of_what_is_kept() -> None:
     assert len(machine.specialisations()) == 3
     with pytest.raises(RetuneError):
         machine.run(x=x, shape=np.array([5, 2]))
+
+
+@pytest.mark.parametrize("rows", [3, "n"])
+def test_results_share_no_memory_with_each_other(rows: int | str) -> None:
+    nodes = [node("Relu", ["x"], ["one"]), node("Identity", ["one"], ["two"])]
+    nodes += [node("Reshape", ["one", "flat"], ["all"])]
+    outputs = [tensor("one", [rows, 4]), tensor("two", [rows, 4]), tensor("all", [None])]
+    machine = machine_of(model(nodes, [tensor("x", [rows, 4])], outputs, {"flat": np.array([-1])}))
+    one, two, flat = machine.run(floats(3, 4))
+    one[...] = -1
+    np.testing.assert_array_equal(two, np.maximum(floats(3, 4), 0))
+    two[...] = -1
+    np.testing.assert_array_equal(flat, np.maximum(floats(3, 4), 0).reshape(-1))
+
+
+def test_arrays_without_elements_may_begin_anywhere() -> None:
+    nodes = [node("Concat", ["x", "y"], ["both"], axis=0), node("Relu", ["x"], ["out"])]
+    fed = [tensor("x", ["n", 3]), tensor("y", ["m", 3])]
+    source = model(nodes, fed, [tensor("both", [None, 3]), tensor("out", ["n", 3])])
+    machine = machine_of(source)
+    for odd in (1, 8, 60):
+        empty = np.frombuffer(bytearray(256), np.uint8)[odd : odd + 1].view(np.uint8)[:0].view(np.float32)
+        check(source, {"x": empty.reshape(0, 3), "y": floats(2, 3)}, machine=machine)
+
+
+def test_inputs_that_are_set_one_by_one_must_fit_each_other() -> None:
+    fed = [tensor("x", ["n", 3]), tensor("y", ["n", 3])]
+    machine = machine_of(model([node("Add", ["x", "y"], ["out"])], fed, [tensor("out", ["n", 3])]))
+    x, y = floats(4, 3), floats(4, 3, seed=1)
+    machine.set_one_input("main", "x", x)
+    machine.set_one_input("main", "y", y[:1])
+    for _ in range(2):
+        with pytest.raises(ShapeMismatchError, match="n is 4 in dimension 0 of x and 1 in dimension 0 of y"):
+            machine.run()
+    machine.set_one_input("main", "y", y)
+    np.testing.assert_array_equal(machine.run(), x + y)
+
+
+@pytest.mark.parametrize(("count", "on"), [([2, 3], [True]), ([], [True]), ([3], [True, True]), ([3], [])])
+def test_a_loop_is_told_by_single_numbers(count: list[int], on: list[bool]) -> None:
+    body = helper.make_graph(
+        [node("Identity", ["going"], ["still"]), node("Add", ["v", "v"], ["w"])],
+        "body",
+        [tensor("turn", [], INT64), tensor("going", [], BOOL), tensor("v", [3])],
+        [tensor("still", [], BOOL), tensor("w", [3])],
+    )
+    loop = node("Loop", ["count", "on", "x"], ["out"], body=body)
+    fed = [tensor("count", ["a"], INT64), tensor("on", ["b"], BOOL), tensor("x", [3])]
+    machine = machine_of(model([loop], fed, [tensor("out", [3])]))
+    np.testing.assert_array_equal(machine.run(np.array([2]), np.array([True]), floats(3)), floats(3) * 4)
+    with pytest.raises(MachineError, match="must be one whole number"):
+        machine.run(np.array(count, np.int64), np.array(on, np.bool_), floats(3))

@@ -130,6 +130,11 @@ def test_arguments_of_other_kinds_are_refused() -> None:
         machine.set_input("main", X, Y, x1=X)
     with pytest.raises(ArtifactError, match="no function 'f'"):
         machine.invoke("f", X)
+    for other in ([X], (X, Y), "x", np.array([None]), np.array(["a"]), np.zeros((3, 4), [("a", "f4")])):
+        with pytest.raises(MachineError, match="array"):
+            machine.run(other, Y)
+    with pytest.raises(OptionError, match="output 1"):
+        machine.invoke_with_outputs("main", {"x1": X, "y1": Y}, [np.empty_like(X), [1.0]])  # type: ignore[list-item]
 
 
 def test_running_before_inputs_are_set_is_an_error() -> None:
@@ -319,6 +324,20 @@ def test_q14_constants_are_bound_by_name() -> None:
     with pytest.raises(ArtifactError, match="no late-bound constants other"):
         exe.load_late_bound_consts_from_map({**consts, "other": X})
     exe.load_late_bound_consts_from_map(consts)
+    np.testing.assert_array_equal(
+        vm.VirtualMachine(exe, cpu()).run(floats(5, 24)), by_executor(layers(), x=floats(5, 24))[0]
+    )
+
+
+def test_late_bound_constants_are_arrays_that_stay() -> None:
+    exe = vm.compile(layers())
+    consts = {name: np.array(array) for name, array in exe.get_late_bound_consts(256).items()}
+    for wrong in ([[1.0]], None, "x", np.array([None])):
+        with pytest.raises(ArtifactError, match=f"constant {min(consts)}"):
+            exe.load_late_bound_consts_from_map({**consts, min(consts): wrong})  # type: ignore[dict-item]
+    exe.load_late_bound_consts_from_map(consts)
+    for array in consts.values():
+        array[...] = 0
     np.testing.assert_array_equal(
         vm.VirtualMachine(exe, cpu()).run(floats(5, 24)), by_executor(layers(), x=floats(5, 24))[0]
     )

@@ -97,6 +97,19 @@ def test_a_loop_stops_when_its_condition_says_so(model_of: ModelOf) -> None:
     assert found.tolist() == [5, 5]
 
 
+def test_a_loop_that_does_not_end_is_refused(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.frontend.onnx.control_flow._MOST_TURNS", 10)
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["on"], ["still"]), helper.make_node("Add", ["v", "x"], ["w"])],
+        "body",
+        [_value("i", TensorProto.INT64, ()), _value("on", TensorProto.BOOL, ()), _value("v")],
+        [_value("still", TensorProto.BOOL, ()), _value("w")],
+    )
+    loop = helper.make_node("Loop", ["", "", "x"], ["y"], body=body)
+    with pytest.raises(UnsupportedOperatorError, match="more than 10 turns"):
+        load_model(_shaped(model_of([loop], {"x": (2,)}), (2,)))
+
+
 def test_a_scan_is_unrolled_in_both_directions(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     body = helper.make_graph(
         [helper.make_node("Add", ["s", "r"], ["t"]), helper.make_node("Mul", ["t", "r"], ["u"])],
