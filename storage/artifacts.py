@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from compiler.errors import CorruptRecordError, StoreError
 from storage.place import open_medium
@@ -18,6 +19,7 @@ from storage.place import open_medium
 ARTIFACTS = "artifacts"
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CONTENT_KEY = re.compile(r"[0-9a-f]{64}")
 _LISTED = ".json"
 
 
@@ -29,6 +31,14 @@ def content_key(files: Mapping[str, bytes]) -> str:
             digest.update(len(text).to_bytes(8, "little"))
             digest.update(text)
     return digest.hexdigest()
+
+
+def key_of(summary: Mapping[str, Any] | None) -> str | None:
+    """The content key of what a run has put into its store, from what the ledger says of it; None when it has put
+    nothing there, as where the store is a folder: the summary has the path of the network then.
+    """
+    key = (summary or {}).get("artifact")
+    return key if isinstance(key, str) and _CONTENT_KEY.fullmatch(key) else None
 
 
 class ArtifactStore:

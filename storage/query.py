@@ -104,25 +104,34 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
     if duckdb is None:
         raise StoreError(_MISSING)
     medium = open_medium(root)
-    return _while_files_move(lambda: _connected(medium))
+    return _while_files_move(medium, lambda careful: _connected(medium, careful=careful))
 
 
-def _while_files_move(work: Callable[[], Result]) -> Result:
-    """The result of `work`, which is done again when a compaction has removed files that it had listed."""
+def _while_files_move(medium: Medium, work: Callable[[bool], Result]) -> Result:
+    """The result of `work`, which is done again when a compaction has removed files that it had listed, and once more,
+    with care, when there are files that cannot be read.
+    """
+    careful = False
     for attempt in range(1, _ATTEMPTS):
         try:
-            return work()
+            return work(careful)
         except duckdb.IOException:
             time.sleep(attempt * _PAUSE_SECONDS)
-    return work()
+        except duckdb.InvalidInputException as error:
+            if careful or f"{medium.url}/" not in str(error):
+                raise
+            careful = True
+            ParquetRecordStore(medium.url).table(columns=("record_id",))  # which sets aside what is damaged
+            RunLedger(medium.url).list()
+    return work(careful)
 
 
-def _connected(medium: Medium) -> "duckdb.DuckDBPyConnection":
-    """A connection with all views."""
+def _connected(medium: Medium, *, careful: bool = False) -> "duckdb.DuckDBPyConnection":
+    """A connection with all views; `careful` looks at every JSON file before DuckDB does."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     if isinstance(medium, LocalMedium):
-        _view_folder(connection, medium)
+        _view_folder(connection, medium, careful=careful)
     else:
         _register_objects(connection, medium)
     for view in VIEWS:
@@ -143,14 +152,14 @@ def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ..
         raise StoreError(_MISSING)
     medium = open_medium(root)
     try:
-        return _while_files_move(lambda: _run_alone(medium, sql))
+        return _while_files_move(medium, lambda careful: _run_alone(medium, sql, careful=careful))
     except duckdb.Error as error:
         raise StoreError(f"the query failed: {error}") from error
 
 
-def _run_alone(medium: Medium, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+def _run_alone(medium: Medium, sql: str, *, careful: bool) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Run a query on a connection of its own that reads nothing but the store."""
-    with _connected(medium) as connection:
+    with _connected(medium, careful=careful) as connection:
         _refuse_changes(connection, sql)
         if isinstance(medium, LocalMedium):
             connection.execute(f"SET allowed_directories = [{_quoted(f'{medium.root}/')}]")
@@ -182,7 +191,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium) -> None:
+def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium, *, careful: bool) -> None:
     """`files`, `rounds`, `ledger` and `reports` over the files of a folder."""
     root = medium.root
     connection.register("no_files", SCHEMA.empty_table())
@@ -191,8 +200,8 @@ def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium) -
         files += f" UNION ALL BY NAME SELECT * FROM {_source(root)}"
     connection.execute(f"CREATE VIEW files AS SELECT * REPLACE (coalesce(censored, false) AS censored) FROM ({files})")
     connection.execute(_rounds_view(root))
-    connection.execute(_json_view(root, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS))
-    connection.execute(_json_view(root, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS))
+    connection.execute(_json_view(root, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS, careful=careful))
+    connection.execute(_json_view(root, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS, careful=careful))
 
 
 def _register_objects(connection: "duckdb.DuckDBPyConnection", medium: Medium) -> None:
@@ -219,17 +228,30 @@ def _rounds_view(root: Path) -> str:
     return f"{noted} QUALIFY {latest}"
 
 
-def _json_view(root: Path, name: str, pattern: str, form: str, columns: Mapping[str, str]) -> str:
-    """A view of the JSON files that match a pattern; what cannot be read is left out."""
-    if not any(root.glob(pattern)):
+def _json_view(
+    root: Path, name: str, pattern: str, form: str, columns: Mapping[str, str], *, careful: bool = False
+) -> str:
+    """A view of the JSON files that match a pattern; lines that cannot be read are left out, and if `careful` files."""
+    found = root.glob(pattern)
+    names = [str(path.relative_to(root)) for path in found if not careful or _is_json(path)]
+    if not names:
         empty = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in columns.items())
         return f"CREATE VIEW {name} AS SELECT * FROM (SELECT {empty} WHERE false)"
     typed = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
+    files = f"[{', '.join(_glob(root, each) for each in names)}]" if careful else _glob(root, pattern)
     source = (
-        f"read_json({_glob(root, pattern)}, format = '{form}', ignore_errors = {str(form != 'auto').lower()}, "
+        f"read_json({files}, format = '{form}', ignore_errors = {str(form != 'auto').lower()}, "
         f"columns = {{{typed}}})"
     )
     return f"CREATE VIEW {name} AS SELECT * FROM {source}"
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _glob(root: Path, pattern: str) -> str:

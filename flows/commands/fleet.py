@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from compiler import config
+from compiler.errors import StoreError
 from flows.commands.output import Json, Mode, Quiet
-from flows.commands.records import Store
+from flows.commands.records import Store, state_folder_of
 from storage.files import make_folder
 
 DEVICE = "cpu"
@@ -42,7 +43,7 @@ def worker(
     Without --build and --device it builds. Ctrl-C or SIGTERM ends it; another worker goes on with what it was doing.
     """
     mode, settings = Mode.of(as_json, quiet), config.load()
-    home = Path(store).absolute() if store else settings.home
+    home = state_folder_of(store)
     job = {
         "fleet": fleet or settings.fleet or "prefect",
         "storage": storage or settings.fleet_storage or str(home / "fleet"),
@@ -63,12 +64,14 @@ def pools(
 ) -> None:
     """Create the work pools, queues and limits of the deployments on the Prefect server, where they are missing."""
     mode = Mode.of(as_json, quiet)
-    home = Path(store).absolute() if store else config.load().home
-    _become("flows.pools", home, mode.value, *(device or [DEVICE]))
+    _become("flows.pools", state_folder_of(store), mode.value, *(device or [DEVICE]))
 
 
 def _become(module: str, home: Path, *arguments: str) -> None:
-    make_folder(home / "prefect")
+    try:
+        make_folder(home / "prefect")
+    except OSError as error:
+        raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
     environment = config.child_environment(config.prefect_environment(home))
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], environment)

@@ -10,7 +10,7 @@ import typer
 from compiler.errors import CorruptRecordError, OptionError
 from flows.commands.output import Column, Json, Output, Quiet, milliseconds
 from flows.commands.records import Store, home_of, state_folder_of
-from storage.artifacts import ArtifactStore, content_key
+from storage.artifacts import ArtifactStore, content_key, key_of
 from storage.files import publish
 from storage.runs import RunLedger
 from tasks.pages.facts import facts_of, find_run, moment
@@ -87,8 +87,8 @@ def fetch(
     """Fetch the compiled network and the report of a run of another machine from a store at a URL."""
     home = home_of(store)
     info = find_run(home, run)
-    key = (info.summary or {}).get("artifact")
-    if not key:
+    key = key_of(info.summary)
+    if key is None:
         made = f"{info.describe.get('home')}/runs/{info.run_id} of the machine that it ran on"
         raise OptionError(f"run {info.run_id} has not put its files into {home}; they are in {made}")
     files = ArtifactStore(home).get(key)

@@ -15,7 +15,7 @@ from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import cause_of
 from compiler.errors import OptionError
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from storage.artifacts import ArtifactStore
+from storage.artifacts import ArtifactStore, key_of
 from storage.parquet import ParquetRecordStore
 from storage.place import Place, local_folder
 from storage.rounds import Field, rounds_of
@@ -189,7 +189,7 @@ def _kept_report(home: Place, info: RunInfo) -> dict[str, Any]:
 
     Raises: StoreError.
     """
-    key = (info.summary or {}).get("artifact")
+    key = key_of(info.summary)
     data = ArtifactStore(home).read(key, "report.json") if key else None
     found: dict[str, Any] = json.loads(data) if data else {}
     return found

@@ -78,3 +78,14 @@ def test_a_run_that_has_kept_nothing_says_where_its_files_are(
     run_id = finished_run(folder / "state", tasks=1)
     assert run(monkeypatch, "fetch") == 2
     assert f"{folder / 'state'}/runs/{run_id}" in capsys.readouterr().err
+
+
+def test_a_run_in_a_folder_has_no_key_but_the_path_of_its_network(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunLedger(folder / "state").open_or_resume("local", {"network": "small", "home": "/near"}) as opened:
+        RunLedger(folder / "state").complete(opened.run_id, {"artifact": "/near/runs/RUN/small.retune"})
+    assert run(monkeypatch, "fetch") == 2
+    assert f"they are in /near/runs/{opened.run_id}" in capsys.readouterr().err
+    assert run(monkeypatch, "report", "-o", "page.html") == 0  # whose report.json somebody has removed
+    assert opened.run_id in (folder / "page.html").read_text()

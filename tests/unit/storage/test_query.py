@@ -10,6 +10,7 @@ import pytest
 from compiler.errors import StoreError
 from storage.parquet import ParquetRecordStore
 from storage.query import connect, run_query
+from storage.runs import RunLedger
 from storage.schema import SCHEMA
 from tests.unit.storage.samples import CPU, failed, timed
 
@@ -109,3 +110,25 @@ def test_an_empty_query_is_refused_with_a_sentence(tmp_path: Path) -> None:
 def test_columns_of_one_name_are_told_apart(tmp_path: Path) -> None:
     names, rows = run_query(tmp_path, "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a")
     assert (names, rows) == (["a", "a_1", "a_1_1", "a_2"], [(1, 2, 3, 4)])
+
+
+def test_damaged_files_are_set_aside_and_the_query_goes_on(tmp_path: Path) -> None:
+    store, ledger = ParquetRecordStore(tmp_path), RunLedger(tmp_path)
+    store.append([timed("w0", 1e-3)])
+    store.append([timed("w1", 2e-3)])
+    ids = []
+    for name in ("a", "b"):
+        with ledger.open_or_resume(name, {"network": name}) as opened:
+            ids.append(opened.run_id)
+    part, _ = tmp_path.glob("records/*/*/*.parquet")
+    part.write_bytes(part.read_bytes()[:100])
+    (tmp_path / "runs" / f"{ids[0]}.json").write_text('{"run_')
+    (tmp_path / "runs" / ids[0]).mkdir()
+    report = tmp_path / "runs" / ids[0] / "report.json"
+    report.write_text('{"ta')
+    assert len(run_query(tmp_path, "SELECT * FROM records")[1]) == 1
+    assert run_query(tmp_path, "SELECT run_id FROM runs")[1] == [(ids[1],)]
+    assert run_query(tmp_path, "SELECT sum(trials) FROM drift")[1] == [(1,)]
+    moved = {path.name for path in (tmp_path / "quarantine").rglob("*") if path.is_file()}
+    assert moved == {part.name, f"{ids[0]}.json"}
+    assert report.exists()  # a run may be writing it

@@ -1,0 +1,35 @@
+"""`retune worker` and `retune pools`, up to the process that they turn into."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import StoreError
+from flows.commands.fleet import pools, worker
+from tests.flows.test_cli import folder
+
+__all__ = ["folder"]
+
+COMMANDS = [worker, pools]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_cannot_be_made_is_one_sentence(command: Callable[..., None], folder: Path) -> None:
+    (folder / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot use .*file/state as state folder"):
+        command(store=str(folder / "file" / "state"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_url_is_not_taken_for_the_name_of_a_folder(
+    command: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("os.execve", lambda *arguments: begun.append(arguments))
+    before = set(folder.iterdir())
+    command(store="s3://bucket/folder")
+    command(store=f"file://{folder}/named")
+    assert len(begun) == 2
+    assert (folder / "named" / "prefect").is_dir()
+    assert {path.name for path in set(folder.iterdir()) - before} <= {"state", "named"}
