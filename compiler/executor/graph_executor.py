@@ -23,7 +23,8 @@ from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.device import Device, cpu, require_cpu
-from compiler.runtime.loader import BoundKernel, Kernel, host_features, load_kernels
+from compiler.runtime.loader import BoundKernel, Kernel, load_kernels
+from compiler.runtime.processor import check_processor
 from compiler.runtime.sequence import KernelSequence
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
@@ -377,16 +378,8 @@ def _number(key: object, names: Mapping[str, int]) -> int:
 
 
 def check_machine(network: CompiledNetwork) -> None:
-    """An instruction that the processor lacks would end the process; say it before.
-
-    Raises: ArtifactError.
-    """
-    missing = sorted(set(network.metadata.get("needs", ())) - host_features())
-    if missing:
-        made_for = network.metadata.get("cpu", "another processor")
-        raise ArtifactError(
-            f"network {network.plan.name} was compiled for {made_for}; this machine lacks {', '.join(missing)}"
-        )
+    """See that this machine's processor can run the network. Raises: ArtifactError."""
+    check_processor(f"network {network.plan.name}", network.metadata)
 
 
 def _joined(calls: Sequence[BoundKernel | HostCall]) -> tuple[Callable[[], None], ...]:

@@ -14,6 +14,7 @@ from compiler.executor.graph_json import GraphJson
 from compiler.executor.graph_plan import graph_of, plan_of
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
+from compiler.runtime.arguments import is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.device import Device, require_cpu
 from compiler.runtime.loader import LoadedKernels, load_kernels
@@ -56,9 +57,12 @@ class Library:
     @property
     def threads(self) -> int:
         """The number of threads that executors use: RETUNE_NUM_THREADS or OMP_NUM_THREADS in the environment, else the
-        one that the network was compiled for.
+        one that the network was compiled for. Raises: ArtifactError when it does not say a number.
         """
-        return config.thread_count(int(self.network.metadata.get("threads", 1)))
+        threads = self.network.metadata.get("threads", 1)
+        if not is_thread_count(threads):
+            raise ArtifactError(f"network {self.network.plan.name} is damaged: it says {threads!r} of its threads")
+        return config.thread_count(int(threads))
 
     @property
     def kernels(self) -> LoadedKernels:

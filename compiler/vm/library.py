@@ -24,7 +24,7 @@ from compiler.executor.params import load_param_dict, save_param_dict
 from compiler.runtime.arguments import is_thread_count
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
-from compiler.runtime.loader import host_features
+from compiler.runtime.processor import check_processor
 from compiler.runtime.published import published
 
 _FORMAT = 1
@@ -64,11 +64,8 @@ class VMLibrary:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def check_machine(self) -> None:
-        """Say that the processor lacks instructions before one of them ends the process. Raises: ArtifactError."""
-        missing = sorted(set(self.about.get("needs", ())) - host_features())
-        if missing:
-            made_for = self.about.get("cpu", "another processor")
-            raise ArtifactError(f"the executable was compiled for {made_for}; this machine lacks {', '.join(missing)}")
+        """See that this machine's processor can run the code. Raises: ArtifactError."""
+        check_processor("the executable", self.about)
 
     def export_library(self, path: str | Path, bytecode: bytes | None = None) -> Path:
         """Write the library, and the bytecode if given, into one file. Raises: ArtifactError when that fails."""

@@ -253,6 +253,21 @@ def test_a_network_for_another_processor_is_refused() -> None:
         GraphExecutor(CompiledNetwork(network.plan, network.kernels, network.constants, (), metadata))
 
 
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"triple": "sparc64-unknown-linux-gnu"}, "compiled for sparc64 processors; this machine's is"),
+        ({"triple": 5}, "is damaged"),
+        ({"needs": 5}, "is damaged"),
+        ({"needs": [5]}, "is damaged"),
+    ],
+)
+def test_what_a_network_says_of_its_processor(facts: dict[str, object], message: str) -> None:
+    network = doubling_network()
+    with pytest.raises(ArtifactError, match=rf"network .* {message}"):
+        GraphExecutor(CompiledNetwork(network.plan, network.kernels, network.constants, (), facts))
+
+
 def test_an_inconsistent_network_is_refused() -> None:
     network = doubling_network()
     with pytest.raises(ArtifactError, match="constant c is missing"):

@@ -255,6 +255,13 @@ def test_a_network_for_another_processor_is_refused(tmp_path: Path, suffix: str)
         create(library.get_graph_json(), library, cpu())
 
 
+@pytest.mark.parametrize("threads", ["many", None, 0, -1, 1.5, True])
+def test_a_network_that_says_no_number_of_threads_is_refused(threads: object) -> None:
+    library = Library(replace(network(), metadata={**network().metadata, "threads": threads}))
+    with pytest.raises(ArtifactError, match=r"is damaged: it says .* of its threads"):
+        library["default"](cpu())
+
+
 def test_a_library_of_another_version_is_refused(tmp_path: Path) -> None:
     path = Library(network()).export_library(tmp_path / "net.retune")
     with zipfile.ZipFile(path) as archive:

@@ -1,0 +1,29 @@
+"""In: what compiled code says of the processor that it was made for. Out: nothing, or an error. Always: said before the
+code runs, since an instruction that the processor lacks ends the process.
+"""
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.errors import ArtifactError
+from compiler.runtime.loader import host_features
+
+_GPU = "nvptx"
+
+
+def check_processor(what: str, facts: Mapping[str, Any]) -> None:
+    """See that code can run here: `facts` has LLVM's `triple`, the name `cpu`, and the features that it `needs`.
+
+    Raises: ArtifactError that begins with `what`.
+    """
+    triple, needs = facts.get("triple", ""), facts.get("needs", ())
+    if not isinstance(triple, str) or not isinstance(needs, list | tuple) or not all(isinstance(n, str) for n in needs):
+        raise ArtifactError(f"{what} is damaged: it says {triple!r} and {needs!r} of the processor that it needs")
+    kind, here = triple.partition("-")[0], platform.machine()
+    if kind not in ("", here) and not kind.startswith(_GPU):
+        raise ArtifactError(f"{what} was compiled for {kind} processors; this machine's is {here}; compile it anew here")
+    missing = sorted(set(needs) - host_features())
+    if missing:
+        made_for = facts.get("cpu", "another processor")
+        raise ArtifactError(f"{what} was compiled for {made_for}; this machine lacks {', '.join(missing)}")
