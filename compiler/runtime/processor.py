@@ -22,7 +22,7 @@ def check_processor(what: str, facts: Mapping[str, Any]) -> None:
         raise ArtifactError(f"{what} is damaged: it says {triple!r} and {needs!r} of the processor that it needs")
     kind, here = triple.partition("-")[0], platform.machine()
     if kind not in ("", here) and not kind.startswith(_GPU):
-        raise ArtifactError(f"{what} was compiled for {kind} processors; this machine's is {here}; compile it anew here")
+        raise ArtifactError(f"{what} was compiled for {kind} processors; this machine's is {here}: compile it here")
     missing = sorted(set(needs) - host_features())
     if missing:
         made_for = facts.get("cpu", "another processor")
