@@ -142,10 +142,17 @@ class Partition:
         if seen.decides or not all(map(self._is_small, seen.needs)):
             return False
         if node.op_type == "If":
-            return True
+            return all(self._size(arm) - len(list(all_nodes(arm))) <= _MOST_UNROLLED for arm in bodies(node))
         turns = self._turns(node)
-        size = len(list(all_nodes(body(node, "body"))))
-        return turns is not None and turns > 0 and turns * size <= _MOST_UNROLLED
+        return turns is not None and turns > 0 and turns * self._size(body(node, "body")) <= _MOST_UNROLLED
+
+    def _size(self, graph: onnx.GraphProto) -> int:
+        """The nodes that a graph becomes when the loops in it are unrolled whose numbers of turns are known."""
+        count = len(graph.node)
+        for node in graph.node:
+            turns = None if node.op_type not in ("Loop", "Scan") else self._turns(node)
+            count += max(turns or 1, 1) * sum(map(self._size, bodies(node)))
+        return count
 
     def _turns(self, node: onnx.NodeProto) -> int | None:
         """The number of turns, at most, where it is known."""

@@ -232,6 +232,54 @@ def test_short_loops_of_a_known_length_are_unrolled_and_long_ones_are_not() -> N
         _agrees(program, model, x=_random(3))
 
 
+def test_loops_inside_of_others_count_with_all_their_turns() -> None:
+    text = """
+        net (float[n] x) => (float[n] y) {{
+            few = Constant<value_int = {few}>()
+            many = Constant<value_int = {many}>()
+            y = Loop (few, , x) <
+                body = b (int64 i, bool on, float[n] v) => (bool on2, float[n] w) {{
+                    on2 = Identity(on)
+                    w = Loop (many, , v) <
+                        body = c (int64 j, bool on3, float[n] u) => (bool on4, float[n] z) {{
+                            on4 = Identity(on3) s = Sin(u) z = Add(s, x)
+                        }}
+                    >
+                }}
+            >
+        }}"""
+    for few, many, unrolled in ((3, 4, True), (30, 30, False)):
+        model = _model(text.format(few=few, many=many))
+        program = load_program(model)
+        assert isinstance(program.main.body[0], Call) == unrolled
+        _agrees(program, model, x=_random(3))
+
+
+@pytest.mark.parametrize("turns", [5, 2000])
+def test_a_branch_with_a_long_loop_is_chosen_when_it_runs(turns: int) -> None:
+    model = _model(f"""
+        net (float[n] x) => (float[n] y) {{
+            size = Size(x)
+            two = Constant<value_int = 2>()
+            turns = Constant<value_int = {turns}>()
+            large = Greater(size, two)
+            y = If (large) <
+                then_branch = t () => (float[n] a) {{
+                    a = Loop (turns, , x) <
+                        body = b (int64 i, bool on, float[n] v) => (bool on2, float[n] w) {{
+                            on2 = Identity(on) s = Sin(v) w = Add(s, x)
+                        }}
+                    >
+                }},
+                else_branch = e () => (float[n] c) {{ c = Neg(x) }}
+            >
+        }}""")
+    program = load_program(model)
+    assert isinstance(program.main.body[-1], Call) == (turns == 5)
+    for length in (2, 3):
+        _agrees(program, model, x=_random(length))
+
+
 def _scan(attributes: str) -> onnx.ModelProto:
     return _model(f"""
         net (float[b] start, float[b, t, c] s1, float[t, c, b] s2) => (float[b] end, float[u, v, w] rows) {{
