@@ -11,6 +11,7 @@ import numpy as np
 from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.frontend.onnx.elementwise import Converter
 from compiler.frontend.onnx.indexing import taken
+from compiler.frontend.onnx.types import param_of
 from compiler.graph.builder import GraphBuilder
 
 _MOST_TURNS = 100_000
@@ -49,13 +50,22 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
             column.append(row)
         going = bool(node.known(builder, condition, "whether the loop goes on").item())
         turn += 1
-    return [*carried, *(_stacked(builder, node, rows, 0) for rows in collected)]
+    first = 1 + len(carried)
+    return [*carried, *(_stacked(builder, node, rows, 0, first + place) for place, rows in enumerate(collected))]
 
 
-def _stacked(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int) -> str:
-    """The values side by side along a new axis."""
+def _stacked(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int, output: int) -> str:
+    """The values, which turns gave for one output of the body, side by side along a new axis.
+
+    Without a turn there are none, of the dimensions that the body tells, 0 for those that are not numbers.
+    """
     if not rows:
-        raise node.unsupported("collects the results of turns, but makes none")
+        row = param_of(node.attributes["body"].output[output])
+        if row.dtype is None:
+            raise node.unsupported("collects the results of turns, but makes none, and nothing says their elements")
+        extents = [extent if isinstance(extent, int) else 0 for extent in row.dims or ()]
+        extents.insert(node.axis(axis, len(extents) + 1), 0)
+        return builder.constant(np.zeros(extents, row.dtype), "no_rows")
     shape = builder.value(rows[0]).shape
     axis = node.axis(axis, len(shape) + 1)
     wide = [builder.emit("reshape", [row], {"shape": (*shape[:axis], 1, *shape[axis:])}) for row in rows]
@@ -88,8 +98,8 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     outwards = node.ints("scan_output_axes") or (0,) * len(collected)
     reverse = node.ints("scan_output_directions") or (0,) * len(collected)
     results = [
-        _stacked(builder, node, rows[::-1] if back else rows, axis)
-        for rows, axis, back in zip(collected, outwards, reverse, strict=True)
+        _stacked(builder, node, rows[::-1] if back else rows, axis, len(state) + place)
+        for place, (rows, axis, back) in enumerate(zip(collected, outwards, reverse, strict=True))
     ]
     return [*state, *results]
 

@@ -452,3 +452,23 @@ def test_a_loop_is_told_by_single_numbers(count: list[int], on: list[bool]) -> N
     np.testing.assert_array_equal(machine.run(np.array([2]), np.array([True]), floats(3)), floats(3) * 4)
     with pytest.raises(MachineError, match="must be one whole number"):
         machine.run(np.array(count, np.int64), np.array(on, np.bool_), floats(3))
+
+
+def test_a_loop_without_a_turn_inside_of_what_is_unrolled() -> None:
+    """It was refused there, though one by itself runs."""
+    turn, on = tensor("turn", [], INT64), tensor("going", [], BOOL)
+    body = helper.make_graph(
+        [node("Identity", ["going"], ["still"]), node("Add", ["v", "x"], ["w"]), node("Sin", ["w"], ["row"])],
+        "inner",
+        [turn, on, tensor("v", [None, 3])],
+        [tensor("still", [], BOOL), tensor("w", [None, 3]), tensor("row", [4, 3])],
+    )
+    loop = node("Loop", ["none", "", "x"], ["last", "rows"], body=body)
+    total = node("ReduceSum", ["rows", "first"], ["a"], keepdims=0)
+    arm = helper.make_graph([loop, total], "a", [], [tensor("a", None)])
+    other = helper.make_graph([node("Neg", ["x"], ["b"])], "b", [], [tensor("b", None)])
+    nodes = [node("Size", ["x"], ["size"]), node("Less", ["size", "limit"], ["small"])]
+    nodes += [node("If", ["small"], ["out"], then_branch=arm, else_branch=other)]
+    weights = {"none": np.array(0), "limit": np.array(20), "first": np.array([0])}
+    source = model(nodes, [tensor("x", ["n", 3])], [tensor("out", [None, None])], weights)
+    check(source, {"x": floats(4, 3)}, {"x": floats(8, 3)})

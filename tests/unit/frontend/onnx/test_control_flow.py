@@ -73,6 +73,14 @@ def test_a_loop_of_known_length_is_unrolled(model_of: ModelOf, agrees_with_onnxr
     assert [node.op for node in agrees_with_onnxruntime(model).nodes].count("add") == 3
 
 
+def test_a_loop_without_a_turn_collects_no_rows(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+    loop = _doubling_loop()
+    loop.attribute[0].g.output[2].CopyFrom(_value("row", shape=(2, 3)))
+    model = model_of([loop], {"x": (2, 3)}, ("last", "rows"), {"m": np.array(0)})
+    graph = agrees_with_onnxruntime(_shaped(model, (2, 3), (0, 2, 3)))
+    assert not [node for node in graph.nodes if node.op == "add"]
+
+
 def test_a_loop_of_unknown_length_names_its_input(model_of: ModelOf) -> None:
     model = _shaped(model_of([_doubling_loop()], {"x": (2, 3), "m": ()}, ("last", "rows")), (2, 3), (2, 2, 3))
     model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
