@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import BFLOAT16
-from compiler.errors import ArtifactError
+from compiler.dtype import BFLOAT16, number_type
+from compiler.errors import ArtifactError, OptionError
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.device import Device, require_cpu
 from compiler.runtime.device import cpu as _cpu
@@ -33,13 +33,20 @@ def array(values: Any, device: Device | None = None) -> NDArray:
 def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
     """A new array without values.
 
-    Raises: OptionError for another device than the processor; ArtifactError for a type that NumPy cannot pass on, or
-    when there is no memory.
+    Raises: OptionError for another device than the processor, a negative extent or a type that is none of numbers;
+    ArtifactError for a type that NumPy cannot pass on, or when there is no memory.
     """
     require_cpu(_cpu() if device is None else device)
     if dtype == BFLOAT16:
         raise ArtifactError("NumPy cannot pass arrays of bfloat16 on; make them with PyTorch and use from_dlpack")
-    return from_dlpack(aligned_array(tuple(int(extent) for extent in shape), dtype))
+    extents = tuple(int(extent) for extent in shape)
+    if min(extents, default=0) < 0:
+        raise OptionError(f"an array cannot have the shape {list(extents)}")
+    try:
+        name = number_type(dtype)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    return from_dlpack(aligned_array(extents, name))
 
 
 def from_dlpack(source: Any) -> NDArray:

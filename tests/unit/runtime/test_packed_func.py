@@ -339,6 +339,12 @@ def test_s14_arrays_that_do_not_fit_are_refused() -> None:
         nd.from_dlpack("text")
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [((-1, 2), "float32"), ((2,), "foo"), ((2,), "U4")])
+def test_s14_arrays_of_no_numbers_or_of_no_size_are_refused(shape: tuple[int, ...], dtype: str) -> None:
+    with pytest.raises(OptionError, match=r"element type|shape"):
+        nd.empty(shape, dtype)
+
+
 def test_s15_dlpack_round_trips() -> None:
     a = np.random.default_rng(0).standard_normal(1337)
     tvm_a = nd.array(a)
