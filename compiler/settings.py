@@ -230,6 +230,8 @@ def _checked(name: str, value: Any, folder: Path, place: str) -> Value:
     least: float | None = _field(name).metadata["least"]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if kind is Path and isinstance(value, str) and "://" in value:
+        raise OptionError(f"{place} must be a folder of this machine, not {value}: give that URL as --store")
     if kind is Path and isinstance(value, str) and value:
         return Path(folder / value).absolute()
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):

@@ -142,7 +142,7 @@ class ErrandStore:
     def claim(self, queue: str, worker: str) -> Errand | None:
         """The next errand of a queue that nobody does, now this worker's; None when there is none.
 
-        Raises: StoreError.
+        Raises: StoreError, also for one that says nothing; it stays claimed, so the next call looks at the others.
         """
         for ticket, standing in self.standings(queue).items():
             if not standing.is_asked or standing.is_answered or standing.claimed:
@@ -155,8 +155,12 @@ class ErrandStore:
                     self._medium.remove([name])
                     continue
                 line, _, message = data.partition(b"\n")
-                head = json.loads(line)
-                return Errand(queue, ticket, standing.attempt, head["verb"], head["session"], message)
+                try:
+                    head = json.loads(line)
+                    return Errand(queue, ticket, standing.attempt, str(head["verb"]), str(head["session"]), message)
+                except (ValueError, KeyError, TypeError) as error:
+                    where = self._medium.where(self._name(queue, f"{ticket}.request"))
+                    raise StoreError(f"{where} is no errand: {type(error).__name__}: {error}") from error
         return None
 
     def beat(self, errand: Errand, count: int) -> None:

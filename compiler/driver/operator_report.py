@@ -53,7 +53,7 @@ class OperatorReport:
             record_id=winner.program.record_id if winner.program else "",
             steps=winner.program.steps if winner.program else "",
             rejected=winner.rejected,
-            records=f"{described['home']}/records",
+            records=f"{described.get('store') or described['home']}/records",
         )
 
     @property

@@ -124,7 +124,7 @@ class Report:
             coverage=coverage,
             tasks=tuple(_outcome(row, by_key.get(row.task_key)) for row in spent.rows),
             artifact=str(artifact),
-            records=f"{request['home']}/records",
+            records=f"{request.get('store') or request['home']}/records",
             folder=str(folder),
             limits=limits,
         )

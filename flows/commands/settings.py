@@ -4,6 +4,7 @@ from compiler import config
 from compiler.settings import FILE
 from flows.commands.output import Column, Json, Output, Quiet
 from flows.commands.records import Store
+from storage.place import is_remote, local_folder
 
 
 def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
@@ -13,6 +14,7 @@ def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False
     environment, then from flags; the later wins.
     """
     output = Output(as_json, quiet)
+    home = local_folder(store) if store and not is_remote(store) else None  # a URL leaves the state folder as it is
     rows = [
         {
             "name": one.name,
@@ -21,7 +23,7 @@ def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False
             "variable": one.variable,
             "meaning": one.meaning,
         }
-        for one in config.explain(flags={"home": store or None})
+        for one in config.explain(flags={"home": home})
     ]
     output.table(
         rows,

@@ -21,7 +21,7 @@ from flows.doctor.finding import Finding, fail, ok, warn
 from storage.files import make_folder, new_id, publish
 from storage.layout import part_names
 from storage.parquet import ParquetRecordStore
-from storage.place import is_remote, open_medium
+from storage.place import is_remote, local_folder, open_medium
 
 LOW_DISK = 1 << 30
 """Bytes: less is soon full of records and Prefect's database."""
@@ -158,7 +158,7 @@ def everything(place: str | None = None) -> Iterable[Finding]:
     except RetuneError:
         pass  # said already
     if place and not is_remote(place):
-        home = Path(place).absolute()
+        home = local_folder(place)
     yield state_folder(home)
     yield store(place if place and is_remote(place) else home)
     yield prefect(url)

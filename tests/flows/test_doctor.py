@@ -164,3 +164,17 @@ def test_the_command_fails_when_something_fails(
     assert rows["state folder"]["verdict"] == "ok"
     assert run(monkeypatch, "doctor", "--quiet") == 1
     assert capsys.readouterr().out == ""
+
+
+def test_a_url_of_a_folder_is_that_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ParquetRecordStore(folder / "there").append([timed("w0", 1e-3)])
+    before = set(folder.iterdir())
+    findings = {one.name: one for one in services.everything(f"file://{folder}/there")}
+    assert str(folder / "there") in findings["state folder"].found.split(":")[0]
+    assert findings["records"].found == "1 files"
+    for store, home in ((f"file://{folder}/there", folder / "there"), ("s3://bucket/there", folder / "state")):
+        assert run(monkeypatch, "config", "--store", store, "--json") == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[0])["value"] == str(home)
+    assert set(folder.iterdir()) == before

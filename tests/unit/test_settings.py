@@ -52,6 +52,7 @@ def test_paths_are_relative_to_where_they_are_written(tmp_path: Path) -> None:
         ("minutes = inf\n", ("finite", "inf")),
         ("weights = 3\n", ("a text", "3")),
         ("home = ''\n", ("a path", "''")),
+        ("home = 's3://bucket/folder'\n", ("retune.toml: home", "a folder of this machine", "s3://bucket/folder")),
         ("winograd = 1\n", ("retune.toml: winograd", "true or false", "1")),
         ("winograd = 'no'\n", ("true or false", "'no'")),
         ("batch = = 3\n", ("retune.toml", "not TOML", "line 1")),

@@ -83,3 +83,13 @@ def test_a_way_that_was_not_taken_says_so(report: Report, tmp_path: Path) -> Non
     assert [task.used for task in report.tasks] == [True, False, False]
     assert "not used (conv computes the same faster)" in report.markdown()
     assert report.tasks[2].served_by == "not used"
+
+
+def test_records_are_where_the_store_is() -> None:
+    spent, covered = TuningSummary(0, 0.0, 0, ()), CoverageReport.of(())
+    for request, records in (
+        ({"home": "/state", "store": ""}, "/state/records"),
+        ({"home": "/state", "store": "s3://bucket/folder"}, "s3://bucket/folder/records"),
+    ):
+        made = Report.of("RUN", request, spent, (), COMPARISON, covered, Path("net.retune"), Path("runs/RUN"))
+        assert made.records == records

@@ -131,3 +131,16 @@ def test_what_ended_long_ago_is_swept(tmp_path: Path) -> None:
     assert store.sweep(ULID.from_str(SESSION).timestamp + 60.0) == 0
     assert store.sweep(now + KEPT_SECONDS + 60.0) == 3
     assert (tmp_path / "queues" / QUEUE / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("request_", [b"", b"{", b"[1]", b'{"verb": "build"}', b"\xff\nmessage"])
+def test_an_errand_that_says_nothing_stops_no_worker(request_: bytes, tmp_path: Path) -> None:
+    store = ErrandStore(tmp_path)
+    broken = store.offer(QUEUE, "build", SESSION, b"", priority=2)
+    (tmp_path / "queues" / QUEUE / f"{broken}.request").write_bytes(request_)
+    sound = store.offer(QUEUE, "build", SESSION, b"")
+    with pytest.raises(StoreError, match=f"{broken}.request is no errand"):
+        store.claim(QUEUE, "one")
+    errand = store.claim(QUEUE, "one")
+    assert errand is not None
+    assert errand.ticket == sound
