@@ -59,9 +59,10 @@ def test_names_that_llvm_does_not_know_are_errors(text: str, message: str, capfd
     assert capfd.readouterr().err == "still open"
 
 
-def test_no_code_for_a_gpu() -> None:
-    with pytest.raises(TargetError, match="processors only"):
-        build_kernel(task_for("cuda"), (), "kernel")
+def test_code_for_a_gpu_is_ptx() -> None:
+    artifact = build_kernel(task_for("cuda"), (), "kernel")
+    assert artifact.target == "cuda"
+    assert b".visible .entry kernel_kernel0(" in artifact.object_code
 
 
 @pytest.mark.parametrize(

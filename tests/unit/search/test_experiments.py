@@ -193,7 +193,8 @@ def test_a_policy_of_ones_own_is_any_class_that_asks_and_tells() -> None:
 @pytest.mark.parametrize(("share", "count", "random"), [(0.25, 40, 10), (0.05, 64, 3), (0.05, 19, 0)])
 def test_a_share_of_every_batch_is_drawn_at_random(share: float, count: int, random: int) -> None:
     task = task_of("conv", conv_residual_nhwc(14, 32))
-    policy = SketchPolicy(task, RandomModel(0), SearchOptions(population=256, generations=1, eps_greedy=share))
+    options = SearchOptions(population=256, generations=1, eps_greedy=share, sampled_ratio=0.0)
+    policy = SketchPolicy(task, RandomModel(0), options)
     policy.preload([Told(policy.ask(1, 0)[0].steps_text, 1e-3)])
     candidates = policy.ask(count, 1)
     assert len(candidates) == count
