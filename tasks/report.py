@@ -17,6 +17,7 @@ from compiler.driver.operator_report import OperatorReport
 from compiler.driver.report import Comparison, Report
 from compiler.driver.tuning import TuningSummary
 from compiler.driver.winners import Winner
+from compiler.runtime.published import publish_text
 from storage.artifacts import ArtifactStore, content_key
 from storage.place import Place, is_remote
 from storage.runs import RunLedger
@@ -46,7 +47,7 @@ def publish(
 def write_page(run_id: str, home: Place, folder: Path) -> RunFacts:
     """Write the page about a finished run into its folder."""
     facts = facts_of(home, RunLedger(home).get(run_id), folder)
-    (folder / "report.html").write_text(page(facts), encoding="utf-8")
+    publish_text(folder / "report.html", page(facts))
     return facts
 
 
@@ -56,9 +57,8 @@ def publish_operator(
 ) -> OperatorReport:
     """Write an operator's report into the run's folder and show it in Prefect."""
     report = OperatorReport.of(run_id, request, spent, winner)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.md").write_text(report.markdown(), encoding="utf-8")
-    (folder / "report.json").write_text(report.to_json(), encoding="utf-8")
+    publish_text(folder / "report.md", report.markdown())
+    publish_text(folder / "report.json", report.to_json())
     create_markdown_artifact(report.markdown(), key=f"report-{run_id.lower()}", description="Tuning report")
     return report
 

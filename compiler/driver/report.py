@@ -14,6 +14,7 @@ from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import TaskRow, TuningSummary
 from compiler.driver.winners import Guess, Winner
+from compiler.runtime.published import publish_text
 
 TOLERANCE = 1e-4
 """How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of
@@ -195,9 +196,8 @@ class Report:
     def write(self) -> Path:
         """Put `report.md` and `report.json` into the run's folder and return that folder."""
         folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.md").write_text(self.markdown(), encoding="utf-8")
-        (folder / "report.json").write_text(self.to_json(), encoding="utf-8")
+        publish_text(folder / "report.md", self.markdown())
+        publish_text(folder / "report.json", self.to_json())
         return folder
 
 

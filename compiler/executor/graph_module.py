@@ -32,7 +32,7 @@ def create(graph_json_str: str, libmod: Library | FunctionTable, device: Devices
     """An executor of a graph. Its functions are looked up in `libmod` by name; parameters are inputs.
 
     Raises: ArtifactError when the graph is malformed, reads what was written over, or `libmod` lacks a function;
-    OptionError when the device is none that networks run on.
+    OptionError when the device is none that networks run on, or `libmod` neither a library nor functions by name.
     """
     return GraphModule(create_executor(GraphJson.loads(graph_json_str), libmod, device))
 
@@ -40,6 +40,8 @@ def create(graph_json_str: str, libmod: Library | FunctionTable, device: Devices
 def create_executor(graph: GraphJson, libmod: Library | FunctionTable, device: Devices) -> GraphExecutor:
     """The executor inside `create`, of a graph that has been read."""
     get_device(libmod, device)
+    if not isinstance(libmod, Library | Mapping):
+        raise OptionError(f"a library, or functions by their names, is needed, not {libmod!r}")
     kernels, functions = _functions(graph, libmod)
     plan = plan_of(graph)
     artifacts = tuple(kernel.artifact for kernel in kernels.values())
@@ -129,6 +131,8 @@ class GraphModule:
 
     def share_params(self, other: "GraphModule", params_bytes: bytes | bytearray) -> None:
         """Use the parameters of another module, without a copy. Raises: see `GraphExecutor.share_params`."""
+        if not isinstance(other, GraphModule):
+            raise OptionError(f"parameters are shared with another GraphModule, not {other!r}")
         self.module.share_params(other.module, params_bytes)
 
     def __getitem__(self, key: str) -> Callable[..., Any]:

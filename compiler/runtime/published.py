@@ -30,3 +30,9 @@ def published(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def publish_text(path: Path, text: str) -> None:
+    """Write a file of text; who reads meanwhile gets the old one or the new one. Raises: ArtifactError."""
+    with published(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

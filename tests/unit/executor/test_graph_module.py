@@ -169,6 +169,14 @@ def test_parameters_are_loaded_all_or_none() -> None:
         module.share_params(create(one_call().dumps(), ARITHMETIC, cpu()), BLOB)
 
 
+@pytest.mark.parametrize("other", ["a", None, 5])
+def test_what_is_no_module_and_no_library_is_refused(other: Any) -> None:
+    with pytest.raises(OptionError, match="shared with another GraphModule"):
+        _weighted().share_params(other, BLOB)
+    with pytest.raises(OptionError, match="a library, or functions by their names"):
+        create(weighted().dumps(), other, cpu())
+
+
 def test_n11_an_output_without_a_copy() -> None:
     module = _weighted()
     module.load_params(BLOB)
