@@ -91,8 +91,6 @@ def test_a_query_changes_nothing(tmp_path: Path, sql: str) -> None:
     [
         "-- what is best\nSELECT task_key FROM best",
         "WITH one AS (FROM best) SELECT task_key FROM one",
-        "PIVOT (SELECT task_key, seconds FROM best) ON task_key USING min(seconds)",
-        "-- wide\nPIVOT (SELECT task_key, seconds FROM best) ON task_key USING min(seconds)",
         "EXPLAIN SELECT * FROM best",
         "DESCRIBE best",
     ],
