@@ -102,7 +102,8 @@ class FencedArray:
         base = _map_fenced(self._room)
         self._start = base + _PAGE
         block = (ctypes.c_uint8 * self._room).from_address(self._start)
-        weakref.finalize(block, _LIBC.munmap, base, self._room + 2 * _PAGE)
+        release = weakref.finalize(block, _LIBC.munmap, base, self._room + 2 * _PAGE)
+        release.atexit = False  # the system takes the pages then, and whoever still uses them may go on until it does
         whole = np.ctypeslib.as_array(block)
         first = 0 if at_start else self._room - padded
         self.array: Array = whole[first : first + nbytes].view(dtype).reshape(shape)
