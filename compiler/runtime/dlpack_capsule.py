@@ -1,6 +1,6 @@
 """In: the address, shape and type of an array in some device's memory. Out: a DLPack capsule of it.
 
-Always: the capsule keeps the owner of the memory alive until whoever takes it lets go, be it while the interpreter ends:
+Always: the capsule keeps the owner of the memory alive until whoever takes it lets go, even as the interpreter ends:
 NumPy makes the capsule, and code of NumPy's takes it back, which knows whether there still is an interpreter.
 """
 
