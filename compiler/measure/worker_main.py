@@ -10,6 +10,7 @@ import faulthandler
 import importlib
 import os
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -80,6 +81,8 @@ def main(handle: int, parent: int) -> None:
     """Serve the connection with file descriptor `handle` as a child of process `parent`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     faulthandler.enable()
+    # A candidate that crashes is a result like others; writing its memory to a file takes seconds and gigabytes.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.set_inheritable(handle, False)
     threading.Thread(target=_end_with, args=(parent,), name="parent-watch", daemon=True).start()
     with Connection(handle) as connection:

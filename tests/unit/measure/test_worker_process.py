@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -100,6 +101,16 @@ def _gone_within(pid: int, seconds: float) -> bool:
     while _alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not _alive(pid)
+
+
+def test_a_worker_that_crashes_leaves_no_image_of_its_memory() -> None:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    try:
+        with WorkerProcess() as worker:
+            assert worker.call("resource:getrlimit", resource.RLIMIT_CORE) == (0, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 def test_calls_reach_one_and_the_same_other_process() -> None:
@@ -257,6 +268,8 @@ def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
         import os, pathlib, signal, threading
         from compiler.measure.worker_pool import WorkerPool
         from compiler.measure.worker_process import WorkerProcess
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
 
         def work(worker, item):
             pathlib.Path({str(pid_file)!r} + str(item)).write_text(str(worker.call("os:getpid")))
