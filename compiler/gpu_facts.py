@@ -15,6 +15,9 @@ _REGISTER_UNIT = 256
 _SHARED_UNIT = 128
 _MOST_REGISTERS = 255
 
+STATIC_SHARED = 48 * 1024
+"""Bytes of shared memory that a block has on every GPU, without being launched with more."""
+
 _Count = int | NDArray[Any]
 
 
@@ -40,6 +43,11 @@ class GpuFacts:
     reserved: int = 1024
     threads: int = 2048
     blocks: int = 32
+
+    @property
+    def most_shared(self) -> int:
+        """Bytes of shared memory that one block can be launched with."""
+        return self.shared - self.reserved
 
     def resident(self, threads: _Count, registers: _Count, shared: _Count) -> NDArray[np.int64]:
         """Blocks that a multiprocessor runs at a time, of so many threads each, 32-bit registers a thread, and bytes of
@@ -71,9 +79,32 @@ USUAL_ARCH = f"sm_{_USUAL}"
 
 def facts_of(arch: str) -> GpuFacts:
     """The facts of an architecture: those of the newest known that is no newer; of an A100 without a name."""
-    digits = "".join(letter for letter in arch.removeprefix("sm_") if letter.isdigit())
-    capability = int(digits) if digits else _USUAL
+    capability = _capability(arch) or _USUAL
     return _KNOWN[max((known for known in _KNOWN if known <= capability), default=min(_KNOWN))]
+
+
+def most_shared_of(arch: str) -> int:
+    """Bytes of shared memory that a block can be launched with on every GPU of an architecture; without a name, or one
+    that is not known, what they all have.
+    """
+    known = _KNOWN.get(_capability(arch))
+    return STATIC_SHARED if known is None else known.most_shared
+
+
+def runs_code(here: str, made_for: str, *, assembled: bool) -> bool:
+    """Whether a GPU of the architecture `here` runs code made for another: PTX that of all older ones, machine code
+    that of older ones of its generation, and what is made for one alone (sm_90a) only that. No name is the oldest.
+    """
+    mine, its = _capability(here), _capability(made_for)
+    if not made_for.removeprefix("sm_").isdigit() and made_for:
+        return mine == its
+    return its <= mine and (not assembled or its // 10 == mine // 10)
+
+
+def _capability(arch: str) -> int:
+    """90 for sm_90 and sm_90a, 0 for none."""
+    digits = "".join(letter for letter in arch.removeprefix("sm_") if letter.isdigit())
+    return int(digits) if digits else 0
 
 
 def lanes_of(capability: tuple[int, int]) -> int:

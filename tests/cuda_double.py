@@ -6,14 +6,14 @@ length. Memory is bytes at made-up addresses; whoever touches what is not alloca
 
 # ruff: noqa: ARG002 - it has the methods of a driver, whatever of their arguments it needs
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from compiler.errors import DeviceError
-from compiler.gpu_facts import facts_of
+from compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
 from compiler.ir.expr import Buffer
 from compiler.ir.kernel import DeviceFunction
 from compiler.runtime.artifact import Array
@@ -24,7 +24,7 @@ CALL_SECONDS = 1e-4
 FLUSH_SECONDS = 1e-2
 _PAGE = 1 << 16
 
-DEVICE = GpuDevice(0, "Double", "sm_90", 48 << 10, 1024, 32, facts_of("sm_90"))
+DEVICE = GpuDevice(0, "Double", "sm_90", most_shared_of("sm_90"), 1024, 32, facts_of("sm_90"))
 
 
 @dataclass(eq=False)
@@ -44,6 +44,7 @@ class Piece:
 class DriverDouble:
     """The driver. `functions` are the device functions whose kernels it can load, `seconds` how long a kernel of a name
     takes, `spoil` is called with the outputs of every execution, `failing` with the name of every kernel launched.
+    `given` is the shared memory that launches gave.
     """
 
     functions: Sequence[DeviceFunction] = ()
@@ -53,12 +54,14 @@ class DriverDouble:
     count: int = 1
     clock: float = 0.0
     asked: list[str] = field(default_factory=list)
+    given: dict[str, int] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     _queued: list[Callable[[], None]] | None = None
+    _shared: dict[str, int] = field(default_factory=dict)
     _known: dict[tuple[object, ...], list[Array]] = field(default_factory=dict)
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        return tuple(GpuDevice(n, f"Double {n}", "sm_90", 48 << 10, 1024, 32, DEVICE.facts) for n in range(self.count))
+        return tuple(replace(DEVICE, number=number, name=f"Double {number}") for number in range(self.count))
 
     def open(self, number: int) -> None:
         self.asked.append(f"open {number}")
@@ -88,14 +91,23 @@ class DriverDouble:
         self._bytes(address, nbytes)[...] = value
         self.clock += FLUSH_SECONDS if nbytes > 1 << 20 else 0.0
 
-    def load(self, code: bytes, kind: str, names: Sequence[str]) -> dict[str, Any]:
-        self.asked.append(f"load {kind} {', '.join(names)}")
+    def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
+        self.asked.append(f"load {kind} {', '.join(shared)}")
         known = {kernel.name for function in self.functions for kernel in function.kernels}
-        if missing := set(names) - known:
+        if missing := set(shared) - known:
             raise DeviceError(f"CUDA: NOT_FOUND {', '.join(sorted(missing))}")
-        return {name: name for name in names}
+        if max(shared.values()) > DEVICE.max_shared_memory_per_block:
+            raise DeviceError("CUDA: INVALID_VALUE")
+        self._shared.update(shared)
+        return {name: name for name in shared}
 
-    def launch(self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int]) -> None:
+    def launch(
+        self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
+    ) -> None:
+        if shared > max(self._shared[kernel], STATIC_SHARED):
+            raise DeviceError("CUDA: INVALID_VALUE")
+        self.given[kernel] = shared
+
         def work() -> None:
             self.asked.append(f"launch {kernel} {grid} {block}")
             self.failing(kernel)
@@ -137,7 +149,7 @@ class DriverDouble:
         given = [view.copy() for view in views[:count]]
         key = id(function), *(array.tobytes() for array in given)
         if key not in self._known:  # a kernel computes the same of the same, so it is executed once
-            self._known[key] = execute(function, given)
+            self._known[key] = execute(function, given, self.given)
         found = [array.copy() for array in self._known[key]]
         self.spoil(found)
         for view, values in zip(views[count:], found, strict=True):

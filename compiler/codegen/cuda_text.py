@@ -12,6 +12,7 @@ from compiler.codegen.cuda_tensor import HELPERS, tensor_text
 from compiler.dtype import BFLOAT16, HALVES
 from compiler.errors import LoweringError
 from compiler.ir.affine import flat_index
+from compiler.ir.alignment import VECTOR_BYTES
 from compiler.ir.expr import (
     Binary,
     BinaryOp,
@@ -54,6 +55,7 @@ _HELPERS = {
     " < 0)); }",
     "floormod": "__device__ long long floormod(long long a, long long b) { return a - floordiv(a, b) * b; }",
 }
+_LAUNCHED_SHARED = "launched_shared"
 _HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
 
 
@@ -76,13 +78,19 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
         for buffer in (*function.params, *function.workspace)
     )
     grid, block = (f"dim3({', '.join(map(str, extents))})" for extents in (kernel.grid, kernel.block))
-    yield f"// {kernel.name}<<<{grid}, {block}>>>"
+    launched = f", {kernel.dynamic_shared}" if kernel.dynamic_shared else ""
+    yield f"// {kernel.name}<<<{grid}, {block}{launched}>>>"
+    if launched:
+        yield "// after cudaFuncSetAttribute(…, cudaFuncAttributeMaxDynamicSharedMemorySize, …) of as many bytes"
     yield f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}({params}) {{'
-    aligned = _aligned(kernel)
+    places = kernel.shared_places if launched else {}
+    if launched:
+        yield f"  extern __shared__ __align__({VECTOR_BYTES}) unsigned char {_LAUNCHED_SHARED}[];"
+    changed = {_definition_of(buffer): _pointer(buffer, start) for buffer, start in places.items()}
+    changed = {text: f"__align__(16) {text}" for text in _aligned(kernel)} | changed
     for line in _lines(kernel.body.body, 1):
         definition = line.lstrip()
-        pad = line[: len(line) - len(definition)]
-        yield f"{pad}__align__(16) {definition}" if definition in aligned else line
+        yield line[: len(line) - len(definition)] + changed.get(definition, definition)
     yield "}"
 
 
@@ -150,9 +158,19 @@ def _shuffle(stmt: Shuffle) -> str:
 def _definition(stmt: Let | Allocate) -> str:
     if isinstance(stmt, Let):
         return f"const int {_name(stmt.var.name)} = {_text(stmt.value)};"
-    shared = "__shared__ " if stmt.buffer.scope == "shared" else ""
-    size = f"[{stmt.buffer.size}]" if stmt.buffer.shape else ""
-    return f"{shared}{_TYPES[stmt.buffer.dtype]} {_name(stmt.buffer.name)}{size};"
+    return _definition_of(stmt.buffer)
+
+
+def _definition_of(buffer: Buffer) -> str:
+    shared = "__shared__ " if buffer.scope == "shared" else ""
+    size = f"[{buffer.size}]" if buffer.shape else ""
+    return f"{shared}{_TYPES[buffer.dtype]} {_name(buffer.name)}{size};"
+
+
+def _pointer(buffer: Buffer, start: int) -> str:
+    """The definition of a buffer in the shared memory that a launch gives."""
+    kind = _TYPES[buffer.dtype]
+    return f"{kind}* const {_name(buffer.name)} = ({kind}*)({_LAUNCHED_SHARED} + {start});"
 
 
 def _place(buffer: Buffer, indices: tuple[Expr, ...]) -> str:

@@ -2,7 +2,8 @@
 
 Always: the same expressions and loops as for a processor; added are the numbers of block and thread, shared memory,
 barriers, shuffles, and vectors that are aligned. A kernel takes the addresses of all parameters and then of the
-workspace, in order, which are multiples of 16; they must not overlap.
+workspace, in order, which are multiples of 16; they must not overlap. Shared memory is part of the code or, of kernels
+with more than 48 KiB, what the launch gives, at least `Kernel.dynamic_shared` bytes.
 """
 
 from math import gcd
@@ -19,7 +20,7 @@ from compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from compiler.codegen.warp_shuffle import shuffled
 from compiler.errors import LoweringError
 from compiler.gpu_facts import facts_of
-from compiler.ir.alignment import VECTOR_BYTES, first_alignment
+from compiler.ir.alignment import VECTOR_BYTES, first_alignment, start_alignment
 from compiler.ir.expr import Buffer, Expr
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt, walk_stmt
@@ -30,6 +31,8 @@ GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"
 _MOST_REGISTERS = 255
 _INDEX_REGISTERS = 40
+_LAUNCHED_SHARED = "launched_shared"
+"""The shared memory that a launch gives."""
 _MOST_RESIDENT = 8
 _REGISTERS = {
     LoopKind.BLOCK_X: "ctaid.x",
@@ -93,7 +96,12 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
     parts = [_kernel(function, kernel, number) for number, kernel in enumerate(function.kernels)]
     reads = (f"declare i32 @llvm.nvvm.read.ptx.sreg.{register}()" for register in _REGISTERS.values())
     tensors = tensor_declarations(_tensor_statements(function))
-    declarations = "\n".join(("declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES, *DECLARATIONS))
+    given = (
+        [f"@{_LAUNCHED_SHARED} = external addrspace(3) global [0 x i8], align {VECTOR_BYTES}"]
+        if any(kernel.dynamic_shared for kernel in function.kernels)
+        else []
+    )
+    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES, *DECLARATIONS))
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))
@@ -115,7 +123,7 @@ def _resident(kernel: Kernel, arch: str) -> int:
 def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
     buffers = (*function.params, *function.workspace)
     pointers = {buffer: f"%b{place}" for place, buffer in enumerate(buffers)}
-    emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel.threads)
+    emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel)
     for kind, register in _REGISTERS.items():
         if kernel.sizes[kind] == 1:
             emitter.env[INDICES[kind]] = 0
@@ -132,21 +140,20 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
 
 
 class _DeviceEmitter(BodyEmitter):
-    """Writes the body of one kernel; its shared buffers are called `prefix` and their number, a block has so many
-    `threads`.
-    """
+    """Writes the body of one kernel; shared buffers that are part of the code are called `prefix` and their number."""
 
-    def __init__(self, pointers: dict[Buffer, str], prefix: str, threads: int) -> None:
+    def __init__(self, pointers: dict[Buffer, str], prefix: str, kernel: Kernel) -> None:
         super().__init__(pointers, VECTOR_BYTES)
         self.prefix = prefix
-        self.threads = threads
+        self.threads = kernel.threads
+        self.places = kernel.shared_places if kernel.dynamic_shared else {}
         self.shared: dict[Buffer, str] = {}
 
     def definitions(self) -> list[str]:
         """The lines that define the shared buffers."""
         return [
             f"@{name} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] poison, "
-            f"align {_start_alignment(buffer)}"
+            f"align {start_alignment(buffer)}"
             for buffer, name in self.shared.items()
         ]
 
@@ -158,13 +165,18 @@ class _DeviceEmitter(BodyEmitter):
         elif isinstance(stmt, (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma)):
             emit_tensor(self, stmt)
         elif isinstance(stmt, Allocate) and stmt.buffer.scope == "shared":
-            name = self.shared.setdefault(stmt.buffer, f"{self.prefix}{len(self.shared)}")
-            self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) @{name} to ptr)")
+            self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) {self.start(stmt.buffer)} to ptr)")
             self.statement(stmt.body)
         elif isinstance(stmt, Shuffle):
             self.shuffle(stmt)
         else:
             super().statement(stmt)
+
+    def start(self, buffer: Buffer) -> str:
+        """The address of a shared buffer."""
+        if buffer in self.places:
+            return f"getelementptr inbounds (i8, ptr addrspace(3) @{_LAUNCHED_SHARED}, i64 {self.places[buffer]})"
+        return f"@{self.shared.setdefault(buffer, f'{self.prefix}{len(self.shared)}')}"
 
     def shuffle(self, stmt: Shuffle) -> None:
         """Write what another thread of the warp has."""
@@ -181,11 +193,6 @@ class _DeviceEmitter(BodyEmitter):
         ramp = self.env.get(self.vector) if self.vector is not None else None
         if lanes == 1 or self.vector is None or not isinstance(ramp, Ramp):
             return item
-        first = gcd(first_alignment(buffer, indices, self.vector), _start_alignment(buffer))
+        first = gcd(first_alignment(buffer, indices, self.vector), start_alignment(buffer))
         turn = ramp.lanes if ramp.base is not None else 0  # of a long loop's turns each begins a multiple of it further
         return gcd(first, ramp.offset * item, turn * item, VECTOR_BYTES)
-
-
-def _start_alignment(buffer: Buffer) -> int:
-    """Bytes that divide the address of a buffer's first element."""
-    return item_bytes(buffer.dtype) if buffer.scope == "shared" and buffer.nbytes % VECTOR_BYTES else VECTOR_BYTES

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.driver.executors import executor_of
 from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
 from compiler.driver.report import Comparison, Contender
 from compiler.dtype import is_float
 from compiler.errors import MeasureError
+from compiler.executor.executors import executor_of
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.network import CompiledNetwork

@@ -35,7 +35,7 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
         code, kind = assembled.code, "cubin"
         said = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}
     launches = tuple(
-        KernelLaunch(kernel.name, kernel.grid, kernel.block, *said.get(kernel.name, (0, 0)))
+        KernelLaunch(kernel.name, kernel.grid, kernel.block, *said.get(kernel.name, (0, 0)), kernel.dynamic_shared)
         for kernel in function.kernels
     )
     starts, nbytes = _workspace(function)

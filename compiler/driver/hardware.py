@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from compiler.codegen.cpu import describe, vector_bytes
 from compiler.config import usable_processors
-from compiler.gpu_facts import facts_of
+from compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
 from compiler.runtime.cuda_driver import GpuDevice
 from compiler.target import HardwareParams, Target
 
@@ -17,13 +17,13 @@ _CUDA = HardwareParams(
     num_cores=-1,
     vector_unit_bytes=16,
     cache_line_bytes=64,
-    max_shared_memory_per_block=48 * 1024,
+    max_shared_memory_per_block=STATIC_SHARED,
     max_local_memory_per_block=2**31 - 1,
     max_threads_per_block=1024,
     max_vthread_extent=8,
     warp_size=32,
 )
-"""What every NVIDIA GPU offers to a kernel that asks for nothing special."""
+"""What every NVIDIA GPU offers."""
 
 _OF_PROCESSORS = ("num_cores", "vector_unit_bytes", "cache_line_bytes")
 
@@ -34,7 +34,8 @@ def hardware_of(target: Target, threads: int) -> HardwareParams:
     Raises: TargetError when LLVM does not know the triple, the processor or a feature.
     """
     if target.is_gpu:
-        return replace(_CUDA, facts=facts_of(target.arch))
+        most = most_shared_of(target.arch)
+        return replace(_CUDA, max_shared_memory_per_block=most, facts=facts_of(target.arch))
     width, registers = _vector_unit(target)
     return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
 

@@ -16,6 +16,7 @@ from compiler.executor.placement import HOST, Copy, PlacedPlan, Run, placed
 from compiler.executor.plan import Plan
 from compiler.executor.stores import Store
 from compiler.runtime.artifact import Array
+from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 
 class HeterogeneousExecutor:
@@ -78,6 +79,12 @@ class HeterogeneousExecutor:
         self.set_input(**inputs)
         for step in self._steps:
             step()
+
+    def benchmark(self, *, repeat: int = 5, number: int = 5, min_repeat_ms: float = 0.0) -> BenchmarkResult:
+        """Seconds of a run, one entry per repeat; copies of inputs to where they are read, and of outputs back, are
+        part of it. Raises: OptionError when an argument makes no sense; DeviceError.
+        """
+        return TimeEvaluator(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms)(self.run)
 
     def calls_on(self, device: int) -> tuple[Callable[[], object], ...]:
         """The calls of a run that a device makes, in order; whoever makes them alone sees to the copies."""

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from compiler.errors import ArtifactError
+from compiler.errors import ArtifactError, OptionError
 from compiler.executor.memory import Memory
 from compiler.executor.plan import BufferKind, Plan
+from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.cuda_array import DeviceArray
 from compiler.runtime.cuda_driver import Driver
@@ -46,6 +47,9 @@ class HostStore:
     """Memory of the processor; kernels run on `threads` threads."""
 
     def __init__(self, threads: int = 1) -> None:
+        """Raises: OptionError when `threads` is none that can be started."""
+        if not is_thread_count(threads):
+            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
         self._threads = threads
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002

@@ -14,6 +14,11 @@ VECTOR_BYTES = 16
 """The longest vector that a GPU moves at once."""
 
 
+def start_alignment(buffer: Buffer) -> int:
+    """Bytes that divide the address of a buffer's first element."""
+    return item_bytes(buffer.dtype) if buffer.scope == "shared" and buffer.nbytes % VECTOR_BYTES else VECTOR_BYTES
+
+
 def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
     """A power of two, at most 16: so many bytes divide the distance of the element at `var` = 0 from the buffer's
     start. The size of an element where `var` does not run over neighbours.

@@ -8,6 +8,8 @@ Kernels run one after another, each sees what those before it wrote.
 from dataclasses import dataclass
 from math import prod
 
+from compiler.gpu_facts import STATIC_SHARED
+from compiler.ir.alignment import start_alignment
 from compiler.ir.expr import Buffer, Var
 from compiler.ir.interval import Ranges
 from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, LoopFunction, LoopKind, lines_of, walk_stmt
@@ -60,6 +62,23 @@ class Kernel:
     def allocated(self) -> tuple[Buffer, ...]:
         """The buffers that live in the block or in a thread."""
         return tuple(stmt.buffer for stmt in walk_stmt(self.body.body) if isinstance(stmt, Allocate))
+
+    @property
+    def shared_places(self) -> dict[Buffer, int]:
+        """Where in the shared memory of a block each buffer begins, in bytes; all are aligned, nothing lies between."""
+        places, end = {}, 0
+        shared = (buffer for buffer in self.allocated if buffer.scope == "shared")
+        # What is aligned most comes first: the rest is of whole elements each, so that nothing need be left out.
+        for buffer in sorted(dict.fromkeys(shared), key=start_alignment, reverse=True):
+            places[buffer] = end
+            end += buffer.nbytes
+        return places
+
+    @property
+    def dynamic_shared(self) -> int:
+        """Bytes of shared memory that a launch has to give each block: all of it or, where a block has enough, none."""
+        nbytes = self.bytes_of("shared")
+        return nbytes if nbytes > STATIC_SHARED else 0
 
     @property
     def registers(self) -> int:

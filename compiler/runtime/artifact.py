@@ -77,7 +77,8 @@ class ExternCall:
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
     """One launch of a function on a GPU, with what the assembler said that each of its threads takes, 0 where none was
-    asked: 32-bit registers, and bytes that it keeps in memory because these do not suffice.
+    asked: 32-bit registers, and bytes that it keeps in memory because these do not suffice. `shared` are the bytes of
+    shared memory that the launch gives each block, beyond what is part of the code.
     """
 
     name: str
@@ -85,6 +86,7 @@ class KernelLaunch:
     block: tuple[int, int, int]
     registers: int = 0
     spilled: int = 0
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
     launches = []
     for each in row["launches"]:
         grid, block = ((int(x), int(y), int(z)) for x, y, z in (each["grid"], each["block"]))
-        launches.append(KernelLaunch(each["name"], grid, block, int(each["registers"]), int(each["spilled"])))
+        registers, spilled, shared = int(each["registers"]), int(each["spilled"]), int(each.get("shared", 0))
+        launches.append(KernelLaunch(each["name"], grid, block, registers, spilled, shared))
     return DeviceCode(str(row["kind"]), tuple(launches), tuple(int(start) for start in row["workspace"]))
 
 

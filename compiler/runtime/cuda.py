@@ -5,7 +5,7 @@ asked for; without the packages, the driver or a device every call says in one s
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from threading import get_ident
 from typing import Any
@@ -122,15 +122,28 @@ class _CoreDriver:
         """Queue the writing of one byte everywhere."""
         self._checked(self._bindings.cuMemsetD8Async(address, value, nbytes, stream.handle))
 
-    def load(self, code: bytes, kind: str, names: Sequence[str]) -> dict[str, Any]:
-        """The kernels of these names."""
+    def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
+        """The kernels of these names, to be launched with so much shared memory."""
         make = self._core.ObjectCode.from_cubin if kind == "cubin" else self._core.ObjectCode.from_ptx
         loaded = self._tried(lambda: make(code))
-        return {name: self._tried(partial(loaded.get_kernel, name)) for name in names}
+        kernels = {name: self._tried(partial(loaded.get_kernel, name)) for name in shared}
+        most = self._bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        here = _described(self._device)
+        for name, nbytes in shared.items():
+            if nbytes > here.max_shared_memory_per_block:
+                raise DeviceError(
+                    f"{name} needs {nbytes} bytes of shared memory in a block, {here.name} has "
+                    f"{here.max_shared_memory_per_block}: tune for -arch={here.arch}"
+                )
+            if nbytes:
+                self._checked(self._bindings.cuKernelSetAttribute(most, nbytes, kernels[name].handle, here.number))
+        return kernels
 
-    def launch(self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int]) -> None:
+    def launch(
+        self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
+    ) -> None:
         """Queue a kernel with the addresses of its buffers."""
-        config = self._core.LaunchConfig(grid=grid, block=block)
+        config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared)
         given = [np.uint64(address) for address in addresses]
         self._tried(lambda: self._core.launch(stream, config, kernel, *given))
 
@@ -200,7 +213,7 @@ def _described(device: Any) -> GpuDevice:
         device.device_id,
         device.name,
         arch,
-        told.max_shared_memory_per_block,
+        told.max_shared_memory_per_block_optin or told.max_shared_memory_per_block,
         told.max_threads_per_block,
         told.warp_size,
         facts,

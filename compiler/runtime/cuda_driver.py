@@ -4,7 +4,7 @@ Always: `compiler.runtime.cuda` does it with NVIDIA's package; whoever has anoth
 an object with these methods. Addresses and sizes are in bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,9 @@ Extents = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """What the driver says of a device: its number, name and architecture (sm_90), limits of a block, and facts."""
+    """What the driver says of a device: its number, name and architecture (sm_90), limits of a block (its shared memory
+    in bytes is what it can be launched with), and facts.
+    """
 
     number: int
     name: str
@@ -84,12 +86,18 @@ class Driver(Protocol):
         """Queue the writing of one byte everywhere."""
         ...
 
-    def load(self, code: bytes, kind: str, names: Sequence[str]) -> dict[str, Any]:
-        """The kernels of these names; `kind` of the code is "cubin" or "ptx"."""
+    def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
+        """The kernels of these names; `kind` of the code is "cubin" or "ptx". `shared` are the bytes of shared memory
+        beyond those of the code that a launch of each will give a block.
+        """
         ...
 
-    def launch(self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int]) -> None:
-        """Queue a kernel with the addresses of its buffers."""
+    def launch(
+        self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
+    ) -> None:
+        """Queue a kernel with the addresses of its buffers and, for every block, as much shared memory as was said when
+        it was loaded.
+        """
         ...
 
     def record(self, stream: Any) -> Any:

@@ -32,8 +32,8 @@ class DeviceProgram:
         self._code = artifact.device
         self._driver = driver
         self._stream = stream
-        names = [launch.name for launch in self._code.launches]
-        self._kernels = driver.load(artifact.object_code, self._code.kind, names)
+        shared = {launch.name: launch.shared for launch in self._code.launches}
+        self._kernels = driver.load(artifact.object_code, self._code.kind, shared)
 
     def bind(self, arrays: Sequence[DeviceArray], workspace: int = 0) -> Callable[[], None]:
         """A call with these arguments, in order; `workspace` is the address of as many bytes as the artifact wants.
@@ -54,7 +54,7 @@ class DeviceProgram:
         def call() -> None:
             for launch in self._code.launches:
                 kernel = self._kernels[launch.name]
-                self._driver.launch(self._stream, kernel, launch.grid, launch.block, addresses)
+                self._driver.launch(self._stream, kernel, launch.grid, launch.block, addresses, launch.shared)
 
         return call
 

@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from compiler.dtype import item_bytes
 from compiler.errors import DefinitionError, LoweringError
 from compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var, is_float
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
@@ -45,8 +46,12 @@ _EXTREMES = {BinaryOp.MAX: np.fmax, BinaryOp.MIN: np.fmin}
 """Of a reduction of floats, which leaves NaNs out."""
 
 
-def execute(function: DeviceFunction, inputs: Sequence[Array]) -> list[Array]:
+def execute(
+    function: DeviceFunction, inputs: Sequence[Array], shared: Mapping[str, int] | None = None
+) -> list[Array]:
     """The outputs of `function` for arrays of the shapes and types of its inputs, in the order of its parameters.
+    `shared` are the bytes of shared memory that the launches of kernels give a block, by name; where nothing is said,
+    as many as the kernel asks for.
 
     Raises: DefinitionError for arrays that do not fit, KernelFaultError for what no GPU would answer for.
     """
@@ -60,7 +65,8 @@ def execute(function: DeviceFunction, inputs: Sequence[Array]) -> list[Array]:
     memories.update((buffer, Memory(buffer, place)) for buffer in made)
     with np.errstate(all="ignore"):
         for kernel in function.kernels:
-            _launch(kernel, memories, made)
+            given = (shared or {}).get(kernel.name, kernel.dynamic_shared)
+            _launch(kernel, memories, made, given)
     results = [memories[buffer] for buffer in function.params[len(taken) :]]
     for result in results:
         if not result.known.all():
@@ -68,14 +74,18 @@ def execute(function: DeviceFunction, inputs: Sequence[Array]) -> list[Array]:
     return [result.data.reshape(result.buffer.shape) for result in results]
 
 
-def _launch(kernel: Kernel, memories: Mapping[Buffer, Memory], written: Sequence[Buffer]) -> None:
+def _launch(kernel: Kernel, memories: Mapping[Buffer, Memory], written: Sequence[Buffer], shared: int) -> None:
     place = Place(kernel.name, kernel.threads)
     for buffer, memory in memories.items():
         memory.place = place
         memory.tags = Tags(buffer.size, kernel.threads, blocks_meet=True) if buffer in written else None
+    rooms = {}
+    if kernel.dynamic_shared:
+        starts = kernel.shared_places.items()
+        rooms = {buffer: max(0, shared - start) // item_bytes(buffer.dtype) for buffer, start in starts}
     blocks, together = prod(kernel.grid), max(1, MAX_LANES // kernel.threads)
     for first in range(0, blocks, together):
-        _Blocks(kernel, place, memories, first, min(together, blocks - first)).run()
+        _Blocks(kernel, place, memories, rooms, first, min(together, blocks - first)).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +108,22 @@ class _Lanes:
 
 
 class _Blocks:
-    """Some blocks of a launch, from number `first` on, that are executed together."""
+    """Some blocks of a launch, from number `first` on, that are executed together. `rooms` are how many elements of its
+    shared buffers each has memory for; where nothing is said, for all.
+    """
 
-    def __init__(self, kernel: Kernel, place: Place, memories: Mapping[Buffer, Memory], first: int, count: int) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        place: Place,
+        memories: Mapping[Buffer, Memory],
+        rooms: Mapping[Buffer, int],
+        first: int,
+        count: int,
+    ) -> None:
         self.kernel = kernel
         self.place = place
+        self.rooms = rooms
         self.threads = kernel.threads
         self.first = first
         self.count = count
@@ -189,7 +210,7 @@ class _Blocks:
         if buffer not in self.memories:
             copies = self.count if shared else self.count * self.threads
             tags = Tags(buffer.size * copies, self.threads, blocks_meet=False) if shared else None
-            self.memories[buffer] = Memory(buffer, self.place, copies, tags=tags)
+            self.memories[buffer] = Memory(buffer, self.place, copies, tags=tags, room=self.rooms.get(buffer))
         else:
             self.memories[buffer].forget(np.unique(lanes.numbers // self.threads) if shared else lanes.numbers)
 

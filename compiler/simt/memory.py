@@ -56,15 +56,23 @@ class Place:
 
 class Memory:
     """`copies` of a buffer, one after the other; `given` are the elements of an argument, else nothing is written yet.
-    Accesses are checked for races where `tags` are kept.
+    Accesses are checked for races where `tags` are kept. `room` is how many elements of each copy there is memory for,
+    None for all.
     """
 
     def __init__(
-        self, buffer: Buffer, place: Place, copies: int = 1, given: Array | None = None, tags: Tags | None = None
+        self,
+        buffer: Buffer,
+        place: Place,
+        copies: int = 1,
+        given: Array | None = None,
+        tags: Tags | None = None,
+        room: int | None = None,
     ) -> None:
         self.buffer = buffer
         self.place = place
         self.tags = tags
+        self.room = buffer.size if room is None else min(room, buffer.size)
         size = buffer.size * copies
         self.data = np.zeros(size, buffer.dtype) if given is None else given.reshape(-1)
         self.known = np.full(size, given is not None)
@@ -152,7 +160,7 @@ class Memory:
                     f"{self.place.who(who[first])}, in {self.place.text()}"
                 )
             total = total * extent + index
-        return np.asarray(total)
+        return self._paid(np.asarray(total), who)
 
     def neighbours(self, copies: Numbers, indices: Sequence[Array], who: Numbers, count: int) -> Numbers:
         """Where `count` elements lie, from the one of every thread on, shape (threads, count)."""
@@ -164,7 +172,21 @@ class Memory:
                 f"{count} elements from {self._element(starts[first])} on end outside of {self.buffer}"
                 f"{list(self.buffer.shape)}: accessed by {self.place.who(who[first])}, in {self.place.text()}"
             )
+        self._paid(starts + (count - 1), who)
         return np.asarray(starts[:, None] + np.arange(count))
+
+    def _paid(self, places: Numbers, who: Numbers) -> Numbers:
+        """The same places. Raises: KernelFaultError for one that the launch gave no memory for."""
+        if self.room == self.buffer.size:
+            return places
+        over = np.broadcast_to(places % self.buffer.size >= self.room, who.shape)
+        if over.any():
+            first = int(np.argmax(over))
+            raise self.place.fault(
+                f"{self._element(np.broadcast_to(places, who.shape)[first])} lies outside of the shared memory that "
+                f"the launch gives a block: accessed by {self.place.who(who[first])}, in {self.place.text()}"
+            )
+        return places
 
     def check_aligned(self, places: Numbers, who: Numbers, size: int) -> None:
         """Raises: KernelFaultError when a thread's first element does not start at a multiple of `size` bytes."""

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from compiler import config
-from compiler.executor.graph_executor import GraphExecutor
+from compiler.executor.executors import executor_of, uses_gpu
 from compiler.executor.network import CompiledNetwork
 from compiler.frontend import zoo
+from compiler.runtime.cuda import gpus
 from flows.commands.output import Json, Output, Quiet
 
 
@@ -25,12 +26,16 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Time a compiled network on inputs of zeros."""
+    """Time a compiled network on inputs of zeros; one for a GPU with the copies to it and back."""
     output = Output(as_json, quiet)
     chosen = config.thread_count(config.usable_cores()) if threads is None else threads
-    executor = GraphExecutor(CompiledNetwork.load(artifact), chosen)
+    network = CompiledNetwork.load(artifact)
+    executor = executor_of(network, chosen)
+    where = gpus()[0].identity if uses_gpu(network) else ""
     shapes, dtypes = executor.get_input_info()
     found = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
     inputs = {name: {"dtype": dtypes[name], "shape": list(shape)} for name, shape in shapes.items()}
     lines = [f"input {name}: {one['dtype']}{one['shape']}" for name, one in inputs.items()]
-    output.say("\n".join([*lines, str(found)]), inputs=inputs, threads=chosen, seconds=list(found.results))
+    lines += [f"on {where}"] if where else []
+    told = {"gpu": where} if where else {}
+    output.say("\n".join([*lines, str(found)]), inputs=inputs, threads=chosen, seconds=list(found.results), **told)

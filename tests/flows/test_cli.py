@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from compiler.executor import executors
 from compiler.frontend.zoo import NAMES
+from compiler.runtime.cuda import why_not
 from flows import cli, exits
+from flows.commands import networks
 from flows.parameters import TuneJob
 from tests.doubling_network import doubling_network
 from tests.flows.networks import write_mlp, write_unsupported
+from tests.gpu_network import network_with_gpu
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -216,6 +220,33 @@ def test_a_run_takes_its_defaults_from_the_settings(folder: Path) -> None:
 def test_the_zoo_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "networks") == 0
     assert tuple(capsys.readouterr().out.split()) == NAMES
+
+
+def test_a_network_for_a_gpu_is_timed_where_there_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network, driver = network_with_gpu()
+    network.save(folder / "gpu.retune")
+    monkeypatch.setattr(executors, "driver", lambda: driver)
+    monkeypatch.setattr(networks, "gpus", driver.devices)
+    assert run(monkeypatch, "run", "gpu.retune", "--json", "--threads", "1") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["inputs"] == {"b0": {"dtype": "float32", "shape": [16]}}
+    assert (told["threads"], told["gpu"]) == (1, driver.devices()[0].identity)
+    assert len(told["seconds"]) == 10
+    assert set(driver.launches()) == {"gpu_kernel0"}
+
+
+def test_a_network_for_a_gpu_says_what_is_missing_where_there_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if why_not() == "":
+        pytest.skip("there is a GPU here")
+    network_with_gpu()[0].save(folder / "gpu.retune")
+    assert run(monkeypatch, "run", "gpu.retune") == exits.USER_ERROR
+    error = capsys.readouterr().err
+    assert re.match(r"retune: .*(packages for CUDA are missing|no NVIDIA driver|no GPU)", error)
+    assert error.count("\n") == 1
 
 
 def test_an_empty_store_is_no_error(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compiler.gpu_facts import facts_of, lanes_of
+from compiler.gpu_facts import facts_of, lanes_of, runs_code
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,24 @@ from compiler.gpu_facts import facts_of, lanes_of
 )
 def test_resident_blocks(arch: str, threads: int, registers: int, shared: int, blocks: int) -> None:
     assert int(facts_of(arch).resident(threads, registers, shared)) == blocks
+
+
+@pytest.mark.parametrize(
+    ("here", "made_for", "as_text", "as_code"),
+    [
+        ("sm_90", "sm_90", True, True),
+        ("sm_89", "sm_80", True, True),
+        ("sm_90", "sm_80", True, False),
+        ("sm_80", "sm_86", False, False),
+        ("sm_90", "sm_90a", True, True),
+        ("sm_100", "sm_90a", False, False),
+        ("sm_100", "sm_90", True, False),
+        ("sm_75", "", True, False),
+    ],
+)
+def test_what_code_a_gpu_runs(here: str, made_for: str, as_text: bool, as_code: bool) -> None:
+    found = (runs_code(here, made_for, assembled=False), runs_code(here, made_for, assembled=True))
+    assert found == (as_text, as_code)
 
 
 def test_many_programs_at_once() -> None:

@@ -211,7 +211,7 @@ def test_options_of_a_task_win_over_what_is_usual() -> None:
         hardware_params=auto_scheduler.HardwareParams(-1, 16, warp_size=16),
         layout_rewrite_option=auto_scheduler.LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED,
     )
-    assert task.hardware.to_row() == [-1, 16, 64, 49152, 2**31 - 1, 1024, 8, 16]
+    assert task.hardware.to_row() == [-1, 16, 64, 227 << 10, 2**31 - 1, 1024, 8, 16]
     assert task.layout is auto_scheduler.LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
     assert str(task.target_host) == "llvm -mtriple=aarch64-linux-gnu"
     copy = pickle.loads(pickle.dumps(task))

@@ -9,7 +9,10 @@ import pytest
 
 from compiler.codegen.cuda_text import cuda_text
 from compiler.codegen.nvptx import ptx
+from compiler.driver.hardware import hardware_of
 from compiler.errors import LoweringError
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.state import replay
 from compiler.target import Target
 from tests.unit.codegen.test_nvptx import ASSEMBLER, assembled
 from tests.unit.simt.products import PRODUCTS, TF32, lowered, product, sampled, tensor_space, with_lengths
@@ -51,6 +54,27 @@ def test_usual_tiles_are_assembled_without_spills(name: str, arch: str, tmp_path
         registers = re.search(r"Used (\d+) registers", said)
         assert registers is not None
         assert 2 * columns <= int(registers[1]) <= 255  # the sums alone are so many
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_tiles_beyond_48_kib_are_in_memory_that_the_launch_gives(arch: str, tmp_path: Path) -> None:
+    dag, target = product(512, 512, 512), Target("cuda", arch=arch)
+    hardware = hardware_of(target, 1)
+    lengths = {"rows": 64, "columns": 64, "row_warps": 2, "column_warps": 2, "steps": 2, "depth": 4}
+    steps = with_lengths(tensor_space(dag, target, hardware), **lengths)
+    function = lower_for_gpu(replay(dag, steps), "k", hardware, check=True)
+    (kernel,) = function.kernels
+    assert kernel.dynamic_shared == kernel.bytes_of("shared") == 4 * 2 * (128 * (32 + 8) + 32 * (128 + 8))
+    text = ptx(function, target)
+    assert re.findall(r"\.shared .*;", text) == [".shared .align 16 .b8 launched_shared[];"]
+    said = assembled(text, tmp_path, arch)
+    assert "bytes smem" not in said  # nothing of it is in the code
+    people = cuda_text(function)
+    assert f"{kernel.dynamic_shared}>>>" in people
+    assert "extern __shared__ __align__(16) unsigned char launched_shared[];" in people
+    places = sorted(kernel.shared_places.values())
+    assert [f"(__half*)(launched_shared + {place});" in people for place in places] == [True, True]
+    assert "__align__(16) __shared__" not in people
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

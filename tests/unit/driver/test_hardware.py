@@ -31,7 +31,20 @@ def test_the_host_has_a_vector_unit() -> None:
 
 
 def test_a_gpu_has_limits_of_its_blocks() -> None:
-    assert hardware_of(Target("cuda -arch=sm_90"), 2).to_row() == [-1, 16, 64, 49152, 2**31 - 1, 1024, 8, 32]
+    assert hardware_of(Target("cuda"), 2).to_row() == [-1, 16, 64, 49152, 2**31 - 1, 1024, 8, 32]
+
+
+@pytest.mark.parametrize(
+    ("arch", "kibibytes"),
+    [("sm_70", 96), ("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90", 227), ("sm_90a", 227)],
+)
+def test_a_block_may_have_as_much_shared_memory_as_its_gpu_gives_one(arch: str, kibibytes: int) -> None:
+    assert hardware_of(Target("cuda", arch=arch), 1).max_shared_memory_per_block == kibibytes << 10
+
+
+def test_of_a_gpu_that_is_not_known_a_block_has_what_all_give() -> None:
+    for arch in ("sm_87", "sm_120"):
+        assert hardware_of(Target("cuda", arch=arch), 1).max_shared_memory_per_block == 48 << 10
 
 
 def test_what_no_processor_can_be_without_is_filled_in() -> None:

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.driver import executors
-from compiler.driver.build import build_kernel
 from compiler.driver.compile_network import compile_graph
-from compiler.driver.executors import executor_of
 from compiler.driver.hardware import hardware_of
-from compiler.errors import ArtifactError, OptionError
+from compiler.errors import ArtifactError, DeviceError, OptionError
+from compiler.executor import executors
+from compiler.executor.executors import check_gpu, executor_of, uses_gpu
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.placement import Copy, Run, placed
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from compiler.executor.plan import Call, Plan
 from compiler.executor.stores import CudaStore, HostStore, Store
 from compiler.graph.ir import Graph
 from compiler.graph.partition import partition
@@ -27,11 +26,11 @@ from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
 from compiler.schedule.default import default_steps
 from compiler.schedule.default_gpu import default_gpu_steps, untuned_steps
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate
+from compiler.schedule.state import replay
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from tests.cuda_double import DriverDouble
+from tests.gpu_network import network_with_gpu, plan_of
 from tests.small_graphs import small_graphs
 from tests.unit.lower.small import doubled
 from tests.unit.search.workloads import GPU
@@ -41,16 +40,6 @@ def kernel(name: str, inputs: int) -> KernelArtifact:
     """What is known of a kernel with so many inputs and one output."""
     args = [ArgSpec(f"a{place}", (16,), "float32", place == inputs) for place in range(inputs + 1)]
     return KernelArtifact(name, b"", tuple(args), 0, "llvm")
-
-
-def plan_of(*calls: Call) -> Plan:
-    """Input 0, constant 1, temporary buffers 2 to 4, output 5."""
-    kinds = [BufferKind.INPUT, BufferKind.CONSTANT, *[BufferKind.INTERMEDIATE] * 3, BufferKind.OUTPUT]
-    buffers = tuple(
-        BufferSpec(f"b{place}", (16,), "float32", kind, place, 64 * (place - 2) if 2 <= place <= 4 else 0)
-        for place, kind in enumerate(kinds)
-    )
-    return Plan("net", buffers, calls, (0,), (5,), 192)
 
 
 KERNELS = {"one": kernel("one", 1), "two": kernel("two", 2)}
@@ -121,13 +110,7 @@ def test_a_network_on_three_devices_computes_what_it_does_on_one(graph: Graph, h
 
 def mixed() -> tuple[CompiledNetwork, list[Store], DriverDouble]:
     """8 x on the processor, of which the second doubling is done on a GPU."""
-    dag = doubled(16)
-    on_host = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), default_steps(dag), "host")
-    steps = (Annotate(1, 0, Annotation.THREAD_X),)
-    on_gpu = build_kernel(SearchTask("t", dag, Target("cuda"), GPU), steps, "gpu")
-    driver = DriverDouble([lower_for_gpu(replay(dag, steps), "gpu", GPU)])
-    plan = plan_of(Call("host", (0, 2)), Call("gpu", (2, 3), device=1), Call("host", (3, 5)))
-    network = CompiledNetwork(plan, (on_host, on_gpu), {1: np.zeros(16, "float32")})
+    network, driver = network_with_gpu()
     return network, [HostStore(), CudaStore(driver)], driver
 
 
@@ -205,6 +188,24 @@ def test_what_runs_a_network_follows_from_its_kernels(monkeypatch: pytest.Monkey
     before = len(driver.launches())
     on_gpu()
     assert driver.launches()[before:] == ["gpu_kernel0"]
+    before = len(driver.launches())
+    found = executor.benchmark(repeat=2, number=3)
+    assert len(found.results) == 2
+    assert found.min > 0
+    assert len(driver.launches()) - before == 1 + 2 * 3  # one that is not timed
+    with pytest.raises(OptionError, match="threads must be a whole number from 1"):
+        executor_of(network, 0)
+
+
+def test_code_for_another_gpu_is_refused_before_it_is_loaded() -> None:
+    network, _, driver = mixed()
+    assert uses_gpu(network)
+    here = driver.devices()[0]
+    check_gpu(network, here)
+    (gpu,) = (kernel for kernel in network.kernels if kernel.device is not None)
+    newer = replace(network, kernels=(replace(gpu, target="cuda -arch=sm_100"),))
+    with pytest.raises(DeviceError, match=r"network net was compiled for sm_100; the GPU here, Double 0, is sm_90"):
+        check_gpu(newer, here)
 
 
 def test_untuned_programs_spread_over_threads_or_processors() -> None:

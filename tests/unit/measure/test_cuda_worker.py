@@ -85,6 +85,19 @@ def test_code_for_a_gpu_says_how_it_is_run() -> None:
     assert kernel_of(kernel_row(artifact), artifact.object_code) == artifact
 
 
+def test_artifacts_say_what_shared_memory_a_launch_gives() -> None:
+    """Older ones do not, and none of theirs needs any."""
+    artifact = built()
+    assert artifact.device is not None
+    launches = tuple(replace(launch, shared=100 << 10) for launch in artifact.device.launches)
+    large = replace(artifact, device=replace(artifact.device, launches=launches))
+    row = kernel_row(large)
+    assert kernel_of(row, large.object_code) == large
+    for launch in row["device"]["launches"]:
+        del launch["shared"]
+    assert kernel_of(row, artifact.object_code) == artifact
+
+
 def test_a_right_program_is_checked_and_timed_in_graphs(gpu: DriverDouble) -> None:
     prepared()
     (result,) = run(built())

@@ -23,6 +23,7 @@ from tests.unit.simt.operators import OPERATORS
 TIGHT = {
     "usual": GPU,
     "little shared memory": replace(GPU, max_shared_memory_per_block=96),
+    "what a launch may give": replace(GPU, max_shared_memory_per_block=227 << 10),
     "little local memory": replace(GPU, max_local_memory_per_block=24),
     "few threads": replace(GPU, max_threads_per_block=32),
     "few virtual threads": replace(GPU, max_vthread_extent=1),

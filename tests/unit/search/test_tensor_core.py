@@ -121,24 +121,26 @@ def test_what_the_mask_lets_pass_is_lowered_within_the_limits(name: str) -> None
     assert passed > 5
 
 
-def test_shared_memory_is_counted_as_it_is_allocated() -> None:
+@pytest.mark.parametrize(("kibibytes", "count"), [(48, 100), (163, 40)])
+def test_shared_memory_is_counted_as_it_is_allocated(kibibytes: int, count: int) -> None:
     """What the mask refuses for its shared memory, the lowering refuses too."""
     dag = product(512, 512, 512)
+    tight = replace(GPU, max_shared_memory_per_block=kibibytes << 10)
     roomy = replace(GPU, max_shared_memory_per_block=1 << 20)
     space = tensor_space(dag, hardware=roomy)
     seen: set[bool] = set()
-    for _, group in space.groups(space._drawn(np.random.default_rng(0), 100)):
-        legal_here = replace(space, hardware=GPU).legal(group)
+    for _, group in space.groups(space._drawn(np.random.default_rng(0), count)):
+        legal_here = replace(space, hardware=tight).legal(group)
         for row, fits, legal in zip(group.rows, space.legal(group), legal_here, strict=True):
             if not fits:
                 continue
             state = replay(dag, space.steps(row))
             (kernel,) = lower_for_gpu(state, "k", roomy).kernels
-            assert bool(legal) == (kernel.bytes_of("shared") <= GPU.max_shared_memory_per_block)
+            assert bool(legal) == (kernel.bytes_of("shared") <= tight.max_shared_memory_per_block)
             seen.add(bool(legal))
             if not legal:
                 with pytest.raises(LoweringError, match="bytes of shared memory"):
-                    lower_for_gpu(state, "k", GPU)
+                    lower_for_gpu(state, "k", tight)
     assert seen == {False, True}
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compiler.errors import DefinitionError, KernelFaultError
+from compiler.gpu_facts import STATIC_SHARED
 from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.stmt import (
@@ -180,6 +181,20 @@ def test_an_access_outside_of_a_buffer_is_found(offset: int, element: str) -> No
 def test_a_write_outside_of_shared_memory_is_found() -> None:
     with pytest.raises(KernelFaultError, match=r"s\[32\] lies outside of s\[32\]: accessed by thread 31 of block 0"):
         run(fetch(T + 1), Barrier(), result(const(0.0)))
+
+
+def test_memory_that_the_launch_does_not_give_is_not_accessed() -> None:
+    """Beyond 48 KiB a block has what it is launched with."""
+    large = Buffer("large", (STATIC_SHARED // 4,), "float32", "shared")
+    last = (const(large.size - 1),)
+    body = block(If(T < 1, Store(large, last, const(3.0))), Barrier(), result(Load(large, last)))
+    function, x = kernel_of(Allocate(large, body)), np.zeros(64, "float32")
+    nbytes = function.kernels[0].dynamic_shared
+    assert nbytes == STATIC_SHARED + S.nbytes
+    np.testing.assert_array_equal(execute(function, [x], {"k": nbytes})[0], np.full(64, 3.0))
+    message = "k: large[12287] lies outside of the shared memory that the launch gives a block: accessed by thread 0 of"
+    with pytest.raises(KernelFaultError, match=re.escape(message)):
+        execute(function, [x], {"k": nbytes - 1})
 
 
 def test_what_a_thread_does_not_choose_it_does_not_read() -> None:

@@ -1,0 +1,37 @@
+"""A compiled network made by hand: out = 8 * x, of which the second doubling is done on a GPU."""
+
+import numpy as np
+
+from compiler.driver.build import build_kernel
+from compiler.executor.network import CompiledNetwork
+from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.default import default_steps
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
+from tests.cuda_double import DriverDouble
+from tests.unit.lower.small import doubled
+from tests.unit.search.workloads import GPU
+
+
+def plan_of(*calls: Call) -> Plan:
+    """Input 0, constant 1, temporary buffers 2 to 4, output 5."""
+    kinds = [BufferKind.INPUT, BufferKind.CONSTANT, *[BufferKind.INTERMEDIATE] * 3, BufferKind.OUTPUT]
+    buffers = tuple(
+        BufferSpec(f"b{place}", (16,), "float32", kind, place, 64 * (place - 2) if 2 <= place <= 4 else 0)
+        for place, kind in enumerate(kinds)
+    )
+    return Plan("net", buffers, calls, (0,), (5,), 192)
+
+
+def network_with_gpu() -> tuple[CompiledNetwork, DriverDouble]:
+    """The network, and a GPU that knows its kernel."""
+    dag = doubled(16)
+    on_host = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), default_steps(dag), "host")
+    steps = (Annotate(1, 0, Annotation.THREAD_X),)
+    on_gpu = build_kernel(SearchTask("t", dag, Target("cuda"), GPU), steps, "gpu")
+    driver = DriverDouble([lower_for_gpu(replay(dag, steps), "gpu", GPU)])
+    plan = plan_of(Call("host", (0, 2)), Call("gpu", (2, 3), device=1), Call("host", (3, 5)))
+    return CompiledNetwork(plan, (on_host, on_gpu), {1: np.zeros(16, "float32")}), driver

@@ -1,0 +1,44 @@
+"""Calls of kernels on a GPU, of which a double stands for one."""
+
+import numpy as np
+
+from compiler import te
+from compiler.driver.build import build_kernel
+from compiler.driver.hardware import hardware_of
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.runtime.cuda_array import DeviceArray
+from compiler.runtime.cuda_program import DeviceProgram
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate, ComputeAt, Split
+from compiler.schedule.task import SearchTask
+from compiler.target import Target
+from tests.cuda_double import DriverDouble
+
+
+def test_a_kernel_with_much_shared_memory_is_launched_with_it() -> None:
+    """y[i] = x[n - 1 - i] + 1, of which x + 1 lies in shared memory, all of it."""
+    n, threads = 1 << 14, 1024
+    x = te.placeholder((n,), name="x")
+    more = te.compute((n,), lambda i: x[i] + 1.0, "more")
+    dag = ComputeDAG([x, te.compute((n,), lambda i: more[n - 1 - i], "y")])
+    steps = (
+        Split(2, 0, n, (n // threads, threads)),
+        Annotate(2, 0, Annotation.BLOCK_X),
+        Annotate(2, 2, Annotation.THREAD_X),
+        ComputeAt(1, 2, 0),
+        Split(1, 0, n, (threads,)),
+        Annotate(1, 1, Annotation.THREAD_X),
+    )
+    target = Target("cuda -arch=sm_90")
+    task = SearchTask("t", dag, target, hardware_of(target, 1))
+    artifact = build_kernel(task, steps, "k")
+    assert artifact.device is not None
+    assert [launch.shared for launch in artifact.device.launches] == [4 * n]
+    driver = DriverDouble([lower_for_gpu(replay(dag, steps), "k", task.hardware)])
+    arrays = [DeviceArray.made(driver, "stream", 0, (n,), "float32") for _ in range(2)]
+    values = np.arange(n, dtype="float32")
+    arrays[0].write(values)
+    DeviceProgram(driver, "stream", artifact).bind(arrays)()
+    np.testing.assert_array_equal(arrays[1].numpy(), values[::-1] + 1)
+    assert driver.given == {"k_kernel0": 4 * n}
