@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from compiler.ir.expr import Buffer, Expr, Var
+from compiler.ir.expr import Buffer, Const, Expr, Var
+from compiler.ir.interval import Ranges
 from compiler.ir.tensor_core import TENSOR_STMTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
 from compiler.ir.tensor_core import Together as Together
 from compiler.packing import Packing
@@ -221,43 +222,69 @@ def is_temporary(buffer: Buffer) -> bool:
     return buffer.scope == "register" and not buffer.shape
 
 
+def inner_stmts(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside of one."""
+    if isinstance(stmt, Block):
+        return stmt.statements
+    return () if isinstance(stmt, LEAVES) else (stmt.body,)
+
+
+def range_of(stmt: For | Let) -> tuple[int, int]:
+    """The smallest and the largest value of the variable that a loop or let binds."""
+    if isinstance(stmt, Let) and isinstance(stmt.value, Const):
+        return int(stmt.value.value), int(stmt.value.value)
+    return 0, stmt.extent - 1
+
+
+def ranges_inside(stmt: Stmt, ranges: Ranges) -> Ranges:
+    """The ranges of the variables inside of a statement, from those around it."""
+    return {**ranges, stmt.var: range_of(stmt)} if isinstance(stmt, (For, Let)) else ranges
+
+
+def map_inner(stmt: Stmt, rule: Callable[[Stmt], Stmt]) -> Stmt:
+    """The statement with `rule` applied to those directly inside; itself when none changes."""
+    inner = inner_stmts(stmt)
+    new = tuple(map(rule, inner))
+    if all(one is other for one, other in zip(new, inner, strict=True)) or isinstance(stmt, LEAVES):
+        return stmt
+    return block(*new) if isinstance(stmt, Block) else replace(stmt, body=new[0])
+
+
 def walk_stmt(stmt: Stmt) -> Iterator[Stmt]:
     """The statement and everything below it, parents first."""
     yield stmt
-    if isinstance(stmt, Block):
-        for inner in stmt.statements:
-            yield from walk_stmt(inner)
-    elif not isinstance(stmt, LEAVES):
-        yield from walk_stmt(stmt.body)
+    for inner in inner_stmts(stmt):
+        yield from walk_stmt(inner)
 
 
 def map_stmt(stmt: Stmt, rule: Callable[[Stmt], Stmt | None]) -> Stmt:
     """Rebuild from the leaves: inner statements first, then `rule` on the rebuilt one (None keeps it)."""
-    if isinstance(stmt, Block):
-        stmt = block(*(map_stmt(inner, rule) for inner in stmt.statements))
-    elif not isinstance(stmt, LEAVES):
-        body = map_stmt(stmt.body, rule)
-        stmt = stmt if body is stmt.body else replace(stmt, body=body)
+    stmt = map_inner(stmt, lambda inner: map_stmt(inner, rule))
     result = rule(stmt)
     return stmt if result is None else result
 
 
+def map_own(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
+    """Apply `rule` to every whole expression of one statement, not of those below it; itself when none changes."""
+    match stmt:
+        case Let():
+            value = rule(stmt.value)
+            return stmt if value is stmt.value else replace(stmt, value=value)
+        case If():
+            condition = rule(stmt.condition)
+            return stmt if condition is stmt.condition else replace(stmt, condition=condition)
+        case Store() | Shuffle():
+            value, indices = rule(stmt.value), tuple(map(rule, stmt.indices))
+            same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))
+            return stmt if same else replace(stmt, indices=indices, value=value)
+        case AsyncCopy() | LoadMatrix() | Mma():
+            return stmt.mapped(rule)
+    return stmt
+
+
 def map_exprs(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
     """Apply `rule` to every whole expression of the statement tree."""
-
-    def on_stmt(node: Stmt) -> Stmt | None:
-        match node:
-            case Let():
-                return replace(node, value=rule(node.value))
-            case If():
-                return replace(node, condition=rule(node.condition))
-            case Store() | Shuffle():
-                return replace(node, indices=tuple(map(rule, node.indices)), value=rule(node.value))
-            case AsyncCopy() | LoadMatrix() | Mma():
-                return node.mapped(rule)
-        return None
-
-    return map_stmt(stmt, on_stmt)
+    return map_stmt(stmt, lambda node: map_own(node, rule))
 
 
 def exprs_of(stmt: Stmt) -> Iterator[Expr]:

@@ -13,7 +13,19 @@ from compiler.dtype import item_bytes
 from compiler.ir.affine import flat_index
 from compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
 from compiler.ir.interval import Ranges, as_index, conjuncts, decided
-from compiler.ir.stmt import Allocate, Block, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
+from compiler.ir.stmt import (
+    Allocate,
+    Block,
+    For,
+    LoopFunction,
+    LoopKind,
+    Stmt,
+    Store,
+    block,
+    map_inner,
+    ranges_inside,
+    walk_stmt,
+)
 from compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, WaitGroup
 from compiler.lower.gpu.lanes import divisor, first_of, stride, uniform
 
@@ -31,19 +43,10 @@ class AsyncCopies:
 
 
 def _visited(stmt: Stmt, loops: frozenset[str], ranges: Ranges) -> Stmt:
-    match stmt:
-        case For():
-            inside = {**ranges, stmt.var: (0, stmt.extent - 1)}
-            if stmt.var.name in loops:
-                return replace(stmt, body=_waited(_copied(stmt.body, inside)))
-            return replace(stmt, body=_visited(stmt.body, loops, inside))
-        case Let():
-            return replace(stmt, body=_visited(stmt.body, loops, {**ranges, stmt.var: (0, stmt.extent - 1)}))
-        case If() | Allocate():
-            return replace(stmt, body=_visited(stmt.body, loops, ranges))
-        case Block():
-            return block(*(_visited(inner, loops, ranges) for inner in stmt.statements))
-    return stmt
+    inside = ranges_inside(stmt, ranges)
+    if isinstance(stmt, For) and stmt.var.name in loops:
+        return replace(stmt, body=_waited(_copied(stmt.body, inside)))
+    return map_inner(stmt, lambda inner: _visited(inner, loops, inside))
 
 
 def _waited(body: Stmt) -> Stmt:
@@ -76,17 +79,10 @@ def _copied(stmt: Stmt, ranges: Ranges) -> Stmt:
     match stmt:
         case For(kind=LoopKind.VECTOR) if isinstance(stmt.body, Store):
             return _copy(stmt.body, ranges, stmt.var, stmt.extent) or stmt
-        case For():
-            return replace(stmt, body=_copied(stmt.body, {**ranges, stmt.var: (0, stmt.extent - 1)}))
-        case Let():
-            return replace(stmt, body=_copied(stmt.body, {**ranges, stmt.var: (0, stmt.extent - 1)}))
-        case If() | Allocate():
-            return replace(stmt, body=_copied(stmt.body, ranges))
-        case Block():
-            return block(*(_copied(inner, ranges) for inner in stmt.statements))
         case Store():
             return _copy(stmt, ranges, Var("lane"), 1) or stmt
-    return stmt
+    inside = ranges_inside(stmt, ranges)
+    return map_inner(stmt, lambda inner: _copied(inner, inside))
 
 
 def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | None:

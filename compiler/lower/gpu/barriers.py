@@ -34,6 +34,7 @@ from compiler.ir.stmt import (
     Store,
     block,
     exprs_of,
+    inner_stmts,
     walk_stmt,
 )
 from compiler.ir.tensor_core import AsyncCopy, LoadMatrix
@@ -76,20 +77,17 @@ def insert_barriers(kernel: Kernel) -> Kernel:
 
 def _check_shuffles(kernel: Kernel, stmt: Stmt, threads: frozenset[Var]) -> None:
     """Raises: LoweringError for a shuffle inside a condition that threads of a block may answer differently."""
-    match stmt:
-        case Block():
-            for inner in stmt.statements:
-                _check_shuffles(kernel, inner, threads)
-        case If() if _differs(stmt.condition, threads):
-            if any(isinstance(inner, Shuffle) for inner in walk_stmt(stmt.body)):
-                raise LoweringError(
-                    f"{kernel.name}: threads hand each other values where {stmt.condition}, where not all of them come "
-                    "by; choose lengths that divide, or bind the loops to as many threads everywhere"
-                )
-        case Let() if _differs(stmt.value, threads):
-            _check_shuffles(kernel, stmt.body, threads | {stmt.var})
-        case For() | Let() | If() | Allocate():
-            _check_shuffles(kernel, stmt.body, threads)
+    if isinstance(stmt, If) and _differs(stmt.condition, threads):
+        if any(isinstance(inner, Shuffle) for inner in walk_stmt(stmt.body)):
+            raise LoweringError(
+                f"{kernel.name}: threads hand each other values where {stmt.condition}, where not all of them come "
+                "by; choose lengths that divide, or bind the loops to as many threads everywhere"
+            )
+        return
+    if isinstance(stmt, Let) and _differs(stmt.value, threads):
+        threads |= {stmt.var}
+    for inner in inner_stmts(stmt):
+        _check_shuffles(kernel, inner, threads)
 
 
 class _Planner:
@@ -255,15 +253,9 @@ def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
         for node in walk(expr):
             if isinstance(node, Load) and node.buffer.scope == "shared":
                 yield _Access(node.buffer, 0, node.indices, below)
-    if isinstance(stmt, Block):
-        for inner in stmt.statements:
-            yield from _accesses(inner, below)
-    elif isinstance(stmt, (For, Let)):
-        yield from _forgotten(frozenset(_accesses(stmt.body, below)), stmt.var)
-    elif isinstance(stmt, If):
-        yield from _accesses(stmt.body, below | _guards(stmt.condition))
-    elif isinstance(stmt, Allocate):
-        yield from _accesses(stmt.body, below)
+    inside = below | _guards(stmt.condition) if isinstance(stmt, If) else below
+    found = (access for inner in inner_stmts(stmt) for access in _accesses(inner, inside))
+    yield from _forgotten(frozenset(found), stmt.var) if isinstance(stmt, (For, Let)) else found
 
 
 def _guards(condition: Expr) -> _Guards:

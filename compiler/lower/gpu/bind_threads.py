@@ -17,19 +17,17 @@ from compiler.ir.stmt import (
     BLOCK_KINDS,
     THREAD_KINDS,
     Allocate,
-    Block,
     For,
     If,
-    Let,
     LoopFunction,
     LoopKind,
-    Shuffle,
     Stmt,
     Store,
-    block,
+    map_inner,
+    map_own,
     walk_stmt,
 )
-from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma
+from compiler.ir.tensor_core import AsyncCopy
 from compiler.ir.visit import substitute
 
 _BOUND = (*BLOCK_KINDS, *THREAD_KINDS)
@@ -56,40 +54,19 @@ class _Binder:
         self.sizes = sizes
 
     def visit(self, stmt: Stmt, names: _Names, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
-        match stmt:
-            case Block():
-                return block(*(self.visit(inner, names, path, homes) for inner in stmt.statements))
-            case For() if stmt.kind in self.sizes:
-                index = INDICES[stmt.kind]
-                body = self.visit(stmt.body, {**names, stmt.var: index}, (*path, stmt.kind), homes)
-                return body if stmt.extent == self.sizes[stmt.kind] else If(index < stmt.extent, body)
-            case For():
-                return replace(stmt, body=self.visit(stmt.body, names, path, homes))
-            case Let():
-                value = substitute(stmt.value, names)
-                return replace(stmt, value=value, body=self.visit(stmt.body, names, path, homes))
-            case If():
-                condition = substitute(stmt.condition, names)
-                return replace(stmt, condition=condition, body=self.visit(stmt.body, names, path, homes))
-            case Allocate():
-                homes = {**homes, stmt.buffer: len(path)}
-                return replace(stmt, body=self.visit(stmt.body, names, path, homes))
-            case Store():
-                return self.store(stmt, names, path, homes)
-            case Shuffle():
-                indices = tuple(substitute(index, names) for index in stmt.indices)
-                return replace(stmt, indices=indices, value=substitute(stmt.value, names))
+        if isinstance(stmt, For) and stmt.kind in self.sizes:
+            index = INDICES[stmt.kind]
+            body = self.visit(stmt.body, {**names, stmt.var: index}, (*path, stmt.kind), homes)
+            return body if stmt.extent == self.sizes[stmt.kind] else If(index < stmt.extent, body)
+        if isinstance(stmt, Allocate):
+            homes = {**homes, stmt.buffer: len(path)}
+        renamed = map_own(stmt, lambda expr: substitute(expr, names))
+        match renamed:
+            case Store(buffer=buffer) if buffer.scope not in ("local", "register"):
+                return self.alone(renamed, buffer, path, homes)
             case AsyncCopy():
-                return self.alone(stmt.mapped(lambda expr: substitute(expr, names)), stmt.target, path, homes)
-            case LoadMatrix() | Mma():
-                return stmt.mapped(lambda expr: substitute(expr, names))
-        return stmt
-
-    def store(self, stmt: Store, names: _Names, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
-        """A write, by the first along every dimension that no loop around it runs over."""
-        indices = tuple(substitute(index, names) for index in stmt.indices)
-        written = replace(stmt, indices=indices, value=substitute(stmt.value, names))
-        return written if stmt.buffer.scope in ("local", "register") else self.alone(written, stmt.buffer, path, homes)
+                return self.alone(renamed, renamed.target, path, homes)
+        return map_inner(renamed, lambda inner: self.visit(inner, names, path, homes))
 
     def alone(self, written: Stmt, buffer: Buffer, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
         """A statement that writes what threads share, by the first along every dimension that is not bound."""

@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 from compiler.ir.expr import Buffer, Expr, Load, Var
 from compiler.ir.stmt import (
     Allocate,
-    Block,
     For,
-    If,
     Let,
     LoopFunction,
     LoopKind,
     Shuffle,
     Stmt,
     Store,
-    block,
     exprs_of,
+    inner_stmts,
     map_exprs,
+    map_inner,
     map_stmt,
     walk_stmt,
 )
@@ -50,15 +49,10 @@ def _expanded(stmt: Stmt) -> Stmt | None:
 
 def _without_lets(stmt: Stmt, var: Var) -> Stmt:
     """The statement with everything that is named after `var` written out."""
-    match stmt:
-        case Let() if var in walk(stmt.value):
-            known: dict[Expr, Expr] = {stmt.var: stmt.value}
-            return _without_lets(map_exprs(stmt.body, lambda expr: substitute(expr, known)), var)
-        case Block():
-            return block(*(_without_lets(inner, var) for inner in stmt.statements))
-        case For() | If() | Allocate() | Let():
-            return replace(stmt, body=_without_lets(stmt.body, var))
-    return stmt
+    if isinstance(stmt, Let) and var in walk(stmt.value):
+        known: dict[Expr, Expr] = {stmt.var: stmt.value}
+        return _without_lets(map_exprs(stmt.body, lambda expr: substitute(expr, known)), var)
+    return map_inner(stmt, lambda inner: _without_lets(inner, var))
 
 
 def _touched(body: Stmt, var: Var) -> frozenset[Buffer]:
@@ -75,14 +69,9 @@ def _touched(body: Stmt, var: Var) -> frozenset[Buffer]:
 def _written(stmt: Stmt, var: Var, touched: frozenset[Buffer], under: bool = False) -> set[Buffer]:
     """What is written with, or where, something depends on `var` or on what is in `touched`."""
     depends = under or any(_depends(expr, var, touched) for expr in exprs_of(stmt))
-    match stmt:
-        case Store() | Shuffle():
-            return {stmt.buffer} if depends else set()
-        case Block():
-            return {buffer for inner in stmt.statements for buffer in _written(inner, var, touched, under)}
-        case For() | If() | Allocate() | Let():
-            return _written(stmt.body, var, touched, depends)
-    return set()
+    if isinstance(stmt, (Store, Shuffle)):
+        return {stmt.buffer} if depends else set()
+    return {buffer for inner in inner_stmts(stmt) for buffer in _written(inner, var, touched, depends)}
 
 
 def _depends(expr: Expr, var: Var, touched: frozenset[Buffer]) -> bool:
@@ -102,14 +91,9 @@ class _Expansion:
             isinstance(stmt, (Store, Shuffle)) and stmt.buffer in self.touched
         ):
             return For(self.var, self.extent, LoopKind.UNROLL, map_stmt(map_exprs(stmt, self.expr), self.own))
-        match stmt:
-            case Block():
-                return block(*(self.visit(inner) for inner in stmt.statements))
-            case For() | If() | Let():
-                return replace(stmt, body=self.visit(stmt.body))
-            case Allocate():
-                return replace(stmt, buffer=self.buffer(stmt.buffer), body=self.visit(stmt.body))
-        return stmt
+        if isinstance(stmt, Allocate):
+            stmt = replace(stmt, buffer=self.buffer(stmt.buffer))
+        return map_inner(stmt, self.visit)
 
     def buffer(self, buffer: Buffer) -> Buffer:
         """A touched buffer with a part for every virtual thread."""

@@ -15,7 +15,7 @@ from compiler.dtype import BFLOAT16
 from compiler.ir.affine import flat_index
 from compiler.ir.dot import BYTES, is_possible
 from compiler.ir.expr import Binary, BinaryOp, Cast, Dot, Expr, Load, Var
-from compiler.ir.stmt import Block, For, If, Invoke, LoopFunction, LoopKind, Stmt, Store, Together, block
+from compiler.ir.stmt import For, If, LoopFunction, LoopKind, Stmt, Store, map_inner
 from compiler.ir.visit import substitute, walk
 
 SERIAL = (LoopKind.SERIAL, LoopKind.UNROLL)
@@ -53,16 +53,11 @@ class _Rewriter:
 
     def visit(self, stmt: Stmt, in_vector: bool) -> Stmt:
         """The statement with dot products; `in_vector` inside a vector loop."""
-        match stmt:
-            case Block():
-                return block(*(self.visit(inner, in_vector) for inner in stmt.statements))
-            case Store() | Invoke() | Together():
-                return stmt
-            case For():
-                return self.rewritten(stmt, in_vector) or replace(
-                    stmt, body=self.visit(stmt.body, in_vector or stmt.kind is LoopKind.VECTOR)
-                )
-        return replace(stmt, body=self.visit(stmt.body, in_vector))
+        found = self.rewritten(stmt, in_vector) if isinstance(stmt, For) else None
+        if found is not None:
+            return found
+        inside = in_vector or (isinstance(stmt, For) and stmt.kind is LoopKind.VECTOR)
+        return map_inner(stmt, lambda inner: self.visit(inner, inside))
 
     def rewritten(self, outermost: For, in_vector: bool) -> Stmt | None:
         """A nest whose outermost loop belongs to the last group of reductions, with one of them grouped."""

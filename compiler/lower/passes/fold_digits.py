@@ -8,29 +8,12 @@ Such indices come from layouts that were chosen for the loops, and from tensors 
 """
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
 from compiler.ir.interval import Ranges, as_index, limits
-from compiler.ir.stmt import (
-    Allocate,
-    Barrier,
-    Block,
-    For,
-    If,
-    Invoke,
-    Let,
-    LoopFunction,
-    Shuffle,
-    Stmt,
-    Store,
-    block,
-)
-from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
+from compiler.ir.stmt import LoopFunction, Stmt, map_inner, map_own, ranges_inside
 from compiler.ir.visit import transform, walk
-
-_Nested = TypeVar("_Nested", For, Let, If, Allocate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +29,9 @@ class FoldDigits:
 
 
 def _folded(stmt: Stmt, ranges: Ranges) -> Stmt:
-    match stmt:
-        case Block():
-            parts = tuple(_folded(inner, ranges) for inner in stmt.statements)
-            same = all(new is old for new, old in zip(parts, stmt.statements, strict=True))
-            return stmt if same else block(*parts)
-        case For():
-            return _with_body(stmt, {**ranges, stmt.var: (0, stmt.extent - 1)})
-        case Let():
-            value = simplified(stmt.value, ranges)
-            changed = stmt if value is stmt.value else replace(stmt, value=value)
-            return _with_body(changed, {**ranges, stmt.var: (0, stmt.extent - 1)})
-        case If():
-            condition = simplified(stmt.condition, ranges)
-            return _with_body(stmt if condition is stmt.condition else replace(stmt, condition=condition), ranges)
-        case Store() | Shuffle():
-            indices = tuple(simplified(index, ranges) for index in stmt.indices)
-            value = simplified(stmt.value, ranges)
-            same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))
-            return stmt if same else replace(stmt, indices=indices, value=value)
-        case Allocate():
-            return _with_body(stmt, ranges)
-        case AsyncCopy() | LoadMatrix() | Mma():
-            return stmt.mapped(lambda expr: simplified(expr, ranges))
-        case Invoke() | Barrier() | CommitGroup() | WaitGroup():
-            return stmt
-
-
-def _with_body(stmt: _Nested, ranges: Ranges) -> _Nested:
-    body = _folded(stmt.body, ranges)
-    return stmt if body is stmt.body else replace(stmt, body=body)
+    inside = ranges_inside(stmt, ranges)
+    simpler = map_own(stmt, lambda expr: simplified(expr, ranges))
+    return map_inner(simpler, lambda inner: _folded(inner, inside))
 
 
 def simplified(expr: Expr, ranges: Ranges) -> Expr:

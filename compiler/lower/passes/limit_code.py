@@ -6,7 +6,7 @@ Always: its code has a bearable length; an `unroll` that asks for more is refuse
 from dataclasses import dataclass
 
 from compiler.errors import LoweringError
-from compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store, Together
+from compiler.ir.stmt import LEAVES, For, LoopFunction, LoopKind, Stmt, inner_stmts
 
 MAX_STATEMENTS = 16384
 """Statements after unrolling: seconds of compiling, and more code than the instruction cache holds."""
@@ -28,12 +28,7 @@ class LimitCode:
 
 
 def _statements(kernel: str, stmt: Stmt) -> int:
-    match stmt:
-        case Store() | Invoke() | Together():
-            return 1
-        case Block():
-            return sum(_statements(kernel, inner) for inner in stmt.statements)
-    count = _statements(kernel, stmt.body)
+    count = 1 if isinstance(stmt, LEAVES) else sum(_statements(kernel, inner) for inner in inner_stmts(stmt))
     if isinstance(stmt, For) and stmt.kind is LoopKind.UNROLL:
         count *= stmt.extent
         if count > MAX_STATEMENTS:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.ir.affine import Affine
-from compiler.ir.expr import Binary, BinaryOp, Const, Expr, Load, Select, Var, binary, const, select
+from compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
 from compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
 from compiler.ir.stmt import (
     LEAVES,
@@ -31,7 +31,10 @@ from compiler.ir.stmt import (
     Together,
     block,
     exprs_of,
+    inner_stmts,
     map_exprs,
+    range_of,
+    ranges_inside,
     walk_stmt,
 )
 from compiler.ir.visit import substitute, transform, walk
@@ -72,7 +75,7 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
         case If():
             return _guarded(stmt, ranges, budget)
         case For(kind=LoopKind.PARALLEL) | Let():
-            return _around(stmt, _chosen(stmt.body, stmt.var, _limit(stmt), ranges, budget))
+            return _around(stmt, _chosen(stmt.body, stmt.var, range_of(stmt), ranges, budget))
         case For():
             return _split(stmt, ranges, budget)
         case Invoke() | Together():
@@ -81,13 +84,6 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
             indices = tuple(_simpler(index, ranges) for index in stmt.indices)
             return replace(stmt, indices=indices, value=_simpler(stmt.value, ranges))
     return _around(stmt, _visit(stmt.body, ranges, budget))
-
-
-def _limit(stmt: For | Let) -> tuple[int, int]:
-    """The values of the variable that a loop or let binds."""
-    if isinstance(stmt, Let) and isinstance(stmt.value, Const):
-        return int(stmt.value.value), int(stmt.value.value)
-    return 0, stmt.extent - 1
 
 
 def _around(stmt: For | Let | If | Allocate, body: Stmt) -> Stmt:
@@ -106,14 +102,14 @@ def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
 
 def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
     """A loop as several loops, or without the turns that do nothing, or whole."""
-    parts = _parts(loop.body, loop.var, (0, loop.extent - 1), ranges)
-    if len(parts) == 1 and parts[0] == (0, loop.extent - 1):
-        body = _visit(loop.body, {**ranges, loop.var: (0, loop.extent - 1)}, budget)
+    parts = _parts(loop.body, loop.var, range_of(loop), ranges)
+    if parts == [range_of(loop)]:
+        body = _visit(loop.body, ranges_inside(loop, ranges), budget)
         if isinstance(body, If) and not _depends(body.condition, loop.var):
             return replace(body, body=replace(loop, body=body.body))
         return _around(loop, body)
     if len(parts) > max(1, budget):
-        return _around(loop, _visit(loop.body, {**ranges, loop.var: (0, loop.extent - 1)}, 0))
+        return _around(loop, _visit(loop.body, ranges_inside(loop, ranges), 0))
     done = []
     for low, high in parts:
         if high == low:
@@ -170,33 +166,21 @@ def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
 
 def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
     """Every undecided guard below, as a form that is at least 0 where it holds."""
-    if isinstance(stmt, Block):
-        for inner in stmt.statements:
-            yield from _guards(inner, ranges)
-    elif not isinstance(stmt, LEAVES):
-        if isinstance(stmt, If):
-            for condition in conjuncts(stmt.condition):
-                form = slack(condition)
-                if form is not None and decided(condition, ranges) is None:
-                    yield form, ranges
-        inside = {**ranges, stmt.var: _limit(stmt)} if isinstance(stmt, (For, Let)) else ranges
-        yield from _guards(stmt.body, inside)
+    for condition in conjuncts(stmt.condition) if isinstance(stmt, If) else ():
+        form = slack(condition)
+        if form is not None and decided(condition, ranges) is None:
+            yield form, ranges
+    inside = ranges_inside(stmt, ranges)
+    for inner in inner_stmts(stmt):
+        yield from _guards(inner, inside)
 
 
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:
     """Whether the statement may do anything."""
-    match stmt:
-        case Store() | Invoke() | Together():
-            return True
-        case Block():
-            return any(_acts(inner, ranges) for inner in stmt.statements)
-        case If():
-            return not any(decided(part, ranges) is False for part in conjuncts(stmt.condition)) and _acts(
-                stmt.body, ranges
-            )
-        case For() | Let():
-            return _acts(stmt.body, {**ranges, stmt.var: _limit(stmt)})
-    return _acts(stmt.body, ranges)
+    if isinstance(stmt, If) and any(decided(part, ranges) is False for part in conjuncts(stmt.condition)):
+        return False
+    inside = ranges_inside(stmt, ranges)
+    return isinstance(stmt, LEAVES) or any(_acts(inner, inside) for inner in inner_stmts(stmt))
 
 
 def _simpler(expr: Expr, ranges: Ranges) -> Expr:

@@ -18,15 +18,14 @@ from compiler.ir.stmt import (
     Allocate,
     Block,
     For,
-    Invoke,
     LoopFunction,
     LoopKind,
     Stmt,
     Store,
-    Together,
     block,
     is_temporary,
     map_exprs,
+    map_inner,
     map_stmt,
 )
 from compiler.ir.visit import substitute, walk
@@ -70,17 +69,10 @@ class _Rewriter:
         self.count = 0
 
     def visit(self, stmt: Stmt) -> Stmt:
-        match stmt:
-            case Block():
-                return self.visit_block(stmt.statements)
-            case For():
-                tile = self.match(stmt)
-                if tile is None:
-                    return replace(stmt, body=self.visit(stmt.body))
-                return _rebuilt(tile.outer, self.tiled(tile, None))
-            case Store() | Invoke() | Together():
-                return stmt
-        return replace(stmt, body=self.visit(stmt.body))
+        if isinstance(stmt, Block):
+            return self.visit_block(stmt.statements)
+        tile = self.match(stmt) if isinstance(stmt, For) else None
+        return map_inner(stmt, self.visit) if tile is None else _rebuilt(tile.outer, self.tiled(tile, None))
 
     def visit_block(self, statements: Sequence[Stmt]) -> Stmt:
         done: list[Stmt] = []

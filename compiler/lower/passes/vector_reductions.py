@@ -30,7 +30,7 @@ from compiler.ir.expr import (
     const,
     is_float,
 )
-from compiler.ir.stmt import Allocate, Block, For, Invoke, LoopFunction, LoopKind, Stmt, Store, Together, block
+from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, map_inner
 from compiler.ir.visit import substitute, transform, walk
 
 CHAINS = 4
@@ -57,16 +57,13 @@ class _Rewriter:
         self.count = 0
 
     def visit(self, stmt: Stmt) -> Stmt:
-        match stmt:
-            case Block():
-                return block(*(self.visit(inner) for inner in stmt.statements))
-            case For(kind=LoopKind.VECTOR) | Store() | Invoke() | Together():
+        if isinstance(stmt, For):
+            if stmt.kind is LoopKind.VECTOR:
                 return stmt
-            case For():
-                found = _reduction(stmt)
-                if found is not None:
-                    return self.in_lanes(*found)
-        return replace(stmt, body=self.visit(stmt.body))
+            found = _reduction(stmt)
+            if found is not None:
+                return self.in_lanes(*found)
+        return map_inner(stmt, self.visit)
 
     def in_lanes(self, loops: Sequence[For], update: Store, value: Binary) -> Stmt:
         """The reduction `loops`, the innermost of them over lanes."""
