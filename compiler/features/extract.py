@@ -17,10 +17,10 @@ from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
 from compiler.features.tile import parallel_columns, tile_columns
 from compiler.features.touch import Touch, touches
 from compiler.ir.dot import Pair
-from compiler.schedule.bounds import StageNest
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.linear import Linear
 from compiler.schedule.state import Number
+from compiler.schedule.statements import StageNest
 from compiler.target import HardwareParams
 
 _WEIGHTS = {

@@ -11,8 +11,8 @@ from compiler.features.buffers import Columns
 from compiler.features.nest import Floats, Nest, size_of
 from compiler.features.warp import SHARED
 from compiler.ir.tensor_core import WARP
-from compiler.schedule.bounds import StageNest
 from compiler.schedule.state import Annotation
+from compiler.schedule.statements import StageNest
 from compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from compiler.te.tensor import Tensor
 

@@ -17,8 +17,8 @@ from compiler.features.warp import SECTOR, warp_access
 from compiler.gpu_facts import GpuFacts
 from compiler.ir.kernel import WARP
 from compiler.ir.tensor_core import COLUMNS, ROWS
-from compiler.schedule.bounds import StageNest
 from compiler.schedule.state import Annotation
+from compiler.schedule.statements import StageNest
 from compiler.schedule.tensor_nests import fragments_of, instruction_of, product_of
 from compiler.te.tensor import Tensor
 

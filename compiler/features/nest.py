@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.dtype import item_bytes
-from compiler.schedule.bounds import Loop, StageNest
+from compiler.schedule.bounds import Loop
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.linear import LoopKey
 from compiler.schedule.state import Annotation, IterKind, Number
+from compiler.schedule.statements import StageNest
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler.features.nest import Flags, Floats, Nest, column, size_of
-from compiler.schedule.bounds import Access
 from compiler.schedule.linear import Linear
+from compiler.schedule.statements import Access
 from compiler.te.tensor import Tensor
 
 

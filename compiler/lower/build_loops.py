@@ -28,7 +28,8 @@ from compiler.lower.nests import (
     stores,
     vars_of,
 )
-from compiler.schedule.bounds import digits_of, infer_stage_bounds, inline_body
+from compiler.schedule.bounds import digits_of, infer_stage_bounds
+from compiler.schedule.inlining import inline_body
 from compiler.schedule.linear import Linear, LoopKey
 from compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoined
 from compiler.schedule.state import (

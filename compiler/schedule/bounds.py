@@ -1,36 +1,24 @@
-"""In: a state, one program or a family of them. Out: for every statement its loops with extents and its accesses as
-linear forms.
+"""In: a state, one program or a family of them. Out: for every stage the region it covers, its loops with
+extents, and its axes as linear forms of them.
 
 Always: a few hundred NumPy calls whatever the number of programs.
 
 A stage with a nest of its own covers its whole shape. A stage that is computed inside a loop of another covers the
-region that one turn
-of this loop reads; its buffer has the shape of that region. Loops that were fused appear as the loops they were fused
-from.
+region that one turn of this loop reads; its buffer has the shape of that region. Loops that were fused appear as the
+loops they were fused from.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from compiler.errors import ScheduleError
 from compiler.ir.expr import Expr
-from compiler.ir.visit import substitute, transform, walk
-from compiler.schedule.counts import OpCounts, count_operations
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.digits import (
-    Digit,
-    final_loops,
-    first_digit_extent,
-    hulls,
-    standing,
-    unsplit,
-    without_digits,
-)
+from compiler.schedule.digits import Digit, final_loops, first_digit_extent, hulls, standing, unsplit
+from compiler.schedule.inlining import inlined_stages, reads_of
 from compiler.schedule.linear import Linear, LoopKey, linearize
-from compiler.schedule.relations import buffer_strides, loop_sizes, rejoined
+from compiler.schedule.relations import loop_sizes, rejoined
 from compiler.schedule.state import (
     Annotation,
     Attached,
@@ -44,7 +32,7 @@ from compiler.schedule.state import (
     Stage,
     State,
 )
-from compiler.te.tensor import Axis, ComputeOp, Reduce, Tensor, TensorRead
+from compiler.te.tensor import Axis, ComputeOp
 
 _THREADS = (Annotation.VTHREAD, Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
@@ -57,44 +45,6 @@ class Loop:
     extent: Number
     kind: IterKind
     annotation: Annotation
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Access:
-    """A read or write of one element: `shape` is that of the buffer, `index` has one form a dimension, `strides` are in
-    elements (None: row-major without padding).
-    """
-
-    tensor: Tensor
-    shape: tuple[Number, ...]
-    index: tuple[Linear, ...]
-    is_write: bool
-    strides: tuple[Number, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StageNest:
-    """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages
-    it stands in. `whole` is the shape of the stage's whole result; None: the operation's.
-    `pipeline` is that of the stage.
-    """
-
-    stage: int
-    op: ComputeOp
-    loops: tuple[Loop, ...]
-    own: int
-    write: Access
-    reads: tuple[Access, ...]
-    ops: OpCounts
-    attached: bool
-    whole: tuple[Number, ...] | None = None
-    more_writes: tuple[Access, ...] = ()
-    pipeline: tuple[str, Number] | None = None
-
-    @property
-    def writes(self) -> tuple[Access, ...]:
-        """The write of every result, in order."""
-        return (self.write, *self.more_writes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,55 +73,6 @@ class StageBounds:
     sizes: Mapping[str, Number]
     family: Family | None
     digits: Mapping[LoopKey, Digit]
-
-
-def inline_body(state: State, stage_id: int) -> Expr:
-    """The body of a stage with the inlined stages it reads written out."""
-    op = state.stages[stage_id].op
-    if not isinstance(op, ComputeOp):
-        raise ScheduleError(f"{op.name} is an input and has no body")
-    return _written_out(state.dag, stage_id, _inlined_stages(state))
-
-
-def _inlined_stages(state: State) -> frozenset[int]:
-    return frozenset(i for i, stage in enumerate(state.stages) if isinstance(stage.location, Inlined))
-
-
-@lru_cache(maxsize=256)
-def _written_out(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> Expr:
-    """The body of an operation; programs of one sketch share it, whatever their tiles."""
-    op = dag.ops[stage_id]
-    assert isinstance(op, ComputeOp)
-    return _inlined(dag, op.body, inlined) if inlined else op.body
-
-
-def _inlined(dag: ComputeDAG, body: Expr, inlined: frozenset[int]) -> Expr:
-    def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, TensorRead):
-            return None
-        producer = dag.id_of(node.tensor)
-        if producer not in inlined:
-            return None
-        op = dag.ops[producer]
-        if not isinstance(op, ComputeOp):
-            return None
-        point: dict[Expr, Expr] = dict(zip(op.axes, node.indices, strict=True))
-        return substitute(_inlined(dag, op.values[node.tensor.value_index], inlined), point)
-
-    return transform(body, rule)
-
-
-@lru_cache(maxsize=256)
-def _reads(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> tuple[TensorRead, ...]:
-    """What the body of an operation reads, with the inlined stages written out."""
-    return tuple(node for node in walk(_written_out(dag, stage_id, inlined)) if isinstance(node, TensorRead))
-
-
-@lru_cache(maxsize=256)
-def _counts(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> OpCounts:
-    """The operations of one evaluation of that body; of a reduction, those of one of its steps."""
-    body = _written_out(dag, stage_id, inlined)
-    return count_operations(*(body.source, body.combiner) if isinstance(body, Reduce) else (body, None))
 
 
 def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
@@ -220,72 +121,6 @@ def infer_bounds(state: State) -> State:
         iters = tuple(replace(it, extent=ext) for it, ext in zip(stage.iters, found.iter_extents, strict=True))
         state = state.with_stage(stage_id, replace(stage, iters=iters))
     return state
-
-
-def statement_nests(state: State) -> tuple[StageNest, ...]:
-    """Every statement of the program, in stage order. A reduction appears as its update.
-
-    Raises: ScheduleError as `infer_stage_bounds`.
-    """
-    bounds = infer_stage_bounds(state)
-    extents = {key: extent for found in bounds.values() for key, extent in extents_of(found).items()}
-    return tuple(_nest(state, bounds, extents, stage_id) for stage_id in sorted(bounds))
-
-
-def _nest(
-    state: State, bounds: Mapping[int, StageBounds], extents: Mapping[LoopKey, Number], stage_id: int
-) -> StageNest:
-    stage, found = state.stages[stage_id], bounds[stage_id]
-    op = stage.op
-    if not isinstance(op, ComputeOp):
-        raise ScheduleError(f"{op.name} is an input and has no statement")
-    leaves = axis_values(op, found)
-    digits = digits_of(bounds)
-    inlined = _inlined_stages(state)
-    reads = []
-    for node in _reads(state.dag, stage_id, inlined):
-        index = tuple(linearize(item, leaves, extents) for item in node.indices)
-        reads.append(_read_access(state, bounds, node.tensor, index, digits))
-    values = found.local if isinstance(stage.location, Attached) else leaves
-    place = tuple(without_digits(values[axis], digits) for axis in op.axes)
-    shape = found.region.extents
-    strides = buffer_strides(stage, shape)
-    writes = [Access(tensor, shape, place, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
-    counts = _counts(state.dag, stage_id, inlined)
-    attached = isinstance(stage.location, Attached)
-    loops = (*found.outer, *found.own)
-    return StageNest(
-        stage=stage_id,
-        op=op,
-        loops=loops,
-        own=len(found.own),
-        write=writes[0],
-        reads=tuple(reads),
-        ops=counts,
-        attached=attached,
-        whole=stage.shape,
-        more_writes=tuple(writes[1:]),
-        pipeline=stage.pipeline,
-    )
-
-
-def _read_access(
-    state: State,
-    bounds: Mapping[int, StageBounds],
-    tensor: Tensor,
-    index: tuple[Linear, ...],
-    digits: Mapping[LoopKey, Digit],
-) -> Access:
-    producer = state.dag.id_of(tensor)
-    if producer in bounds and isinstance(state.stages[producer].location, Attached):
-        region = bounds[producer].region
-        index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
-        index = tuple(without_digits(form, digits) for form in index)
-        return Access(tensor, region.extents, index, False, buffer_strides(state.stages[producer], region.extents))
-    stage = state.stages[producer]
-    shape = stage.shape if stage.is_compute else tensor.shape
-    index = tuple(without_digits(form, digits) for form in index)
-    return Access(tensor, shape, index, False, buffer_strides(stage, shape))
 
 
 def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
@@ -344,9 +179,10 @@ def _region_read(
     mins: list[Linear | None] = [None] * len(tensor.shape)
     highs: list[Number] = [0] * len(tensor.shape)
     still = standing(fixed, digits_of(bounds))
+    inlined = inlined_stages(state)
     for reader in sorted(bounds):
         op = state.stages[reader].op
-        reads = _reads_of(state, reader, tensors)
+        reads = [node.indices for node in reads_of(state.dag, reader, inlined) if node.tensor in tensors]
         if not reads or not isinstance(op, ComputeOp):
             continue
         if not fixed <= {loop.key for loop in (*bounds[reader].outer, *bounds[reader].own)}:
@@ -366,11 +202,6 @@ def _region_read(
         if low is not None
     ]
     return Region(tuple(low for low, _ in regions), tuple(extent for _, extent in regions))
-
-
-def _reads_of(state: State, reader: int, tensors: Sequence[Tensor]) -> list[tuple[Expr, ...]]:
-    reads = _reads(state.dag, reader, _inlined_stages(state))
-    return [node.indices for node in reads if node.tensor in tensors]
 
 
 def _split_form(form: Linear, fixed: set[LoopKey], extents: Mapping[LoopKey, Number]) -> tuple[Linear, Number]:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from compiler.dtype import item_bytes
 from compiler.ir.tensor_core import INSTRUCTIONS, SUM_ELEMENTS, Instruction
-from compiler.schedule.bounds import StageNest
 from compiler.schedule.contraction import KIND
 from compiler.schedule.state import Annotation
+from compiler.schedule.statements import StageNest
 
 Counts = npt.NDArray[np.int64]
 

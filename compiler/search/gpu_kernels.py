@@ -12,8 +12,9 @@ import numpy as np
 
 from compiler.ir.kernel import WARP
 from compiler.lower.gpu.limits import Limit
-from compiler.schedule.bounds import Loop, StageNest
+from compiler.schedule.bounds import Loop
 from compiler.schedule.state import Annotation, IterKind, Number
+from compiler.schedule.statements import StageNest
 from compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from compiler.search.genome import Mask
 from compiler.search.register_tile import Counts, point_bytes

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from compiler.lower.gpu.limits import Limit, most_of
-from compiler.schedule.bounds import StageNest
 from compiler.schedule.state import Annotation
+from compiler.schedule.statements import StageNest
 from compiler.search.genome import Mask
 from compiler.search.gpu_kernels import DeviceKernel, kernels_of, own_loops, turns
 from compiler.search.register_tile import Counts, itemsize

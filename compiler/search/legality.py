@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.schedule.bounds import StageNest
 from compiler.schedule.choices import LoopChoices
+from compiler.schedule.statements import StageNest
 from compiler.search.genome import Mask
 from compiler.search.options import SearchOptions
 from compiler.search.register_tile import point_bytes, register_tile, straight_line, tile_registers

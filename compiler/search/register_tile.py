@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from compiler.dtype import accumulated, item_bytes
-from compiler.schedule.bounds import Loop, StageNest
+from compiler.schedule.bounds import Loop
 from compiler.schedule.state import Annotation, IterKind, Number
+from compiler.schedule.statements import StageNest
 from compiler.search.genome import Mask, Rows
 from compiler.target import HardwareParams
 

@@ -13,9 +13,9 @@ from compiler.codegen.dot_instructions import dots_of
 from compiler.errors import TargetError
 from compiler.features import extract
 from compiler.ir.dot import Pair
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.state import replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams

@@ -14,10 +14,10 @@ from typing import Any, cast
 import numpy as np
 
 from compiler.errors import ScheduleError
-from compiler.schedule.bounds import StageNest, statement_nests
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
+from compiler.schedule.statements import StageNest, statement_nests
 from compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
 from compiler.schedule.task import SearchTask
 from compiler.search.depths import cumulative, random_true, settled_depth

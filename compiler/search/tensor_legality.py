@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
-from compiler.schedule.bounds import StageNest
 from compiler.schedule.state import Annotation
+from compiler.schedule.statements import StageNest
 from compiler.schedule.tensor_nests import fragments_of, instruction_of
 from compiler.search.genome import Mask
 from compiler.search.gpu_kernels import own_loops, turns

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from compiler import te
-from compiler.schedule.bounds import Access, Loop, StageNest
+from compiler.schedule.bounds import Loop
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.counts import OpCounts
 from compiler.schedule.linear import Linear, LoopKey
 from compiler.schedule.state import Annotation, IterKind, Number
+from compiler.schedule.statements import Access, StageNest
 from compiler.target import HardwareParams
 from compiler.te.tensor import ComputeOp, Tensor
 

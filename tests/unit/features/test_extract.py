@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from compiler import te
 from compiler.features import FEATURE_NAMES, extract
 from compiler.features.table import FLAG_NAMES
-from compiler.schedule.bounds import StageNest, statement_nests
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import replay
+from compiler.schedule.statements import StageNest, statement_nests
 from compiler.schedule.steps import ComputeAt, Step, StorageAlign
 from tests.unit.features.programs import HARDWARE, choices, copy_chain, small_tile, tiled_matmul
 

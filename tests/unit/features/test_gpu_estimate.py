@@ -22,10 +22,10 @@ from compiler.ir.kernel import INDICES, Kernel
 from compiler.ir.numeric import BINARY
 from compiler.ir.stmt import For, If, Let, LoopKind, Stmt, Store
 from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, State, replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Annotate, Split, Step
 from compiler.search.options import SearchOptions
 from compiler.search.policy import SketchPolicy

@@ -15,11 +15,11 @@ from compiler.ir.expr import Dot
 from compiler.ir.stmt import Allocate, LoopFunction, exprs_of, walk_stmt
 from compiler.ir.visit import walk
 from compiler.lower.pipeline import lower
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.counts import OpCounts, count_operations
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, State, replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step
 from compiler.target import HardwareParams
 from compiler.te.tensor import ComputeOp

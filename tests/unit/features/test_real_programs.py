@@ -5,9 +5,9 @@ import pytest
 
 from benchmarks.search_speed import HARDWARE, convolution
 from compiler.features import FEATURE_NAMES, extract
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.state import replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
 from compiler.search.space import build_spaces

@@ -13,11 +13,11 @@ from compiler.driver.extract import extract_network
 from compiler.errors import DefinitionError
 from compiler.features import FEATURE_NAMES, extract
 from compiler.schedule import primitives as s
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default import default_steps
 from compiler.schedule.state import Annotation, State, replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import load_steps
 from compiler.target import HardwareParams
 from tests.unit.search.workloads import matmul

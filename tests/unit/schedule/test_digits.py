@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from compiler import te
-from compiler.schedule.bounds import infer_bounds, statement_nests
+from compiler.schedule.bounds import infer_bounds
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State, replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import ComputeAt, Fuse, Split, Step
 from tests.property.checks import checked
 from tests.property.programs import inputs_of

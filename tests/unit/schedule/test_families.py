@@ -9,10 +9,10 @@ from compiler import te
 from compiler.errors import LoweringError, ScheduleError
 from compiler.features.extract import extract
 from compiler.lower.pipeline import lower
-from compiler.schedule.bounds import Access, statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Number, replay
+from compiler.schedule.statements import Access, statement_nests
 from compiler.schedule.steps import (
     CacheRead,
     CacheWrite,

@@ -8,9 +8,9 @@ import pytest
 from compiler.errors import DeviceLimitError
 from compiler.lower.gpu.limits import Limit
 from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Annotate, ComputeAt, Split, Step
 from compiler.search.gpu_legality import REASONS, gpu_refusals
 from compiler.search.options import SearchOptions

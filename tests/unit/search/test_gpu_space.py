@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from compiler.cost_model import RandomModel
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Attached, Root, State, replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Split, dump_steps, load_steps
 from compiler.search import mutation
 from compiler.search.gpu_legality import gpu_legal

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from compiler import te
-from compiler.schedule.bounds import StageNest, statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State, replay
+from compiler.schedule.statements import StageNest, statement_nests
 from compiler.schedule.steps import Annotate, Reorder, Split
 from compiler.search.legality import legal, promising
 from compiler.search.options import SearchOptions

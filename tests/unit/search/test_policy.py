@@ -11,10 +11,10 @@ from compiler import te
 from compiler.cost_model import RandomModel, TrainingBatch, XGBModel
 from compiler.errors import OptionError, ScheduleError
 from compiler.features import FEATURE_NAMES
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Annotate, dump_steps
 from compiler.search.legality import legal
 from compiler.search.options import SearchOptions

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from compiler import te
-from compiler.schedule.bounds import statement_nests
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.state import Annotation, Attached, Inlined, Root, replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import ComputeInline, Split, dump_steps, load_steps
 from compiler.schedule.task import SearchTask
 from compiler.search.legality import legal

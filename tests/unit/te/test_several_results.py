@@ -11,10 +11,11 @@ from compiler.errors import DefinitionError, ScheduleError
 from compiler.features import FEATURE_NAMES
 from compiler.features.extract import extract
 from compiler.schedule import primitives as s
-from compiler.schedule.bounds import infer_bounds, statement_nests
+from compiler.schedule.bounds import infer_bounds
 from compiler.schedule.choices import choices_of
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State
+from compiler.schedule.statements import statement_nests
 from compiler.target import HardwareParams
 from compiler.te.tensor import ComputeOp, Reduce, Tensor
 

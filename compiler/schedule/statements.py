@@ -1,0 +1,122 @@
+"""In: a state, one program or a family of them. Out: for every statement its loops with extents and its accesses as
+linear forms.
+
+Always: a few hundred NumPy calls whatever the number of programs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.errors import ScheduleError
+from compiler.schedule.bounds import Loop, StageBounds, axis_values, digits_of, extents_of, infer_stage_bounds
+from compiler.schedule.counts import OpCounts
+from compiler.schedule.digits import Digit, without_digits
+from compiler.schedule.inlining import counts_of, inlined_stages, reads_of
+from compiler.schedule.linear import Linear, LoopKey, linearize
+from compiler.schedule.relations import buffer_strides
+from compiler.schedule.state import Attached, Number, State
+from compiler.te.tensor import ComputeOp, Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """A read or write of one element: `shape` is that of the buffer, `index` has one form a dimension, `strides` are in
+    elements (None: row-major without padding).
+    """
+
+    tensor: Tensor
+    shape: tuple[Number, ...]
+    index: tuple[Linear, ...]
+    is_write: bool
+    strides: tuple[Number, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageNest:
+    """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages
+    it stands in. `whole` is the shape of the stage's whole result; None: the operation's.
+    `pipeline` is that of the stage.
+    """
+
+    stage: int
+    op: ComputeOp
+    loops: tuple[Loop, ...]
+    own: int
+    write: Access
+    reads: tuple[Access, ...]
+    ops: OpCounts
+    attached: bool
+    whole: tuple[Number, ...] | None = None
+    more_writes: tuple[Access, ...] = ()
+    pipeline: tuple[str, Number] | None = None
+
+    @property
+    def writes(self) -> tuple[Access, ...]:
+        """The write of every result, in order."""
+        return (self.write, *self.more_writes)
+
+
+def statement_nests(state: State) -> tuple[StageNest, ...]:
+    """Every statement of the program, in stage order. A reduction appears as its update.
+
+    Raises: ScheduleError as `infer_stage_bounds`.
+    """
+    bounds = infer_stage_bounds(state)
+    extents = {key: extent for found in bounds.values() for key, extent in extents_of(found).items()}
+    return tuple(_nest(state, bounds, extents, stage_id) for stage_id in sorted(bounds))
+
+
+def _nest(
+    state: State, bounds: Mapping[int, StageBounds], extents: Mapping[LoopKey, Number], stage_id: int
+) -> StageNest:
+    stage, found = state.stages[stage_id], bounds[stage_id]
+    op = stage.op
+    if not isinstance(op, ComputeOp):
+        raise ScheduleError(f"{op.name} is an input and has no statement")
+    leaves = axis_values(op, found)
+    digits = digits_of(bounds)
+    inlined = inlined_stages(state)
+    reads = []
+    for node in reads_of(state.dag, stage_id, inlined):
+        index = tuple(linearize(item, leaves, extents) for item in node.indices)
+        reads.append(_read_access(state, bounds, node.tensor, index, digits))
+    values = found.local if isinstance(stage.location, Attached) else leaves
+    place = tuple(without_digits(values[axis], digits) for axis in op.axes)
+    shape = found.region.extents
+    strides = buffer_strides(stage, shape)
+    writes = [Access(tensor, shape, place, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
+    counts = counts_of(state.dag, stage_id, inlined)
+    attached = isinstance(stage.location, Attached)
+    loops = (*found.outer, *found.own)
+    return StageNest(
+        stage=stage_id,
+        op=op,
+        loops=loops,
+        own=len(found.own),
+        write=writes[0],
+        reads=tuple(reads),
+        ops=counts,
+        attached=attached,
+        whole=stage.shape,
+        more_writes=tuple(writes[1:]),
+        pipeline=stage.pipeline,
+    )
+
+
+def _read_access(
+    state: State,
+    bounds: Mapping[int, StageBounds],
+    tensor: Tensor,
+    index: tuple[Linear, ...],
+    digits: Mapping[LoopKey, Digit],
+) -> Access:
+    producer = state.dag.id_of(tensor)
+    if producer in bounds and isinstance(state.stages[producer].location, Attached):
+        region = bounds[producer].region
+        index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
+        index = tuple(without_digits(form, digits) for form in index)
+        return Access(tensor, region.extents, index, False, buffer_strides(state.stages[producer], region.extents))
+    stage = state.stages[producer]
+    shape = stage.shape if stage.is_compute else tensor.shape
+    index = tuple(without_digits(form, digits) for form in index)
+    return Access(tensor, shape, index, False, buffer_strides(stage, shape))
