@@ -1,6 +1,7 @@
-"""In: a task, and the steps of a program of it. Out: what scoring needs to know of the task; the program's features.
+"""In: a task, and programs of it. Out: what scoring needs to know of the task; the programs' features, and a guess of
+their speed from first principles.
 
-Always: one program at a time; a search computes the features of thousands at once with `compiler.features.extract`.
+Always: a program has the same features alone, as steps, and among thousands, as rows of a sketch's space.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.codegen.dot_instructions import dots_of
-from compiler.errors import TargetError
+from compiler.errors import ScheduleError, TargetError
 from compiler.features import extract
 from compiler.ir.dot import Pair
 from compiler.schedule.choices import choices_of
@@ -18,7 +19,12 @@ from compiler.schedule.state import replay
 from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
+from compiler.search.genome import Scores
+from compiler.search.prior import prior_scores
+from compiler.search.space import Group
 from compiler.target import HardwareParams
+
+Features = NDArray[np.float32]
 
 
 def scored_hardware(task: SearchTask) -> HardwareParams:
@@ -34,7 +40,7 @@ def scored_dots(task: SearchTask) -> frozenset[Pair]:
         return frozenset()
 
 
-def features_of_steps(task: SearchTask, steps: Sequence[Step]) -> NDArray[np.float32]:
+def features_of_steps(task: SearchTask, steps: Sequence[Step]) -> Features:
     """Features (S, F) of the program that steps make of the task's computation.
 
     Raises: ScheduleError when they do not fit, or a tile size is unknown.
@@ -43,3 +49,37 @@ def features_of_steps(task: SearchTask, steps: Sequence[Step]) -> NDArray[np.flo
     nests, choices = statement_nests(state), choices_of(state)
     features = extract(nests, choices, scored_hardware(task), count=1, dots=scored_dots(task))
     return np.asarray(features[0])
+
+
+class TaskFeatures:
+    """The features of a task's programs, with rows for at least `statements` statements each, so that all are alike."""
+
+    def __init__(self, task: SearchTask, statements: int) -> None:
+        self._task = task
+        self._statements = statements
+        self._hardware = scored_hardware(task)
+        self._dots = scored_dots(task)
+
+    def of_group(self, group: Group) -> Features:
+        """Features (B, S, F) of the programs of a group."""
+        features = extract(group.nests, group.choices, self._hardware, count=len(group.rows), dots=self._dots)
+        return padded(features, self._statements)
+
+    def of_steps(self, steps: Sequence[Step]) -> Features | None:
+        """Features (S, F) of one program, None where the steps do not fit the task."""
+        try:
+            return padded(features_of_steps(self._task, steps), self._statements)
+        except ScheduleError:
+            return None
+
+    def guess(self, features: Features) -> Scores:
+        """What first principles say of programs (B, S, F), shape (B,)."""
+        return prior_scores(features, self._task.flop_count, self._hardware)
+
+
+def padded(features: Features, statements: int) -> Features:
+    """Features (…, S, F) with rows of zeros for at least so many statements."""
+    missing = statements - features.shape[-2]
+    if missing <= 0:
+        return features
+    return np.pad(features, [(0, 0)] * (features.ndim - 2) + [(0, missing), (0, 0)])

@@ -162,7 +162,7 @@ def test_the_best_measured_programs_have_children() -> None:
     for round_index in range(3):
         results = timed(policy.ask(32, round_index))
         policy.tell(results)
-    told = {program_id(text) for text in policy._told}
+    told = {program_id(text) for text in policy.told.seconds}
     assert any(one.parent in told for one in policy.ask(32, 3))
 
 
