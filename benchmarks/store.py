@@ -106,7 +106,6 @@ def measure(root: Path, run: Run) -> Iterator[Figure]:
     yield figure("best_of_one_task", "warm", timed(lambda: cold.best(task_key, target=TARGET)))
     yield figure("records_of_one_task", "cold", timed(lambda: cold.records(task_key, target=TARGET)))
     yield figure("records_of_one_task", "warm", timed(lambda: cold.records(task_key, target=TARGET)))
-    yield figure("training_rows", "cold", timed(ParquetRecordStore(root).training_rows))
     yield from queries(root, details)
     before = time.perf_counter()
     done = compact(root)

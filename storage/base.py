@@ -61,16 +61,6 @@ class HistoryPoint:
     best_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRow:
-    """What a cost model learns from one trial; `seconds` is infinite for a failure."""
-
-    record_id: str
-    steps: str
-    seconds: float
-    status: MeasureStatus
-
-
 class RecordStore(ABC):
     """Every trial ever measured, by many writers, for good.
 
@@ -174,16 +164,6 @@ class RecordStore(ABC):
                 )
             )
         return points
-
-    def training_rows(
-        self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> dict[str, list[TrainingRow]]:
-        """Everything a cost model can learn from, by task key, each in the order of `records`."""
-        rows: dict[str, list[TrainingRow]] = {}
-        for record in self.records(target=target, device=device, threads=threads):
-            row = TrainingRow(record.record_id, record.steps, record.seconds, record.status)
-            rows.setdefault(record.task_key, []).append(row)
-        return dict(sorted(rows.items()))
 
 
 def speed(record: MeasureRecord) -> tuple[float, float, str]:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from compiler.errors import CorruptRecordError
 from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from storage.base import HistoryPoint, RecordStore, Selection, TaskSummary, TrainingRow
+from storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
 from storage.codec import canonical, from_table
 from storage.files import TEMPORARY_SUFFIX
 from storage.layout import RECORDS, part_folder, part_names
@@ -179,20 +179,6 @@ class ParquetRecordStore(RecordStore):
                 zip(rounds, elapsed, moments, seconds, best, strict=True), 1
             )
         ]
-
-    def training_rows(
-        self, target: str | None = None, device: str | None = None, threads: int | None = None
-    ) -> dict[str, list[TrainingRow]]:
-        """See `RecordStore.training_rows`."""
-        names = ("task_key", "record_id", "steps", "seconds", "status")
-        columns = self.table(Selection(None, target, device, threads), names)
-        seconds = columns.column("seconds").fill_null(math.inf).to_pylist()
-        status = [MeasureStatus(number) for number in columns.column("status").to_pylist()]
-        keys, ids, steps = (columns.column(name).to_pylist() for name in names[:3])
-        rows: dict[str, list[TrainingRow]] = {}
-        for key, *values in zip(keys, ids, steps, seconds, status, strict=True):
-            rows.setdefault(key, []).append(TrainingRow(*values))
-        return dict(sorted(rows.items()))
 
     def check(self) -> StoreCheck:
         """Read every file again, past the cache.

@@ -28,14 +28,12 @@ FFIArray = tvm_ffi.Array
 FFIMap = tvm_ffi.Map
 
 convert = tvm_ffi.convert
-device_of = tvm_ffi.device
 get_function = tvm_ffi.get_global_func
 list_functions = registry.list_global_func_names
 load_library = tvm_ffi.load_module
 mismatch = tvm_ffi.get_first_structural_mismatch
 remove_function = tvm_ffi.remove_global_func
 set_function = tvm_ffi.register_global_func
-structural_hash = tvm_ffi.structural_hash
 tensor_of = tvm_ffi.from_dlpack
 to_json = serialization.to_json_graph_str
 from_json = serialization.from_json_graph_str

@@ -8,7 +8,7 @@ from functools import lru_cache
 from compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from compiler.ir.visit import walk
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Attached, Inlined, Root, State
+from compiler.schedule.state import Attached, Inlined, State
 from compiler.te.tensor import Axis, ComputeOp, ExternOp
 
 
@@ -182,8 +182,3 @@ def single_elementwise_consumer(state: State, stage_id: int) -> int | None:
 def is_given_to_function(state: State, stage_id: int) -> bool:
     """Whether a stage that calls a function reads this one, which must then be whole in memory."""
     return any(isinstance(state.stages[reader].op, ExternOp) for reader in state.dag.readers[stage_id])
-
-
-def is_root(state: State, stage_id: int) -> bool:
-    """Whether the stage has a loop nest of its own."""
-    return isinstance(state.stages[stage_id].location, Root)

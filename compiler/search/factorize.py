@@ -1,8 +1,7 @@
-"""In: a loop extent and the number of inner tile levels. Out: its ordered factorisations, listed or drawn uniformly in
-arrays. Always: every product is the extent exactly.
+"""In: a loop extent and the number of inner tile levels. Out: its ordered factorisations, drawn uniformly in arrays.
+Always: every product is the extent exactly.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from math import comb, prod
 
@@ -62,24 +61,6 @@ def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
 def _ways(extent: int, parts: int) -> int:
     """In how many ways `extent` is an ordered product of `parts` numbers."""
     return prod(comb(exponent + parts - 1, parts - 1) for _, exponent in prime_factors(extent))
-
-
-def count_factorizations(extent: int, levels: int, max_last: int) -> int:
-    """How many tuples of `levels` lengths divide `extent` together, the last one at most `max_last`."""
-    return sum(_ways(extent // last, levels) for last in divisors(extent) if last <= max_last)
-
-
-def factorizations(extent: int, levels: int, max_last: int) -> Iterator[tuple[int, ...]]:
-    """Every tuple counted by `count_factorizations`, depth first over ascending divisors."""
-    if levels == 0:
-        yield ()
-        return
-    for length in divisors(extent):
-        if levels > 1:
-            for rest in factorizations(extent // length, levels - 1, max_last):
-                yield (length, *rest)
-        elif length <= max_last:
-            yield (length,)
 
 
 def sample_factorizations(rng: np.random.Generator, count: int, extent: int, levels: int, max_last: int) -> Ints:

@@ -4,16 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from compiler.errors import UnknownValueError, UnsupportedOperatorError
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Array, Value
 
-IntArray = NDArray[np.int64]
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compiler.errors import SchemaError, StoreError
-from compiler.measure.record import SCHEMA_VERSION, MeasureStatus
+from compiler.measure.record import SCHEMA_VERSION
 from storage.base import HistoryPoint, RecordStore
 from storage.files import new_id
 from storage.memory import MemoryRecordStore
@@ -50,7 +50,6 @@ class TestRecordStoreContract:
         assert store.best_per_task() == {}
         assert store.tasks() == []
         assert store.history("w0") == []
-        assert store.training_rows() == {}
 
     def test_records_come_back_equal(self, store: RecordStore) -> None:
         records = [timed("w0", 1e-3, timestamp=1.75e9), failed("w0", timestamp=1.75e9 + 1e-6, predicted=None)]
@@ -153,14 +152,6 @@ class TestRecordStoreContract:
         assert [point.seconds for point in points] == costs
         assert [point.best_seconds for point in points] == [None, 3e-3, 3e-3, 1e-3]
         assert points[0] == HistoryPoint(1, 0, 1.0, 0.0, None, None)
-
-    def test_training_rows_have_failures_at_infinity(self, store: RecordStore) -> None:
-        store.append([timed("w0", 1e-3, timestamp=1.0), failed("w0", timestamp=2.0)])
-        rows = store.training_rows()["w0"]
-        assert [(row.seconds, row.status) for row in rows] == [
-            (1e-3, MeasureStatus.OK),
-            (float("inf"), MeasureStatus.RUN_TIMEOUT),
-        ]
 
     @pytest.mark.parametrize("cost", [float("inf"), float("nan"), 0.0, -1.0, 1e400])
     def test_no_magic_cost_is_stored(self, store: RecordStore, cost: float) -> None:
