@@ -17,27 +17,9 @@ from flows import cli, exits
 from flows.commands import networks
 from flows.parameters import TuneJob
 from tests.doubling_network import doubling_network
+from tests.flows.command_line import refused, run
 from tests.flows.networks import write_mlp, write_unsupported
 from tests.gpu_network import network_with_gpu
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command line in this process; the second half of `tune` must not be reached."""
-    monkeypatch.setattr(sys, "argv", ["retune", *arguments])
-    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("the flow would have been started"))
-    try:
-        cli.main()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
-    return 0
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, with its own state folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "state"))
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -88,13 +70,9 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     doubling_network().save(folder / "good.retune")
     write_unsupported(folder / "unsupported.onnx")
     write_mlp(folder / "dynamic.onnx", batch="many")
-    code = run(monkeypatch, *arguments)
-    error = capsys.readouterr().err
-    assert code == 2
-    assert error.startswith("retune: ")
-    assert error.count("\n") == 1
+    said = refused(monkeypatch, capsys, *arguments)
     for word in words:
-        assert word in error
+        assert word in said
 
 
 def test_a_store_of_a_newer_schema_is_refused(
@@ -103,10 +81,7 @@ def test_a_store_of_a_newer_schema_is_refused(
     state = folder / "state"
     state.mkdir()
     (state / "store.json").write_text(json.dumps({"schema_version": 999}))
-    assert run(monkeypatch, "tune", "mlp") == 2
-    error = capsys.readouterr().err
-    assert "999" in error
-    assert error.count("\n") == 1
+    assert "999" in refused(monkeypatch, capsys, "tune", "mlp")
 
 
 def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +113,8 @@ def test_a_mistyped_command_is_one_sentence_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, *arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("retune: ")
-    assert said.err.count("\n") == 1
-    assert all(word in said.err for word in words)
+    said = refused(monkeypatch, capsys, *arguments)
+    assert all(word in said for word in words)
     assert not list(folder.iterdir())
 
 

@@ -13,10 +13,8 @@ from compiler import config
 from flows.doctor import machine, services
 from flows.doctor.finding import Finding, Verdict
 from storage.parquet import ParquetRecordStore
-from tests.flows.test_cli import folder, run
+from tests.flows.command_line import run
 from tests.unit.storage.samples import timed
-
-__all__ = ["folder"]
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

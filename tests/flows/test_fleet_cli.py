@@ -7,9 +7,6 @@ import pytest
 
 from compiler.errors import StoreError
 from flows.commands.fleet import pools, worker
-from tests.flows.test_cli import folder
-
-__all__ = ["folder"]
 
 COMMANDS = [worker, pools]
 

@@ -20,8 +20,8 @@ from storage.lessons import LessonStore
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 from tasks.pages.facts import facts_of
+from tests.flows.command_line import run
 from tests.flows.networks import write_mlp
-from tests.flows.test_cli import run
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 

@@ -7,9 +7,7 @@ import pytest
 
 from compiler import config
 from storage.parquet import ParquetRecordStore
-from tests.flows.test_cli import folder, run
-
-__all__ = ["folder"]
+from tests.flows.command_line import refused, run
 
 KEY = '["product", 128]'
 
@@ -72,9 +70,7 @@ def test_a_mistake_is_one_sentence(
     write(folder / "bad.json", [line(0.1)])
     with (folder / "bad.json").open("a") as file:
         file.write("not json\n")
-    assert run(monkeypatch, "records", *arguments) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    said = refused(monkeypatch, capsys, "records", *arguments)
     assert all(word in said for word in words)
     assert not (folder / "new.json").exists()
 
@@ -102,8 +98,7 @@ def test_a_query_reads_records_and_nothing_else(
     write(folder / "tune.json", [line(0.1)])
     run(monkeypatch, "records", "import", "tune.json")
     capsys.readouterr()
-    assert run(monkeypatch, "records", "query", sql) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    refused(monkeypatch, capsys, "records", "query", sql)
     assert not (folder / "stolen.csv").exists()
 
 

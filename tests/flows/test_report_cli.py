@@ -8,10 +8,8 @@ import pytest
 
 from storage.artifacts import ArtifactStore, content_key
 from storage.runs import RunLedger
-from tests.flows.test_cli import folder, run
+from tests.flows.command_line import refused, run
 from tests.unit.tasks.pages.runs import finished_run, interrupted_run
-
-__all__ = ["folder"]
 
 
 def test_a_page_is_written_where_it_is_asked_for(
@@ -43,8 +41,7 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     if "-o" in arguments:
         finished_run(folder / "state", tasks=1)
-    assert run(monkeypatch, "report", *arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    refused(monkeypatch, capsys, "report", *arguments)
 
 
 def kept_run(home: Path) -> tuple[str, str]:
@@ -67,8 +64,7 @@ def test_files_of_a_run_are_fetched_whole_or_not_at_all(
     (kept / key / "small.retune").write_bytes(b"other")
     listed = {"small.retune": {"size": 5, "sha256": hashlib.sha256(b"other").hexdigest()}}
     (kept / f"{key}.json").write_text(json.dumps(listed))  # by somebody who knows how
-    assert run(monkeypatch, "fetch", run_id, "-o", "there") == 2
-    assert "are not those that it made" in capsys.readouterr().err
+    assert "are not those that it made" in refused(monkeypatch, capsys, "fetch", run_id, "-o", "there")
     assert not (folder / "there").exists()
 
 
@@ -76,8 +72,7 @@ def test_a_run_that_has_kept_nothing_says_where_its_files_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_id = finished_run(folder / "state", tasks=1)
-    assert run(monkeypatch, "fetch") == 2
-    assert f"{folder / 'state'}/runs/{run_id}" in capsys.readouterr().err
+    assert f"{folder / 'state'}/runs/{run_id}" in refused(monkeypatch, capsys, "fetch")
 
 
 def test_a_run_in_a_folder_has_no_key_but_the_path_of_its_network(
@@ -85,7 +80,6 @@ def test_a_run_in_a_folder_has_no_key_but_the_path_of_its_network(
 ) -> None:
     with RunLedger(folder / "state").open_or_resume("local", {"network": "small", "home": "/near"}) as opened:
         RunLedger(folder / "state").complete(opened.run_id, {"artifact": "/near/runs/RUN/small.retune"})
-    assert run(monkeypatch, "fetch") == 2
-    assert f"they are in /near/runs/{opened.run_id}" in capsys.readouterr().err
+    assert f"they are in /near/runs/{opened.run_id}" in refused(monkeypatch, capsys, "fetch")
     assert run(monkeypatch, "report", "-o", "page.html") == 0  # whose report.json somebody has removed
     assert opened.run_id in (folder / "page.html").read_text()

@@ -1,0 +1,13 @@
+"""In: nothing. Out: fixtures of the tests of the command line. Always: nothing is written outside a temporary folder."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with its own state folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "state"))
+    return tmp_path
