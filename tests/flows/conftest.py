@@ -1,4 +1,4 @@
-"""In: nothing. Out: fixtures of the tests of the command line. Always: nothing is written outside a temporary folder."""
+"""In: nothing. Out: a folder for a test of the command line. Always: the state folder is in there, too."""
 
 from pathlib import Path
 

@@ -1,0 +1,78 @@
+"""In: README and docs. Out: the files, modules and names that they mention, each looked for in the tree.
+
+Always: by reading; nothing is imported.
+"""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+OURS = ("benchmarks", "compiler", "deployments", "docs", "flows", "storage", "tasks", "tests")
+
+_CODE = re.compile(r"^```.*?^```", re.M | re.S)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_PATH = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})/[\w./-]*\w")
+_NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})(?:\.[A-Za-z_]\w*)+")
+_MADE_BY_USERS = {"benchmarks.NAME", "deployments/containers/.env"}
+
+
+def _links(page: Path) -> set[str]:
+    found = set(_LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))))
+    return {link for link in found if "://" not in link}
+
+
+@cache
+def _defined(module: Path) -> frozenset[str]:
+    """The names at the top of a module."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                names.update(alias.asname or alias.name for alias in node.names)
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+    return frozenset(names)
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a package, a module, or what a module defines."""
+    folder, words = ROOT, name.split(".")
+    for number, word in enumerate(words):
+        module = folder / f"{word}.py"
+        if module.is_file() or not (folder / word).is_dir():
+            module = module if module.is_file() else folder / "__init__.py"
+            rest = words[number + 1 :] if module.name != "__init__.py" else words[number:]
+            return module.is_file() and all(each in _defined(module) for each in rest)
+        folder = folder / word
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert {link for link in _links(page) if not (page.parent / link).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    mentioned = set(_PATH.findall(page.read_text(encoding="utf-8")))
+    assert {path for path in mentioned - _MADE_BY_USERS if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_exist(page: Path) -> None:
+    mentioned = set(_NAME.findall(page.read_text(encoding="utf-8")))
+    names = {name for name in mentioned - _MADE_BY_USERS if not name.endswith(".md")}
+    assert {name for name in names if not _exists(name)} == set()
+
+
+def test_the_map_in_the_readme_is_whole() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    folders = {*OURS, *(path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("compiler/*/__init__.py"))}
+    assert {folder for folder in folders - {"tests", "compiler"} if f"`{folder}/`" not in text} == set()
