@@ -117,16 +117,17 @@ def _first_processor() -> dict[str, str]:
 
 def engine_version() -> str:
     """The version of Retune that runs, as records carry it."""
-    return _version("retune")
+    return package_version("retune")
 
 
 def llvm_version() -> str:
     """The version of the package that brings LLVM, as records carry it."""
-    return f"llvmlite {_version('llvmlite')}"
+    return f"llvmlite {package_version('llvmlite')}"
 
 
 @cache
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """The version of an installed package; of Retune in a folder that nobody has installed, what says so."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

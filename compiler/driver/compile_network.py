@@ -8,9 +8,9 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
+from compiler import config
 from compiler.codegen.cpu import describe
 from compiler.codegen.nvptx import GPU_TRIPLE
 from compiler.driver.build import build_kernel
@@ -118,8 +118,9 @@ def compile_graph(
         )
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
-    facts = _metadata(graph, target, threads) if metadata is None else metadata
-    network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, facts)
+    if metadata is None:  # the fingerprint reads all constants
+        metadata = {"network": graph.name, "fingerprint": graph.fingerprint(), **made_for(target, threads)}
+    network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, metadata)
     network.verify()
     if (best or is_enabled()) and not is_silent() and (fallen := CoverageReport.of(coverage).fallback_text()):
         _log.warning("%s: %s", graph.name, fallen)
@@ -211,22 +212,14 @@ def _build_or_default(choice: _Choice, build: BuildKernels) -> tuple[_Choice, Ke
     return fallback, artifact
 
 
-def _metadata(graph: Graph, target: Target, threads: int) -> dict[str, object]:
+def made_for(target: Target, threads: int) -> dict[str, object]:
+    """What a file of compiled code says of the machine that it is for, and of what made it. Raises: TargetError."""
     triple, cpu, features = (GPU_TRIPLE, target.arch, "") if target.is_gpu else describe(target)
     return {
-        "network": graph.name,
-        "fingerprint": graph.fingerprint(),
         "target": str(target),
         "triple": triple,
         "cpu": cpu,
         "needs": sorted(word[1:] for word in features.split(",") if word.startswith("+")),
         "threads": threads,
-        "versions": {name: _version(name) for name in ("retune", "llvmlite", "numpy")},
+        "versions": {name: config.package_version(name) for name in ("retune", "llvmlite", "numpy")},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

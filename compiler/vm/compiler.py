@@ -10,13 +10,12 @@ Always: what goes in is not changed.
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from compiler.codegen.cpu import describe
-from compiler.driver.compile_network import KnownProgram
+from compiler.driver.compile_network import KnownProgram, made_for
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import is_enabled, is_silent
 from compiler.errors import MachineError, ModelError, ModelFormatError
@@ -229,7 +228,6 @@ def _check(param: Param, array: Array) -> None:
 
 def _about(lowering: Lowering, done: Lowered) -> dict[str, Any]:
     """Facts that travel with the executable."""
-    triple, cpu, features = describe(lowering.target)
     params = {
         function.name: {param.name: [param.dtype, param.dims] for param in function.params}
         for function in lowering.program.functions.values()
@@ -241,19 +239,7 @@ def _about(lowering: Lowering, done: Lowered) -> dict[str, Any]:
     return {
         "network": lowering.program.name,
         "outputs": list(lowering.program.outputs),
-        "target": str(lowering.target),
-        "triple": triple,
-        "cpu": cpu,
-        "needs": sorted(word[1:] for word in features.split(",") if word.startswith("+")),
-        "threads": lowering.threads,
+        **made_for(lowering.target, lowering.threads),
         "params": {MAIN: params[MAIN]},
         "coverage": rows,
-        "versions": {name: _version(name) for name in ("retune", "llvmlite", "numpy")},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -17,6 +17,7 @@ from compiler.errors import OptionError
 from compiler.executor.library import Library
 from compiler.measure.record import MeasureRecord
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from flows.commands.arguments import Network, Shapes, TargetText, Threads
 from flows.commands.output import Json, Output, Quiet
 from flows.commands.records import Store, home_of
 from flows.commands.tune import HOST
@@ -25,7 +26,7 @@ from storage.place import Place
 
 
 def compile_network(
-    network: Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")],
+    network: Network,
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file: .retune, or .so. Default: NAME.retune, here.")
     ] = None,
@@ -33,13 +34,9 @@ def compile_network(
         list[Path] | None,
         typer.Option(help="A tuning log in TVM's form, or a folder of them, where the store has no record."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
-    ] = None,
+    threads: Threads = None,
+    target: TargetText = None,
+    shape: Shapes = None,
     winograd: Annotated[bool, typer.Option(help="Let Winograd's transforms serve where records say so.")] = True,
     store: Store = None,
     as_json: Json = False,

@@ -19,6 +19,7 @@ import typer
 from compiler import config
 from compiler.driver.extract import extract_network
 from compiler.errors import StoreError
+from flows.commands.arguments import Network, Shapes, TargetText, Threads
 from flows.commands.output import Json, Mode, Quiet
 from flows.commands.records import Store
 from flows.parameters import DEFAULT_TRIALS, TuneJob
@@ -31,20 +32,16 @@ HOST = "llvm"
 
 
 def tune(
-    network: Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")],
+    network: Network,
     trials: Annotated[
         int | None, typer.Option(help=f"Programs to measure. Default: {DEFAULT_TRIALS} when --minutes is not given.")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Minutes to tune for.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")] = None,
+    threads: Threads = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the search. Default: 0.")] = None,
     batch: Annotated[int | None, typer.Option(help="Most programs measured in one round. Default: 64.")] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
-    ] = None,
+    target: TargetText = None,
+    shape: Shapes = None,
     early_stopping: Annotated[
         int | None,
         typer.Option(help="End after so many trials that did not shorten the estimated latency. Default: 0, never."),

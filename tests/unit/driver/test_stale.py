@@ -1,7 +1,6 @@
 """Which network gains most from being tuned again, as its records tell."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+from tests.unit.storage.samples import timed
 
 
 def task(size: int) -> SearchTask:
@@ -21,12 +21,6 @@ def task(size: int) -> SearchTask:
 
 
 SMALL, LARGE = task(8), task(64)
-_BASE = MeasureRecord(
-    record_id="", run_id="run", network="n", task_key="", task_name="", target="llvm", device="here", threads=1,
-    steps="[]", parent_id="", mutation="", predicted=None, costs=(1.0,), status=MeasureStatus.OK, error="",
-    build_seconds=0.05, run_seconds=0.05, options="{}", seed=0, round=0, elapsed=0.0, engine_version="2",
-    llvm_version="", timestamp=0.0,
-)  # fmt: skip
 
 
 def records(*seconds: float | None, engine: str = "2") -> list[MeasureRecord]:
@@ -34,7 +28,8 @@ def records(*seconds: float | None, engine: str = "2") -> list[MeasureRecord]:
     for number, cost in enumerate(seconds):
         status = MeasureStatus.OK if cost else MeasureStatus.RUN_TIMEOUT
         costs = (cost,) if cost else ()
-        made.append(replace(_BASE, costs=costs, status=status, timestamp=float(number), engine_version=engine))
+        found = {"costs": costs, "status": status, "timestamp": float(number), "engine_version": engine}
+        made.append(timed("", 1.0, steps="[]", run_seconds=0.05, **found))
     return made
 
 

@@ -15,6 +15,7 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+from tests.unit.storage.samples import timed
 
 WRONG = MeasureResult((), MeasureStatus.WRONG_ANSWER, "off by 3\ndetails", 0.0)
 
@@ -84,32 +85,7 @@ def task() -> SearchTask:
 
 
 def record(name: str, seconds: float) -> MeasureRecord:
-    return MeasureRecord(
-        record_id=name,
-        run_id="run",
-        network="net",
-        task_key="key",
-        task_name="double",
-        target="llvm",
-        device="device",
-        threads=1,
-        steps="[]",
-        parent_id="",
-        mutation="",
-        predicted=None,
-        costs=(seconds,),
-        status=MeasureStatus.OK,
-        error="",
-        build_seconds=0.0,
-        run_seconds=0.0,
-        options="{}",
-        seed=0,
-        round=0,
-        elapsed=0.0,
-        engine_version="",
-        llvm_version="",
-        timestamp=0.0,
-    )
+    return timed("key", seconds, record_id=name, steps="[]")
 
 
 def served(winner: Winner) -> str:

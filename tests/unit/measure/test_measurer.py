@@ -13,35 +13,12 @@ from compiler.measure.replay import ReplayMeasurer
 from compiler.measure.runner import LocalRunner
 from compiler.schedule.steps import dump_steps
 from tests.ir_kernels import steps, task
+from tests.unit.storage.samples import timed
 
 
 def _record(behaviour: str, costs: tuple[float, ...], status: MeasureStatus, error: str) -> MeasureRecord:
-    return MeasureRecord(
-        record_id="r",
-        run_id="run",
-        network="net",
-        task_key=task().workload_key,
-        task_name="double",
-        target="llvm",
-        device="cpu",
-        threads=1,
-        steps=dump_steps(steps(behaviour)),
-        parent_id="",
-        mutation="",
-        predicted=None,
-        costs=costs,
-        status=status,
-        error=error,
-        build_seconds=0.25,
-        run_seconds=0.5,
-        options="{}",
-        seed=0,
-        round=0,
-        elapsed=0.0,
-        engine_version="0",
-        llvm_version="0",
-        timestamp=0.0,
-    )
+    found = {"costs": costs, "status": status, "error": error, "build_seconds": 0.25, "run_seconds": 0.5}
+    return timed(task().workload_key, 1.0, steps=dump_steps(steps(behaviour)), **found)
 
 
 def test_measuring_joins_what_building_and_running_found() -> None:

@@ -8,21 +8,9 @@ import pytest
 from compiler.measure.options import MeasureOptions
 from compiler.measure.race import Race, Timing
 from compiler.runtime.contention import ContentionMeter
+from tests.clock import Clock
 
 MS = 1_000_000
-
-
-class Clock:
-    """Stands in for the monotonic clock; a call takes the next of `durations` (ns), the last one for ever."""
-
-    def __init__(self, *durations: int) -> None:
-        self.now = 0
-        self.calls = 0
-        self.durations = durations
-
-    def call(self) -> None:
-        self.now += self.durations[min(self.calls, len(self.durations) - 1)]
-        self.calls += 1
 
 
 class Meter(ContentionMeter):
@@ -46,7 +34,7 @@ def raced(
     shares: Sequence[float | None] = (0.0,),
     options: MeasureOptions | None = None,
 ) -> Timing:
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now)
+    clock.install(monkeypatch)
     return Race(options or MeasureOptions(repeat=3, min_repeat_ms=5.0), Meter(shares), clock.call).run(limit)
 
 
@@ -104,7 +92,7 @@ def test_a_system_without_accounts_counts_as_quiet(monkeypatch: pytest.MonkeyPat
 
 def test_what_happens_before_a_pass_makes_passes_of_the_given_number_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, before = Clock(1000), []
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now)
+    clock.install(monkeypatch)
     race = Race(MeasureOptions(repeat=3), Meter([0.0]), clock.call, lambda: before.append(clock.calls))
     assert race.run(1.0).costs == (1e-6,) * 3
     assert before == [0, 1, 2, 3]

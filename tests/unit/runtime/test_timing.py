@@ -6,23 +6,7 @@ import pytest
 
 from compiler.errors import OptionError
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
-
-
-class Clock:
-    """Stands in for the monotonic clock; `call` takes the next of `durations` (ns), the last one for ever."""
-
-    def __init__(self, *durations: int) -> None:
-        self.now = 0
-        self.calls = 0
-        self.durations = durations
-
-    def call(self) -> None:
-        self.now += self.durations[min(self.calls, len(self.durations) - 1)]
-        self.calls += 1
-
-
-def _install(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now)
+from tests.clock import Clock
 
 
 def test_statistics_are_those_of_the_population() -> None:
@@ -33,14 +17,14 @@ def test_statistics_are_those_of_the_population() -> None:
 
 def test_the_first_call_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(9_000, 1_000)
-    _install(monkeypatch, clock)
+    clock.install(monkeypatch)
     assert TimeEvaluator()(clock.call).results == (1e-6,)
     assert clock.calls == 2
 
 
 def test_calls_grow_until_a_pass_is_long_enough_and_start_over_in_every_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(1_000_000)  # 1 ms
-    _install(monkeypatch, clock)
+    clock.install(monkeypatch)
     result = TimeEvaluator(number=1, repeat=3, min_repeat_ms=5)(clock.call, warm_up=False)
     assert result.results == pytest.approx((1e-3,) * 3)
     assert clock.calls == 3 * (1 + 6)  # one call, then int(5 / 1 + 1)
@@ -48,14 +32,14 @@ def test_calls_grow_until_a_pass_is_long_enough_and_start_over_in_every_repeat(m
 
 def test_a_clock_that_stands_still_ends_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
-    _install(monkeypatch, clock)
+    clock.install(monkeypatch)
     assert TimeEvaluator(min_repeat_ms=1)(clock.call).results == (0.0,)
     assert clock.calls == 101
 
 
 def test_cooling_down_and_flushing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, naps = Clock(1_000), list[float]()
-    _install(monkeypatch, clock)
+    clock.install(monkeypatch)
     monkeypatch.setattr(time, "sleep", naps.append)
     TimeEvaluator(repeat=4, cooldown_ms=20, repeats_to_cooldown=2, flush_bytes=4096)(clock.call)
     assert naps == [0.02, 0.02]

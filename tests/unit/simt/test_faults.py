@@ -26,11 +26,9 @@ from compiler.ir.stmt import (
 )
 from compiler.lower.gpu.barriers import insert_barriers
 from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split
 from compiler.simt import vectors
 from compiler.simt.execute import execute
-from tests.unit.lower.small import matmul
+from tests.unit.lower.small import fetched_product
 from tests.unit.search.workloads import GPU
 
 X = Buffer("x", (64,), "float32")
@@ -253,19 +251,6 @@ def test_inputs_of_another_shape_are_refused() -> None:
         execute(kernel_of(result(const(0.0))), [np.zeros(63, "float32")])
 
 
-def tiled_matmul() -> DeviceFunction:
-    """C = A B in blocks of 16 threads, a row of A being fetched by these together."""
-    steps = (
-        CacheRead(0, "shared", (2,)),
-        Split(3, 2, 8, (4,)),
-        ComputeAt(1, 3, 2),
-        Annotate(3, 0, Annotation.BLOCK_X),
-        Annotate(3, 1, Annotation.THREAD_X),
-        Annotate(1, 1, Annotation.THREAD_X),
-    )
-    return lower_for_gpu(replay(matmul(4, 16, 8), steps), "k", GPU, check=True)
-
-
 def without_barrier(stmt: Stmt, number: int) -> Stmt:
     """The statement without its barrier of that number."""
     numbers = iter(range(sum(isinstance(each, Barrier) for each in walk_stmt(stmt))))
@@ -273,7 +258,7 @@ def without_barrier(stmt: Stmt, number: int) -> Stmt:
 
 
 def test_every_barrier_that_lowering_puts_is_needed() -> None:
-    function = tiled_matmul()
+    function = lower_for_gpu(fetched_product(), "k", GPU, check=True)
     rng = np.random.default_rng(0)
     a, b = rng.random((4, 8), "float32"), rng.random((8, 16), "float32")
     np.testing.assert_allclose(execute(function, [a, b])[0], a @ b, rtol=1e-5)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from compiler import te
-from compiler.lower.gpu.build_kernels import build_kernels
-from compiler.lower.gpu.pipeline import PASSES, lower_for_gpu
+from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, State, replay
 from compiler.schedule.steps import Annotate, ComputeAt, Split
@@ -20,6 +19,7 @@ from compiler.simt.execute import execute
 from compiler.te.evaluate import evaluate
 from tests.golden_texts import compared
 from tests.property.programs import inputs_of
+from tests.unit.lower.gpu.texts import texts_of
 from tests.unit.lower.small import doubled, sum_and_peak
 from tests.unit.search.workloads import GPU, gpu_task_of, matmul
 
@@ -86,16 +86,7 @@ PROGRAMS: dict[str, Callable[[], State]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_how_kernels_are_made(name: str, update_golden: bool) -> None:
     state = PROGRAMS[name]()
-    texts = {"state": str(state)}
-    functions = list(build_kernels(state, "k"))
-    texts["build-kernels"] = "\n".join(map(str, functions))
-    for number, loop_pass in enumerate(PASSES):
-        functions = [loop_pass.apply(function) for function in functions]
-        text = "\n".join(map(str, functions))
-        if text != list(texts.values())[-1]:
-            texts[f"{number} {loop_pass.name}"] = text
-    texts["kernels"] = str(lower_for_gpu(state, "k", GPU, check=True))
-    compared(f"gpu/{name}", "\n".join(f"== {after}\n{text}\n" for after, text in texts.items()), update_golden)
+    compared(f"gpu/{name}", texts_of(state), update_golden)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

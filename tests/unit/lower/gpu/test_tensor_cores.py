@@ -5,12 +5,12 @@ import pytest
 from compiler.errors import LoweringError
 from compiler.ir.stmt import Barrier, walk_stmt
 from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, WaitGroup
-from compiler.lower.gpu.build_kernels import build_kernels
-from compiler.lower.gpu.pipeline import PASSES, lower_for_gpu
+from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.lower.gpu.tensor_cores import TensorBuilder
 from compiler.schedule.state import Annotation, State, replay
 from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step, StorageAlign
 from tests.golden_texts import compared
+from tests.unit.lower.gpu.texts import texts_of
 from tests.unit.search.workloads import GPU
 from tests.unit.simt.products import PRODUCTS, product, tensor_space, with_lengths
 
@@ -23,16 +23,7 @@ def small(depth: int = 2) -> State:
 
 def test_how_they_are_made(update_golden: bool) -> None:
     state = small()
-    texts = {"state": str(state)}
-    functions = list(build_kernels(state, "k", TensorBuilder))
-    texts["build-kernels"] = "\n".join(map(str, functions))
-    for number, loop_pass in enumerate(PASSES):
-        functions = [loop_pass.apply(function) for function in functions]
-        text = "\n".join(map(str, functions))
-        if text != list(texts.values())[-1]:
-            texts[f"{number} {loop_pass.name}"] = text
-    texts["kernels"] = str(lower_for_gpu(state, "k", GPU, check=True))
-    compared("gpu/tensor", "\n".join(f"== {after}\n{text}\n" for after, text in texts.items()), update_golden)
+    compared("gpu/tensor", texts_of(state, TensorBuilder), update_golden)
 
 
 @pytest.mark.parametrize(("depth", "copies", "barriers"), [(1, 1, 2), (2, 2, 1), (3, 3, 1), (4, 4, 1)])
