@@ -43,14 +43,16 @@ class Piece:
 @dataclass
 class DriverDouble:
     """The driver. `functions` are the device functions whose kernels it can load, `seconds` how long a kernel of a name
-    takes, `spoil` is called with the outputs of every execution, `failing` with the name of every kernel launched.
-    `given` is the shared memory that launches gave.
+    takes, `spoil` is called with the outputs of every execution, `failing` with the name of every kernel launched,
+    `queueing` is how long the GPU waits for the host to queue a kernel or a graph (seconds). `given` is the shared
+    memory that launches gave.
     """
 
     functions: Sequence[DeviceFunction] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     spoil: Callable[[list[Array]], object] = lambda *_: None
     failing: Callable[[str], object] = lambda *_: None
+    queueing: float = 0.0
     count: int = 1
     clock: float = 0.0
     asked: list[str] = field(default_factory=list)
@@ -72,7 +74,10 @@ class DriverDouble:
     def wait(self, stream: Any) -> None:
         self.asked.append("wait")
 
-    def allocate(self, nbytes: int) -> Piece:
+    def handle(self, stream: Any) -> int:
+        return 7
+
+    def allocate(self, nbytes: int, stream: Any) -> Piece:
         last = self.pieces[-1] if self.pieces else None
         start = _PAGE if last is None else last.address + -(-last.data.nbytes // _PAGE) * _PAGE + _PAGE
         self.pieces.append(Piece(start, np.zeros(nbytes, np.uint8)))
@@ -117,6 +122,7 @@ class DriverDouble:
                 self._execute(function, addresses)
 
         if self._queued is None:
+            self.clock += self.queueing
             work()
         else:
             self._queued.append(work)
@@ -134,6 +140,7 @@ class DriverDouble:
         self.asked.append(f"graph of {len(queued)}")
 
         def run() -> None:
+            self.clock += self.queueing
             for each in queued:
                 each()
 

@@ -6,6 +6,7 @@ workspace, in order, which are multiples of 16; they must not overlap. Shared me
 with more than 48 KiB, what the launch gives, at least `Kernel.dynamic_shared` bytes.
 """
 
+import re
 from math import gcd
 
 import llvmlite.binding as llvm
@@ -43,6 +44,8 @@ _REGISTERS = {
     LoopKind.THREAD_Z: "tid.z",
 }
 """Where the hardware keeps the number of the block and of the thread."""
+_LACKING = re.compile(r"@llvm\.(exp|log|tanh|pow)\.(?:v\d+)?f64\(")
+"""Functions that LLVM has for processors alone: asked for them on a GPU it ends the process."""
 
 
 def ptx(function: DeviceFunction, target: Target) -> str:
@@ -55,7 +58,11 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     arch = target.arch or _OLDEST
     check_names(target, (GPU_TRIPLE, arch, ""))
     _check_tensor_cores(function, target, arch)
-    module = parse_module(write_device(function, arch))
+    written = write_device(function, arch)
+    if lacking := sorted(set(_LACKING.findall(written))):
+        names = ", ".join(lacking)
+        raise LoweringError(f"{function.name}: no code for GPUs for {names} on float64; compute in float32")
+    module = parse_module(written)
     machine = llvm.Target.from_triple(GPU_TRIPLE).create_target_machine(cpu=arch, opt=3)
     module.triple = GPU_TRIPLE
     module.data_layout = str(machine.target_data)

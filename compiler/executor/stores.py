@@ -128,6 +128,7 @@ class CudaStore:
 
         def run() -> None:
             if graphs:
+                self._driver.open(self._number)  # as every call of them does
                 graphs[0]()
                 return
             _all(calls)

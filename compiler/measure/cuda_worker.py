@@ -194,6 +194,8 @@ def _run(
     try:
         call = _bound(gpu, task, artifact)
     except DeviceError as failure:  # a candidate that cannot be loaded is a result
+        if failure.lasting:  # of one before it
+            _end(failure)
         return _failed(MeasureStatus.COMPILE_DEVICE, describe(failure))
     try:
         if wrong := _once(gpu, task, call):

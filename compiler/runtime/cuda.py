@@ -5,9 +5,10 @@ asked for; without the packages, the driver or a device every call says in one s
 """
 
 import importlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from threading import get_ident
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,7 @@ class _CoreDriver:
     def __init__(self, core: Any, bindings: Any) -> None:
         self._core = core
         self._bindings = bindings
-        self._device: Any = None
-        self._opened = (0, -1)
+        self._here = local()  # CUDA has a current device in every thread
         try:
             self._checked(bindings.cuInit(0))
         except RuntimeError as missing:  # of the loader: there is no library of a driver
@@ -83,14 +83,26 @@ class _CoreDriver:
 
     def open(self, number: int) -> None:
         """Work with this device from now on, in this thread."""
-        if self._opened == (get_ident(), number):
+        if getattr(self._here, "number", None) == number:
             return
         known = self.devices()
         if not 0 <= number < len(known):
             raise DeviceError(f"there is no GPU number {number}; this machine has {len(known)}")
-        self._device = self._core.Device(number)
-        self._tried(self._device.set_current)
-        self._opened = get_ident(), number
+        device = self._core.Device(number)
+        self._tried(device.set_current)
+        self._here.device, self._here.number = device, number
+
+    @property
+    def _device(self) -> Any:
+        """The device that this thread has open."""
+        device = getattr(self._here, "device", None)
+        if device is None:
+            raise DeviceError("no GPU is open in this thread; open one first")
+        return device
+
+    def handle(self, stream: Any) -> int:
+        """What other libraries know a stream by."""
+        return int(stream.handle)
 
     def stream(self) -> Any:
         """A new queue of work."""
@@ -100,9 +112,9 @@ class _CoreDriver:
         """Until all that was queued is done."""
         self._tried(stream.sync)
 
-    def allocate(self, nbytes: int) -> _Piece:
-        """A piece of memory."""
-        return _Piece(self._tried(lambda: self._device.allocate(nbytes, stream=self._device.default_stream)))
+    def allocate(self, nbytes: int, stream: Any) -> _Piece:
+        """A piece of memory; CUDA gives and takes it in the order of the stream's work."""
+        return _Piece(self._tried(lambda: self._device.allocate(nbytes, stream=stream)))
 
     def write(self, address: int, array: Array, stream: Any) -> None:
         """Copy a contiguous array to the device."""
@@ -166,8 +178,17 @@ class _CoreDriver:
             work()
         finally:
             graph = self._checked(driver.cuStreamEndCapture(stream.handle))
-        runnable = self._checked(driver.cuGraphInstantiate(graph, 0))
-        return lambda: self._checked(driver.cuGraphLaunch(runnable, stream.handle))
+        try:
+            runnable = self._checked(driver.cuGraphInstantiate(graph, 0))
+        finally:
+            self._checked(driver.cuGraphDestroy(graph))
+
+        def run() -> None:
+            self._checked(driver.cuGraphLaunch(runnable, stream.handle))
+
+        # A search captures thousands of them, and CUDA keeps each on the device until it is told not to.
+        weakref.finalize(run, driver.cuGraphExecDestroy, runnable).atexit = False
+        return run
 
     def _tried(self, call: Callable[[], Any]) -> Any:
         """Raises: DeviceError for whatever the package raises."""

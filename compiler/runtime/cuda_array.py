@@ -28,6 +28,22 @@ _CANARY = 0xA5
 _CUDA = 2
 
 
+class _Awaited:
+    """Another library's array, which has that library's work on it done before that of a stream: kernels run on streams
+    that wait for no other by themselves.
+    """
+
+    def __init__(self, source: Any, stream: int) -> None:
+        self._source = source
+        self._stream = stream
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._source.__dlpack__(**{**options, "stream": self._stream})
+
+    def __dlpack_device__(self) -> Any:
+        return self._source.__dlpack_device__()
+
+
 class DeviceArray:
     """An array on GPU number `number`; see `made` and `borrowed`."""
 
@@ -56,23 +72,24 @@ class DeviceArray:
     def made(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
         """A new array without values, between fences. Raises: DeviceError when there is no memory."""
         nbytes = prod(shape) * item_bytes(dtype)
-        piece = driver.allocate(nbytes + -nbytes % FENCE + 2 * FENCE)
+        piece = driver.allocate(nbytes + -nbytes % FENCE + 2 * FENCE, stream)
         array = cls(driver, stream, number, shape, dtype, piece.address + FENCE, piece, fenced=True)
         array.mend()
         return array
 
     @classmethod
     def borrowed(cls, driver: Driver, stream: Any, source: Any) -> "DeviceArray":
-        """The memory of another library's array, by DLPack, without a copy.
+        """The memory of another library's array, by DLPack, without a copy. What that library has queued to fill it
+        comes before what is queued on `stream` from now on.
 
         Raises: DeviceError for what lies elsewhere, is not dense, or does not start at a multiple of 16 bytes.
         """
         try:
-            tensor = tensor_of(source)
+            kind, number = source.__dlpack_device__()
+            tensor = tensor_of(_Awaited(source, driver.handle(stream))) if kind == _CUDA else None
         except (TypeError, ValueError, RuntimeError, AttributeError, BufferError) as error:
             raise DeviceError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
-        kind, number = tensor.__dlpack_device__()
-        if kind != _CUDA:
+        if tensor is None:
             raise DeviceError(f"the array lies on {Device(kind, number)}, not on a CUDA device; copy it there first")
         shape, address = tuple(tensor.shape), int(tensor.data_ptr())
         if not tensor.is_contiguous():

@@ -66,8 +66,14 @@ class Driver(Protocol):
         """Until all that was queued is done."""
         ...
 
-    def allocate(self, nbytes: int) -> Memory:
-        """A piece of memory, at a multiple of 256."""
+    def handle(self, stream: Any) -> int:
+        """What other libraries know a stream by, as DLPack has it."""
+        ...
+
+    def allocate(self, nbytes: int, stream: Any) -> Memory:
+        """A piece of memory, at a multiple of 256, for work on the stream: what is queued there after this may use it,
+        and nothing gets it anew before what was queued there until it is given back is done.
+        """
         ...
 
     def write(self, address: int, array: Array, stream: Any) -> None:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from compiler import te
 from compiler.codegen.nvptx import ptx
 from compiler.errors import LoweringError, TargetError
+from compiler.ir.expr import Expr
 from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
@@ -135,6 +137,17 @@ def test_a_library_function_is_refused_by_name() -> None:
     dag = ComputeDAG([x, te.compute((8,), lambda i: te.sin(x[i]), "y")])
     with pytest.raises(LoweringError, match="k: no code for GPUs for the library functions sinf"):
         ptx(lower_for_gpu(replay(dag, (Annotate(1, 0, THREAD),)), "k", GPU), Target("cuda"))
+
+
+@pytest.mark.parametrize("function", [te.exp, te.log, te.tanh, te.sigmoid, lambda x: te.pow(x, x)])
+@pytest.mark.parametrize("annotation", [THREAD, VECTOR])
+def test_what_llvm_would_end_the_process_for_is_refused(
+    function: Callable[[Expr], Expr], annotation: Annotation
+) -> None:
+    x = te.placeholder((8,), "float64", "x")
+    dag = ComputeDAG([x, te.compute((8,), lambda i: function(x[i]), "y")])
+    with pytest.raises(LoweringError, match=r"no code for GPUs for (exp|log|tanh|pow) on float64; compute in"):
+        ptx(lower_for_gpu(replay(dag, (Annotate(1, 0, annotation),)), "k", GPU), Target("cuda"))
 
 
 def test_an_unknown_gpu_is_refused() -> None:

@@ -226,10 +226,31 @@ def test_two_gpus_are_opened_in_turn() -> None:
     executor = HeterogeneousExecutor(both, [HostStore(), CudaStore(driver, 0), CudaStore(driver, 1)])
     executor.run(b0=np.ones(16, "float32"))
     np.testing.assert_array_equal(executor.get_output(0), np.full(16, 8.0))
+    assert launched_on(driver) == [0, 1, 0]
+
+
+def test_what_a_gpu_has_recorded_is_launched_with_that_gpu_open() -> None:
+    """The last doubling needs no copy, and another GPU was used before it."""
+    network, _, driver = mixed()
+    driver.count = 2
+    gpu = next(kernel for kernel in network.kernels if kernel.device is not None)
+    plan = plan_of(Call("gpu", (0, 2), device=1), Call("gpu", (0, 3), device=2), Call("gpu", (2, 5), device=1))
+    both = CompiledNetwork(plan, (gpu,), {1: np.zeros(16, "float32")})
+    stores = [HostStore(), CudaStore(driver, 0), CudaStore(driver, 1)]
+    executor = HeterogeneousExecutor(both, stores, replay=True)
+    for _ in range(2):
+        driver.asked.clear()
+        executor.run(b0=np.ones(16, "float32"))
+        np.testing.assert_array_equal(executor.get_output(0), np.full(16, 4.0))
+        assert launched_on(driver) == [0, 1, 0]
+
+
+def launched_on(driver: DriverDouble) -> list[int]:
+    """Which GPU was open at each launch."""
     current, launched = -1, []
     for line in driver.asked:
         if line.startswith("open"):
             current = int(line.split()[1])
         elif line.startswith("launch"):
             launched.append(current)
-    assert launched == [0, 1, 0]
+    return launched

@@ -1,5 +1,6 @@
 """Programs for a GPU, measured on a double of its driver: what is timed and how, and what is wrong with what."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -100,11 +101,11 @@ def test_artifacts_say_what_shared_memory_a_launch_gives() -> None:
 
 def test_a_right_program_is_checked_and_timed_in_graphs(gpu: DriverDouble) -> None:
     prepared()
-    (result,) = run(built())
+    (result,) = run(built(), options=replace(OPTIONS, min_repeat_ms=0.9))
     assert result.status is MeasureStatus.OK, result.error
     assert result.costs == pytest.approx([2 * CALL_SECONDS] * 3)  # two kernels a call
     assert result.run_seconds > 0
-    assert "graph of 10" in gpu.asked  # five calls are one millisecond
+    assert "graph of 10" in gpu.asked  # five calls are 0.9 milliseconds
     assert gpu.launches()[:2] == ["kernel_kernel0", "kernel_kernel1"]
 
 
@@ -116,6 +117,35 @@ def test_a_hopeless_program_gets_a_short_look(gpu: DriverDouble) -> None:
     assert slow.censored
     assert slow.costs == pytest.approx((1.0 + CALL_SECONDS,))
     assert gpu.launches().count("slow_kernel0") == 4  # checked, warmed up, looked at twice
+
+
+def test_what_the_host_takes_to_queue_a_short_program_does_not_make_it_hopeless(gpu: DriverDouble) -> None:
+    prepared()
+    gpu.seconds.update(kernel_kernel0=2e-6, kernel_kernel1=2e-6)
+    gpu.queueing = 1e-5
+    (result,) = run(built(), best=4e-6)
+    assert not result.censored
+    assert result.costs == pytest.approx([4e-6] * 3, rel=0.1)
+
+
+def test_a_program_after_one_that_broke_cuda_is_not_to_blame(
+    gpu: DriverDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared()
+    ended: list[int] = []
+
+    def end(code: int) -> None:
+        ended.append(code)
+        raise SystemExit
+
+    def broken(*_: object) -> None:
+        raise DeviceError("CUDA: ILLEGAL_ADDRESS", lasting=True)
+
+    monkeypatch.setattr(gpu, "load", broken)
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(SystemExit):
+        run(built())
+    assert ended == [cuda_worker.BROKEN]
 
 
 def test_the_cache_is_emptied_before_each_call_and_that_is_not_timed(gpu: DriverDouble) -> None:

@@ -23,12 +23,14 @@ def made(shape: tuple[int, ...], dtype: str = "float32", driver: DriverDouble | 
 
 
 class Lender:
-    """Another library's array on a device."""
+    """Another library's array on a device, and the streams that it was made ready for."""
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: str, number: int) -> None:
         self.parts = address, shape, dtype, number
+        self.streams: list[object] = []
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, *, stream: object = None, **_: Any) -> Any:
+        self.streams.append(stream)
         address, shape, dtype, number = self.parts
         return capsule_of(address, shape, dtype, cuda(number), self)
 
@@ -115,13 +117,20 @@ def test_what_is_lent_may_outlive_the_interpreter() -> None:
 
 def test_memory_of_another_library_is_borrowed() -> None:
     driver = DriverDouble()
-    piece = driver.allocate(4096)
+    piece = driver.allocate(4096, "stream")
     array = DeviceArray.borrowed(driver, "stream", Lender(piece.address, (4, 8), "float32", 1))
     assert (array.shape, array.dtype, array.address, array.device) == ((4, 8), "float32", piece.address, cuda(1))
     array.write(np.ones((4, 8), "float32"))
     assert piece.data[:128].view("float32").sum() == 32
     array.free()
     assert not piece.freed
+
+
+def test_what_another_library_still_computes_is_waited_for_by_the_stream() -> None:
+    driver = DriverDouble()
+    lender = Lender(driver.allocate(4096, "stream").address, (4, 8), "float32", 0)
+    DeviceArray.borrowed(driver, "stream", lender)
+    assert lender.streams == [driver.handle("stream")]
 
 
 def test_what_kernels_cannot_use_is_not_borrowed() -> None:

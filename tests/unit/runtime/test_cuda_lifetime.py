@@ -1,0 +1,101 @@
+"""What `cuda.core` is asked for, by a stand-in: the device of every thread, and graphs that are given back."""
+
+import gc
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compiler.errors import DeviceError
+from compiler.runtime.cuda import _CoreDriver
+
+
+class Ones:
+    """Properties of a device."""
+
+    def __getattr__(self, _: str) -> int:
+        return 1
+
+
+class Machine:
+    """Two GPUs, as `cuda.core` and `cuda.bindings.driver` show them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        machine = self
+
+        class Device:
+            def __init__(self, number: int) -> None:
+                self.number = number
+
+            @staticmethod
+            def get_all_devices() -> list[Any]:
+                known = {"name": "Fake", "compute_capability": (9, 0), "properties": Ones()}
+                return [SimpleNamespace(device_id=number, **known) for number in range(2)]
+
+            def set_current(self) -> None:
+                machine.asked.append(f"set {self.number}")
+
+            def allocate(self, size: int, *, stream: Any) -> Any:
+                machine.asked.append(f"allocate {size} on {self.number} for {stream}")
+                return SimpleNamespace(handle=256)
+
+        self.core = SimpleNamespace(Device=Device)
+        self.bindings = SimpleNamespace(
+            cuInit=lambda _: (0,),
+            CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2),
+            cuStreamBeginCapture=self._does("begin"),
+            cuStreamEndCapture=self._does("end", "graph"),
+            cuGraphInstantiate=self._does("instantiate", "runnable"),
+            cuGraphLaunch=self._does("launch"),
+            cuGraphDestroy=self._does("destroy"),
+            cuGraphExecDestroy=self._does("destroy"),
+        )
+
+    def _does(self, name: str, *made: object) -> Any:
+        def answer(*given: object) -> tuple[object, ...]:
+            self.asked.append(f"{name} {given[0]}")
+            return 0, *made
+
+        return answer
+
+
+@pytest.fixture(name="machine")
+def _machine() -> Machine:
+    return Machine()
+
+
+def test_every_thread_has_a_device_of_its_own(machine: Machine) -> None:
+    cuda = _CoreDriver(machine.core, machine.bindings)
+    cuda.open(0)
+    failed: list[str] = []
+
+    def elsewhere() -> None:
+        try:
+            cuda.allocate(64, "other")
+        except DeviceError as error:
+            failed.append(str(error))
+        cuda.open(1)
+        cuda.allocate(64, "other")
+
+    for _ in range(2):  # a later thread may get the number of an earlier one
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    cuda.open(0)  # is open
+    cuda.allocate(64, "mine")
+    assert failed == ["no GPU is open in this thread; open one first"] * 2
+    elsewhere_asked = ["set 1", "allocate 64 on 1 for other"]
+    assert machine.asked == ["set 0", *elsewhere_asked, *elsewhere_asked, "allocate 64 on 0 for mine"]
+
+
+def test_a_graph_is_given_back_when_nobody_has_it(machine: Machine) -> None:
+    cuda = _CoreDriver(machine.core, machine.bindings)
+    stream = SimpleNamespace(handle=7)
+    run = cuda.captured(stream, lambda: machine.asked.append("work"))
+    run()
+    assert machine.asked == ["begin 7", "work", "end 7", "instantiate graph", "destroy graph", "launch runnable"]
+    del run
+    gc.collect()
+    assert machine.asked[-1] == "destroy runnable"
