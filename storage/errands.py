@@ -10,6 +10,7 @@ same clock: whether a worker lives is seen from a count that it goes on with.
     queues/QUEUE/TICKET.N.lost        attempt N was given up; the next worker begins attempt N + 1
     queues/QUEUE/TICKET.answer        the answer, whichever attempt it came from
     objects/SESSION/NAME              bytes by their SHA-256
+    objects/SESSION/MOMENT.alive      when the session last showed that it goes on
 
 A ticket begins with the priority and the time of the errand, so that in a sorted list the next one comes first.
 """
@@ -27,14 +28,17 @@ from ulid import ULID
 from compiler.errors import MeasureError, StoreError
 from storage.files import new_id
 from storage.medium import Medium
-from storage.place import open_medium
+from storage.place import open_medium, unveiled
 
 KEPT_SECONDS = 7 * 86400.0
-"""What is older than that belongs to sessions that ended without tidying up."""
+"""A session that has shown no sign of life for so long ended without tidying up."""
+SIGN_SECONDS = 3600.0
+"""How often a session shows that it goes on, while it has something to do."""
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SESSION = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 _OBJECT = re.compile(r"[0-9a-f]{64}")
+_SIGN = re.compile(r"([0-9A-HJKMNP-TV-Z]{26})\.alive")
 _UNFINISHED = re.compile(r"\.([0-9A-Z]{26})\.tmp")
 """What a worker was writing when it was killed, see `storage.files`."""
 _FILE = re.compile(r"(?P<ticket>\d{3}-[0-9A-Z]{26})\.(?:(?P<attempt>\d+)\.)?(?P<kind>request|claim|beat|lost|answer)")
@@ -74,14 +78,33 @@ class SessionObjects:
         self._medium = medium
         self._folder = f"objects/{session}"
         self._known: set[str] = set()
+        self._sign = ""
+        self._shown = time.time()
 
     def put(self, data: bytes) -> str:
         """Keep bytes; their name. Raises: StoreError."""
+        self.stay()
         name = hashlib.sha256(data).hexdigest()
         if name not in self._known:
             self._medium.create(f"{self._folder}/{name}", data)
             self._known.add(name)
         return name
+
+    def stay(self) -> None:
+        """Show, once in a while, that the session goes on; it is not swept for a week after that. Raises: StoreError.
+
+        After a longer pause (of a notebook, or a machine that slept) what was put may be gone and is put again.
+        """
+        now = time.time()
+        silent = abs(now - self._shown)
+        if silent < SIGN_SECONDS:
+            return
+        if silent > KEPT_SECONDS / 2:
+            self._known.clear()
+        before, self._sign = self._sign, f"{self._folder}/{new_id()}.alive"
+        self._medium.publish({self._sign: b""})
+        self._medium.remove([before] if before else [])
+        self._shown = now
 
     def get(self, name: str) -> bytes:
         """Bytes that were kept. Raises: StoreError when they are gone, or are not what was kept."""
@@ -102,7 +125,7 @@ class ErrandStore:
 
     def __init__(self, place: Path | str) -> None:
         """Raises: StoreError when the place cannot be used."""
-        self.place = str(place)
+        self.place = str(unveiled(place))
         self._medium = open_medium(place)
 
     def objects(self, session: str) -> SessionObjects:
@@ -216,15 +239,37 @@ class ErrandStore:
         self._medium.remove(self._medium.files(f"objects/{session}"))
 
     def sweep(self, now: float | None = None) -> int:
-        """Remove what sessions left behind that ended long ago; how many files that were. Raises: StoreError."""
+        """Remove what sessions left behind that showed no sign of life for long; how many files that were.
+
+        Raises: StoreError.
+        """
         limit = (time.time() if now is None else now) - KEPT_SECONDS
-        old = [name for name in self._medium.files("objects") if _time_of(name.split("/")[1]) < limit]
+        objects = self._medium.files("objects")
+        signs: dict[str, float] = {}
+        for name in objects:
+            session = name.split("/")[1]
+            signs[session] = max(signs.get(session, _time_of(session)), _sign_of(name.rpartition("/")[2]))
+        old = [name for name in objects if signs[name.split("/")[1]] < limit]
+        late: dict[str, bool] = {}
         for name in self._medium.files("queues"):
             begun = _UNFINISHED.fullmatch(name.rpartition("/")[2])
-            if _time_of(begun[1] if begun else _ticket_of(name)[4:]) < limit:
+            ticket = _ticket_of(name)
+            if _time_of(begun[1] if begun else ticket[4:]) >= limit:
+                continue
+            if ticket not in late:
+                late[ticket] = signs.get(self._session_of(name, ticket), 0.0) < limit
+            if late[ticket]:
                 old.append(name)
         self._medium.remove(old)
         return len(old)
+
+    def _session_of(self, file: str, ticket: str) -> str:
+        """The session of the errand that a file belongs to; empty where nothing says so any more."""
+        try:
+            head = self._medium.read(f"{file.rpartition('/')[0]}/{ticket}.request").partition(b"\n")[0]
+            return str(json.loads(head)["session"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return ""
 
     def _name(self, queue: str, file: str = "") -> str:
         if not _QUEUE.fullmatch(queue):
@@ -235,6 +280,12 @@ class ErrandStore:
 def _ticket_of(path: str) -> str:
     parts = _FILE.fullmatch(path.rpartition("/")[2])
     return parts["ticket"] if parts else ""
+
+
+def _sign_of(file: str) -> float:
+    """When a session showed that it goes on, if this is the name of such a sign; else long ago."""
+    sign = _SIGN.fullmatch(file)
+    return _time_of(sign[1]) if sign else 0.0
 
 
 def _time_of(text: str) -> float:

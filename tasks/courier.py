@@ -84,6 +84,7 @@ class StoreCourier:
         """
         pause = _SHORTEST_PAUSE
         while True:
+            self._objects.stay()
             queues = dict.fromkeys(self._watched[ticket].queue for ticket in tickets)
             standings = {queue: self._store.standings(queue) for queue in queues}
             for ticket in tickets:

@@ -28,7 +28,7 @@ WINNER = Winner("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
 
 @pytest.fixture
 def report(tmp_path: Path) -> Report:
-    request = {"network": "net", "threads": 2, "home": str(tmp_path)}
+    request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
     spent = TuningSummary(64, 12.0, 3, (ROW,))
     coverage = CoverageReport.of(KERNELS)
     folder = tmp_path / "runs" / "RUN"
@@ -77,7 +77,7 @@ def test_a_way_that_was_not_taken_says_so(report: Report, tmp_path: Path) -> Non
     lost = replace(ROW, name="winograd2_conv", task_key="other", stop_reason="conv computes the same faster")
     timed = replace(ROW, name="winograd4_conv", task_key="third")
     spent = TuningSummary(64, 12.0, 3, (ROW, lost, timed))
-    request = {"network": "net", "threads": 2, "home": str(tmp_path)}
+    request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
     behind = replace(WINNER, task_key="third", serves=False, rejected=())
     report = Report.of("RUN", request, spent, (WINNER, behind), COMPARISON, report.coverage, tmp_path, tmp_path)
     assert [task.used for task in report.tasks] == [True, False, False]

@@ -1,5 +1,6 @@
 """An errand is done by one worker at a time and answered once, whatever happens in between."""
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -131,6 +132,36 @@ def test_what_ended_long_ago_is_swept(tmp_path: Path) -> None:
     assert store.sweep(ULID.from_str(SESSION).timestamp + 60.0) == 0
     assert store.sweep(now + KEPT_SECONDS + 60.0) == 3
     assert (tmp_path / "queues" / QUEUE / "notes.txt").exists()
+
+
+def test_a_session_that_goes_on_for_weeks_keeps_what_it_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, day = ErrandStore(tmp_path), 86400.0
+    begun = time.time() - 30 * day
+    session = str(ULID.from_timestamp(begun))
+    monkeypatch.setattr(time, "time", lambda: begun)
+    objects = store.objects(session)
+    name = objects.put(b"kernel")
+    ticket = f"998-{ULID.from_timestamp(begun)}"
+    head = json.dumps({"verb": "build", "session": session}).encode()
+    (tmp_path / "queues" / QUEUE).mkdir(parents=True)
+    (tmp_path / "queues" / QUEUE / f"{ticket}.request").write_bytes(head + b"\nmessage")
+    monkeypatch.undo()
+    objects.stay()
+    assert store.sweep() == 0
+    assert objects.get(name) == b"kernel"
+    assert store.sweep(time.time() + KEPT_SECONDS + day) == 3
+    assert list(store.standings(QUEUE)) == []
+    later = time.time() + KEPT_SECONDS + 2 * day
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert objects.put(b"kernel") == name
+    assert objects.get(name) == b"kernel"
+
+
+def test_a_session_does_not_show_at_every_turn_that_it_goes_on(tmp_path: Path) -> None:
+    objects = ErrandStore(tmp_path).objects(SESSION)
+    for _ in range(3):
+        objects.stay()
+    assert not (tmp_path / "objects").exists()
 
 
 @pytest.mark.parametrize("request_", [b"", b"{", b"[1]", b'{"verb": "build"}', b"\xff\nmessage"])
