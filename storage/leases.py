@@ -8,6 +8,7 @@ there is none, so of many successors one wins. Nobody's clock is compared with a
 An owner that slept so long that it was succeeded ends itself as soon as it wakes.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -95,9 +96,31 @@ def acquire(objects: Objects, folder: str) -> Lease:
         number = _highest(objects, folder)
         if number:
             _await_end(objects, folder, number)
-        if objects.create(_name(folder, number + 1), json.dumps(claim).encode()):
-            objects.remove([name for name in objects.files(folder) if _number(name) <= number])
-            return Lease(objects, folder, number + 1, claim)
+        mine = _name(folder, number + 1)
+        try:
+            # a request that is repeated for want of an answer may find the claim that it has put itself
+            if objects.create(mine, json.dumps(claim).encode()) or _is_owned(objects, mine, claim):
+                objects.remove([name for name in objects.files(folder) if _number(name) <= number])
+                return Lease(objects, folder, number + 1, claim)
+        except BaseException:
+            _withdraw(objects, mine, claim)
+            raise
+
+
+def _is_owned(objects: Objects, name: str, claim: Mapping[str, Any]) -> bool:
+    """Whether the claim of that name was put by the owner of `claim`. Raises: StoreError."""
+    try:
+        found = json.loads(objects.read(name))
+        return bool(found["owner"] == claim["owner"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _withdraw(objects: Objects, name: str, claim: Mapping[str, Any]) -> None:
+    """Give up a claim that became no lease, if it was put at all: nobody renews it, and others would wait for it."""
+    with contextlib.suppress(StoreError):
+        if _is_owned(objects, name, claim):
+            objects.publish({name: json.dumps({**claim, "is_free": True}).encode()})
 
 
 def _await_end(objects: Objects, folder: str, number: int) -> None:

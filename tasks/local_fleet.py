@@ -8,6 +8,7 @@ No server is needed: errands go through a folder of their own. Prefect is import
 
 import contextlib
 import os
+import selectors
 import subprocess
 import sys
 import threading
@@ -27,6 +28,8 @@ SILENCE_SECONDS = 6.0
 """A worker of the same machine that has not raised its count for so long is lost."""
 PATIENCE_SECONDS = 300.0
 """So long an errand may wait for the worker."""
+START_SECONDS = 120.0
+"""So long a worker may take to begin: it imports a compiler, perhaps from a cold disk on a busy machine."""
 LEAVE_SECONDS = 15.0
 """How long a worker has to end by itself."""
 
@@ -103,6 +106,13 @@ class LocalFleet:
             text=True,
         )
         assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            is_silent = not selector.select(START_SECONDS)
+        if is_silent:
+            process.kill()
+            self._end(process)
+            raise MeasureError(f"the worker for {self._key} has not begun within {START_SECONDS:.0f} s and was ended")
         if process.stdout.readline().strip() != READY:
             self._end(process)
             raise MeasureError(

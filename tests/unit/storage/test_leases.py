@@ -113,3 +113,44 @@ def test_a_process_that_is_gone_is_known_to_be(objects: Any) -> None:
     began = time.monotonic()
     acquire(objects, "lock").close()
     assert time.monotonic() - began < PATIENCE
+
+
+class Failing:
+    """Objects of which one method fails once, after it has done its work or before."""
+
+    def __init__(self, objects: Any, method: str, error: BaseException | None) -> None:
+        self._objects, self._method, self._error = objects, method, error
+        self._is_over = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._objects, name)
+        if name != self._method or self._is_over:
+            return found
+
+        def failing(*arguments: Any) -> bool:
+            self._is_over = True
+            found(*arguments)
+            if self._error is not None:
+                raise self._error
+            return False
+
+        return failing
+
+
+@pytest.mark.usefixtures("unseen")
+@pytest.mark.parametrize("method", ["create", "remove"])
+@pytest.mark.parametrize("error", [StoreError("the network is down"), KeyboardInterrupt()])
+def test_a_claim_that_became_no_lease_holds_nobody_up(objects: Any, method: str, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        acquire(Failing(objects, method, error), "lock")
+    began = time.monotonic()
+    acquire(objects, "lock").close()
+    assert time.monotonic() - began < PATIENCE
+
+
+@pytest.mark.usefixtures("unseen")
+def test_a_put_that_was_repeated_for_want_of_an_answer_is_known_again(objects: Any) -> None:
+    began = time.monotonic()
+    acquire(Failing(objects, "create", None), "lock").close()
+    assert time.monotonic() - began < PATIENCE
+    assert objects.files("lock") == ["lock/00000001"]

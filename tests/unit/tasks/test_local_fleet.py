@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -92,3 +93,15 @@ def test_a_worker_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(MeasureError, match="ended with code 1 before it began"):
         LocalFleet(KEY)
+
+
+def test_a_worker_that_does_not_begin_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(silent))
+    monkeypatch.setattr(local_fleet, "START_SECONDS", 0.2)
+    began = time.monotonic()
+    with pytest.raises(MeasureError, match="has not begun within"):
+        LocalFleet(KEY)
+    assert time.monotonic() - began < 10

@@ -1,0 +1,71 @@
+"""A device is held by one at a time, and the lock is nothing that somebody else has put in its place."""
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from compiler.errors import MeasureError
+from tasks.lanes import locked
+
+
+def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
+    path, order = tmp_path / "lane.lock", []
+
+    def second() -> None:
+        with locked(path):
+            order.append("second")
+
+    with locked(path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_a_file_of_another_user_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "lane.lock"
+    path.touch()
+    path.chmod(0o444)
+    with locked(path), path.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
+    path, entered = tmp_path / "lane.lock", threading.Event()
+
+    def second() -> None:
+        with locked(path):
+            entered.set()
+
+    with locked(path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.1)
+        path.unlink()
+    thread.join()
+    assert entered.is_set()
+    assert path.stat().st_size == 0
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "file with something in it", "folder"])
+def test_what_somebody_else_has_put_there_is_refused_and_left_alone(kind: str, tmp_path: Path) -> None:
+    path, target = tmp_path / "lane.lock", tmp_path / "target"
+    if kind == "link":
+        target.touch()
+    if "link" in kind:
+        path.symlink_to(target)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("precious")
+    with pytest.raises(MeasureError, match="remove it"), locked(path):
+        raise AssertionError("held")
+    assert target.exists() == (kind == "link")
+    assert kind != "file with something in it" or path.read_text() == "precious"
