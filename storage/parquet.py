@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,11 +38,14 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    """What a full check found: readable files, their rows, temporaries left by killed writers."""
+    """What a full check found: readable files, the records in them, temporaries left by killed writers. `repeats` are
+    rows of a record that another row holds already; readers leave them out.
+    """
 
     files: int
     rows: int
     temporaries: tuple[str, ...]
+    repeats: int = 0
 
 
 class ParquetRecordStore(RecordStore):
@@ -188,16 +192,32 @@ class ParquetRecordStore(RecordStore):
             SchemaError: a file was written by a newer Retune.
         """
         self._check_marker()
-        files = rows = 0
-        for name in part_names(self.medium):
-            where = self.medium.where(name)
-            records = from_table(read_part(self.medium, name), where)
-            if any(part_folder(r.target, r.task_key) != name.rpartition("/")[0] for r in records):
-                raise CorruptRecordError(f"{where} holds records of another task than its folder's")
-            files += 1
-            rows += len(records)
+        files = rows = found = 0
+        for folder, names in groupby(sorted(part_names(self.medium)), lambda name: name.rpartition("/")[0]):
+            ids: set[str] = set()
+            for name in names:
+                where = self.medium.where(name)
+                records = from_table(read_part(self.medium, name), where)
+                if any(part_folder(r.target, r.task_key) != folder for r in records):
+                    raise CorruptRecordError(f"{where} holds records of another task than its folder's")
+                files += 1
+                found += len(records)
+                ids.update(record.record_id for record in records)
+            rows += len(ids)
         temporaries = sorted(name for name in self.medium.files(RECORDS) if name.endswith(TEMPORARY_SUFFIX))
-        return StoreCheck(files, rows, tuple(map(self.medium.where, temporaries)))
+        return StoreCheck(files, rows, tuple(map(self.medium.where, temporaries)), found - rows)
+
+    def add(self, records: Sequence[MeasureRecord]) -> int:
+        """Append those records that the store does not hold yet, where `append` writes all of them again; how many
+        that were. Raises: StoreError.
+        """
+        known: set[str] = set()
+        for target, key in {(record.target, record.task_key): None for record in records}:
+            known.update(self.table(Selection(key, target), ("record_id",)).column("record_id").to_pylist())
+        fresh = {record.record_id: record for record in records if record.record_id not in known}
+        if fresh:
+            self.append(list(fresh.values()))
+        return len(fresh)
 
     def _names(self, selection: Selection) -> list[str]:
         return part_names(self.medium, selection.target, selection.task_key)

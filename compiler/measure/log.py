@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -34,6 +35,10 @@ FAILED_COST = 1e10
 _log = logging.getLogger(__name__)
 
 _HARDWARE_COUNT = 8
+_HASH = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16,}|-?\d{9,}")
+"""What stands for a computation in a key, where no function is named: an MD5 sum, or what another function made."""
+_LONGEST_NAME = 100
+_TIMES = "x"
 _PARAMETER = 2**31 - 1
 _SECONDS = 2**47
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -178,14 +183,13 @@ def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
     Its id is made of what it says, so storing it a second time changes nothing. What our records have no column for
     goes into `options`, from where `from_record` takes it back.
     """
-    name = _workload_name(trial.task.workload_key)
     identity = json.dumps([write_line(trial), device])
     return MeasureRecord(
         record_id=_id_of(trial.timestamp, identity),
         run_id=f"log-{_digest(json.dumps([trial.task.target, trial.task.workload_key]))[:12]}",
         network="",
         task_key=trial.task.workload_key,
-        task_name=name,
+        task_name=readable_name(trial.task.workload_key),
         target=code_target(trial.task.target),
         device=device,
         threads=max(1, trial.task.hardware[0]) if trial.task.hardware else 1,
@@ -310,13 +314,35 @@ def _network_layout(target: str) -> int:
         return int(LayoutRewriteOption.NO_REWRITE)
 
 
-def _workload_name(key: str) -> str:
-    """A name for people: the function of a key, or its hash."""
+def readable_name(key: str) -> str:
+    """A workload key for people: the registered function and its arguments, or the shapes of a computation that has no
+    other name than its hash; a text that is no key as it is.
+    """
     try:
         decoded = json.loads(key)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key
-    return str(decoded[0]) if isinstance(decoded, list) and decoded else key
+    if not isinstance(decoded, list) or not decoded:
+        return key
+    name, *rest = decoded
+    shapes = [_TIMES.join(map(str, one)) or "1" for one in rest if isinstance(one, list)]
+    if _HASH.fullmatch(str(name)) and shapes and len(shapes) == len(rest):
+        *inputs, output = shapes
+        return _cut(f"{str(name)[:8]}: {', '.join(inputs) or 'nothing'} to {output}")
+    return _cut(f"{name}({', '.join(map(_worded, rest))})" if rest else str(name))
+
+
+def _worded(argument: Any) -> str:
+    """An argument of a workload key in a few letters: tensors and other sequences of numbers as 1x2x3."""
+    if isinstance(argument, list) and len(argument) == 3 and argument[0] == "TENSOR":
+        return f"{_worded(argument[1])} {argument[2]}"
+    if isinstance(argument, list):
+        return _TIMES.join(map(_worded, argument))
+    return str(argument)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
 def _digest(text: str) -> str:

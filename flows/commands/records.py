@@ -3,7 +3,7 @@ and only `compact` changes its files.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,10 +99,12 @@ def records_import(
     place = config.device_name() if device == "this" else device
     records = [to_record(trial, place) for trial in read_log(log)]
     into = _records(store)
-    for start in range(0, len(records), _IMPORTED_AT_ONCE):
-        into.append(records[start : start + _IMPORTED_AT_ONCE])
+    names = {task.task_key: task.task_name for task in into.tasks() if task.task_name not in task.task_key}
+    named = [replace(record, task_name=names.get(record.task_key, record.task_name)) for record in records]
+    added = sum(into.add(named[at : at + _IMPORTED_AT_ONCE]) for at in range(0, len(named), _IMPORTED_AT_ONCE))
     tasks = len({record.task_key for record in records})
-    output.say(f"{len(records)} trials of {tasks} tasks read from {log}", trials=len(records), tasks=tasks, log=log)
+    said = f"{len(records)} trials of {tasks} tasks read from {log}, {added} of them new"
+    output.say(said, trials=len(records), tasks=tasks, added=added, log=log)
 
 
 @records_app.command("export")
@@ -175,10 +177,11 @@ def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = Fal
     """Read every record file from beginning to end, and say whether all is well."""
     output = Output(as_json, quiet)
     found = _records(store).check()
+    repeats = f"; {found.repeats} rows repeat one of them, and readers leave these out" if found.repeats else ""
     output.say(
         "\n".join(
             [
-                f"{found.files} files with {found.rows} records are sound",
+                f"{found.files} files with {found.rows} records are sound{repeats}",
                 *(
                     f"{path}: left over by a process that was killed; it may be deleted when no run is active"
                     for path in found.temporaries

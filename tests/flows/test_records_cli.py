@@ -1,6 +1,7 @@
 """`retune records import` and `export`: a tuning log goes into the store and comes out again as it was."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,35 @@ def test_a_log_goes_in_and_comes_out(folder: Path, monkeypatch: pytest.MonkeyPat
     assert read(folder / "again.json") == sorted(lines, key=json.dumps)
     assert run(monkeypatch, "records", "export", "one.json", "--task", "other") == 0
     assert read(folder / "one.json") == [lines[2]]
+
+
+def test_a_log_that_is_imported_again_adds_what_is_new_in_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "tune.json", [line(0.1), line(0.1), line(0.2)])
+    run(monkeypatch, "records", "import", "tune.json")
+    write(folder / "tune.json", [line(0.1), line(0.2), line(0.3), line(0.3, '["other"]')])
+    for added in (2, 0):
+        capsys.readouterr()
+        assert run(monkeypatch, "records", "import", "tune.json") == 0
+        assert capsys.readouterr().out == f"4 trials of 2 tasks read from tune.json, {added} of them new\n"
+    assert run(monkeypatch, "records", "check", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["files"], found["rows"], found["repeats"]) == (3, 4, 0)
+
+
+def test_an_imported_task_has_the_name_that_the_store_knows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = '["0123456789abcdef0123456789abcdef", [1, 64], [64, 8], [1, 8]]'
+    write(folder / "tune.json", [line(0.1, key)])
+    run(monkeypatch, "records", "import", "tune.json")
+    store = ParquetRecordStore(folder / "state")
+    (imported,) = store.records()
+    assert imported.task_name == "01234567: 1x64, 64x8 to 1x8"
+    store.append([replace(imported, record_id="own", task_name="matmul_1x8", timestamp=imported.timestamp + 1)])
+    write(folder / "more.json", [line(0.2, key)])
+    run(monkeypatch, "records", "import", "more.json")
+    names = {record.seconds: record.task_name for record in ParquetRecordStore(folder / "state").records()}
+    assert names[0.2] == "matmul_1x8"
 
 
 def test_only_what_ran_on_this_machine_is_best_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +114,7 @@ def test_sql_over_the_records(
     sql = "SELECT task_name, count(*) AS trials FROM records GROUP BY ALL ORDER BY ALL"
     assert run(monkeypatch, "records", "query", sql, "--json") == 0
     rows = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
-    assert rows == [{"task_name": "other", "trials": 1}, {"task_name": "product", "trials": 2}]
+    assert rows == [{"task_name": "other", "trials": 1}, {"task_name": "product(128)", "trials": 2}]
     assert run(monkeypatch, "records", "query", sql) == 0
     assert "product" in capsys.readouterr().out
 

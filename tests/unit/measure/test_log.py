@@ -11,7 +11,16 @@ import pytest
 from compiler import te
 from compiler.driver.build import build_kernel
 from compiler.errors import LogFormatError
-from compiler.measure.log import append_log, code_target, from_record, read_line, read_log, to_record, write_line
+from compiler.measure.log import (
+    append_log,
+    code_target,
+    from_record,
+    read_line,
+    read_log,
+    readable_name,
+    to_record,
+    write_line,
+)
 from compiler.measure.record import MeasureStatus
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.loader import load_kernels
@@ -157,6 +166,28 @@ def test_a_record_of_a_logged_trial_gives_the_line_back() -> None:
     assert record.record_id == to_record(trial, "a machine").record_id
     assert record.record_id != to_record(trial, "another").record_id
     assert json.loads(write_line(from_record(record))) == json.loads(line())
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ('["conv2d", 1, [3, 3], ["TENSOR", [1, 8], "float32"], null]', "conv2d(1, 3x3, 1x8 float32, None)"),
+        ('["relu"]', "relu"),
+        ('["0123456789abcdef0123456789abcdef", [1, 64], [], [1, 8]]', "01234567: 1x64, 1 to 1x8"),
+        ('["0123456789abcdef0123456789abcdef", 7]', "0123456789abcdef0123456789abcdef(7)"),
+        ("[-1234567890123, [4], [5]]", "-1234567: 4 to 5"),
+        ("no key", "no key"),
+        ("[]", "[]"),
+        ('{"a": 1}', '{"a": 1}'),
+        ("[" * 5000, "[" * 5000),
+    ],
+)
+def test_a_key_is_read_by_people(key: str, name: str) -> None:
+    assert readable_name(key) == name
+
+
+def test_a_readable_name_is_short() -> None:
+    assert len(readable_name(json.dumps(["sum", *([[8] * 4] * 40)]))) <= 100
 
 
 def test_only_what_decides_the_code_is_kept_of_a_target() -> None:

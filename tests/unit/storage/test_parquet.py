@@ -280,3 +280,16 @@ def test_rows_of_the_first_version_are_read_as_what_they_were(tmp_path: Path) ->
     assert (new.record_id, new.censored, new.contention) == (newer.record_id, True, 0.25)
     assert store.best("w0") == old
     assert store.check().rows == 2
+
+
+def test_a_record_that_was_appended_again_counts_once(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    one, two, three = (timed("a", 1e-3 * number) for number in (1, 2, 3))
+    store.append([one, two])
+    store.append([two])
+    check = store.check()
+    assert (check.files, check.rows, check.repeats) == (2, 2, 1)
+    assert store.add([two, three, three]) == 1
+    assert store.add([two, three]) == 0
+    check = store.check()
+    assert (check.files, check.rows, check.repeats) == (3, 3, 1)
