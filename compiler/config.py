@@ -3,6 +3,7 @@
 Always: nothing else in Retune reads `os.environ`.
 """
 
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -14,6 +15,11 @@ from compiler.settings import Origin, Settings, Value, resolve, unknown_variable
 
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""
+
+PLACES = "RETUNE_PLACES"
+"""The variable with the URLs of stores that have passwords, a JSON list. Other users of a machine see the arguments of
+a process, but not its environment.
+"""
 
 
 def load(environment: Mapping[str, str] | None = None, flags: Mapping[str, Value] | None = None) -> Settings:
@@ -40,6 +46,11 @@ def strange_variables() -> dict[str, str]:
 def session() -> str:
     """The mark of the session of `retune tune` that this process belongs to; empty outside of one."""
     return os.environ.get(SESSION, "")
+
+
+def places() -> tuple[str, ...]:
+    """The URLs with passwords that the process which turned into this one had been given."""
+    return tuple(json.loads(os.environ.get(PLACES, "[]")))
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -35,12 +35,26 @@ Always: everything a user can cause derives from `RetuneError`.
 A failed *candidate* is not an exception but a value: see `compiler.measure.record.MeasureStatus`.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+HIDDEN = "***"
+"""What is shown in place of a password."""
+
+_PASSWORD = re.compile(r"""(\b[A-Za-z][\w+.-]*://[^\s/?#:@"']*:)[^\s/?#"']*@""")
+
+
+def without_passwords(text: str) -> str:
+    """The text with `***` for the password in every URL such as `sftp://name:password@host/folder`."""
+    return _PASSWORD.sub(rf"\1{HIDDEN}@", text) if "://" in text else text
+
 
 class RetuneError(Exception):
-    """Base of every error that is meant for the person using Retune."""
+    """Base of every error that is meant for the person using Retune; its text shows no password of a URL."""
+
+    def __str__(self) -> str:
+        return without_passwords(super().__str__())
 
 
 class DefinitionError(RetuneError):
@@ -63,7 +77,7 @@ class UnknownWorkloadError(WorkloadError, KeyError):
     """No registered workload has this key."""
 
     def __str__(self) -> str:
-        return Exception.__str__(self)
+        return without_passwords(Exception.__str__(self))
 
 
 class RegistryError(RetuneError, ValueError):

@@ -21,7 +21,7 @@ FILE = "retune.toml"
 FILE_VARIABLE = "RETUNE_CONFIG"
 """The environment variable that names another file."""
 
-OTHER_VARIABLES = (FILE_VARIABLE, "RETUNE_SESSION", "RETUNE_ROOT", "RETUNE_API_AUTH")
+OTHER_VARIABLES = (FILE_VARIABLE, "RETUNE_SESSION", "RETUNE_PLACES", "RETUNE_ROOT", "RETUNE_API_AUTH")
 """Variables of ours that are no settings: they belong to processes that are started, not to a person's wishes."""
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}

@@ -4,16 +4,19 @@ Always: exit codes as in `flows.exits`; Prefect is not imported here. The comman
 """
 
 import os
+import signal
 import sys
 import traceback
+from types import FrameType
 
 import typer
 
-from compiler.errors import RetuneError
+from compiler.errors import RetuneError, without_passwords
 from flows import exits
 from flows.commands import compile as compiling
 from flows.commands import fleet, networks, report, settings, tune
 from flows.commands.doctor import doctor
+from flows.commands.output import complain
 from flows.commands.records import records_app
 
 app = typer.Typer(
@@ -38,27 +41,41 @@ app.command()(fleet.pools)
 app.add_typer(records_app, name="records")
 
 
+class _TerminatedError(BaseException):
+    """SIGTERM came: what a command has begun is put away as after Ctrl-C."""
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
+    raise _TerminatedError
+
+
 def main() -> None:
     """Entry point of the console script `retune`."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
-        sys.exit(app(prog_name="retune", standalone_mode=False))
+        code = app(prog_name="retune", standalone_mode=False)
+        if code == exits.INTERRUPTED:  # which typer makes of a Ctrl-C, without a word
+            complain("stopped")
+        sys.exit(code)
     except RetuneError as error:
         _complain(str(error), exits.USER_ERROR)
     except typer.TyperException as error:
         _complain(*_misuse(error))
     except (KeyboardInterrupt, typer.Abort):
         _complain("stopped", exits.INTERRUPTED)
+    except _TerminatedError:
+        _complain("stopped", exits.TERMINATED)
     except BrokenPipeError:
         # the reader of a pipe, such as `head`, has seen enough; Python would complain when it flushes at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(exits.OK)
     except Exception as error:
-        traceback.print_exc()
+        typer.echo(without_passwords(traceback.format_exc()), err=True)
         _complain(f"a fault of Retune itself, please report it: {type(error).__name__}: {error}", exits.BUG)
 
 
 def _complain(sentence: str, code: int) -> None:
-    typer.echo(f"retune: {' '.join(sentence.split())}", err=True)
+    complain(sentence)
     sys.exit(code)
 
 

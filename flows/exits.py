@@ -1,5 +1,7 @@
 """Exit codes of every command. Always: documented in docs/cli.md."""
 
+import signal
+
 OK = 0
 """All went well."""
 
@@ -17,3 +19,8 @@ INTERRUPTED = 130
 
 TERMINATED = 143
 """SIGTERM, as a supervisor sends it."""
+
+
+def stopped_by(signum: int) -> int:
+    """The exit code of a command that a signal has ended, the one that shells show for it."""
+    return TERMINATED if signum == signal.SIGTERM else INTERRUPTED

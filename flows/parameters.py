@@ -18,7 +18,7 @@ from compiler.driver.tuning import Origin
 from compiler.errors import OptionError
 from compiler.measure.options import MeasureOptions
 from compiler.target import Target
-from storage.place import Place, is_remote, local_folder
+from storage.place import Place, is_remote, local_folder, veiled
 from tasks.plan import FleetPlan
 
 DEFAULT_TRIALS = 1000
@@ -38,10 +38,10 @@ class TuneJob:
     `network` is a name of the zoo or the path of an ONNX file. The run ends after `trials` measured programs or
     `minutes` of tuning, whichever comes first; None means no such limit, but one of them is set. `threads` is what
     the tuned network will run on, `batch` the most programs in a round, `home` the absolute path of the state folder,
-    `store` the URL where records and what was learned are kept instead of there (see docs/storage.md),
-    `shapes` what dynamic inputs are fixed to, see `parse_shape`. After `early_stopping` trials without a shorter
-    estimated latency the run ends (0: never). `weights` is where a kernel's weights are while it is timed, see
-    `network_options`. `winograd` says whether convolutions may be computed in transformed spaces.
+    `store` the URL, without a password, where records and what was learned are kept instead of there (see
+    docs/storage.md), `shapes` what dynamic inputs are fixed to, see `parse_shape`. After `early_stopping` trials
+    without a shorter estimated latency the run ends (0: never). `weights` is where a kernel's weights are while it is
+    timed, see `network_options`. `winograd` says whether convolutions may be computed in transformed spaces.
 
     With a `fleet` programs are built by its workers and timed on its device of the key `on_device`; `storage` is the
     place that it shares. `machine` and `cache_bytes` are then those of the device, see `flows.located`.
@@ -133,14 +133,14 @@ class TuneJob:
             seed=seed,
             batch=batch,
             home=str(folder),
-            store=home if home and is_remote(home) else "",
+            store=veiled(home) if home and is_remote(home) else "",
             shapes=tuple(shapes or ()),
             early_stopping=early_stopping,
             weights=weights,
             winograd=winograd,
             fleet=fleet,
             on_device=on_device or "",
-            storage=settings.fleet_storage or f"{folder}/fleet",
+            storage=veiled(settings.fleet_storage or f"{folder}/fleet"),
         )
 
     @property

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import httpx
-import typer
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -26,7 +25,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 from prefect.workers.process import ProcessWorker
 
 from flows import exits
-from flows.commands.output import Mode, Output
+from flows.commands.output import Mode, Output, complain
 from tasks.lanes import ensure_limit, lane_name
 
 
@@ -138,7 +137,7 @@ def main(mode: Mode, devices: list[str]) -> int:
     """Create everything; `devices` are those of this machine that get a lane. Returns the exit code."""
     url = PREFECT_API_URL.value()
     if not url:
-        typer.echo("retune: set PREFECT_API_URL to the address of a Prefect server first", err=True)
+        complain("set PREFECT_API_URL to the address of a Prefect server first")
         return exits.USER_ERROR
     try:
         made = asyncio.run(make_pools()) + asyncio.run(make_automation())
@@ -146,7 +145,7 @@ def main(mode: Mode, devices: list[str]) -> int:
             if ensure_limit(lane_name(device)):
                 made.append(f"limit {lane_name(device)}: one at a time")
     except httpx.HTTPError as error:
-        typer.echo(f"retune: the Prefect server at {url} does not answer: {error}", err=True)
+        complain(f"the Prefect server at {url} does not answer: {error}")
         return exits.USER_ERROR
     output = Output(mode is Mode.JSON, mode is Mode.QUIET)
     for line in made:

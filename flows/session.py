@@ -15,27 +15,30 @@ from prefect.settings import PREFECT_API_URL
 from compiler import config
 from compiler.errors import OptionError, RetuneError
 from flows import exits
-from flows.commands.output import Mode
+from flows.commands.output import Mode, complain
 from flows.guardian import start_guardian
 from flows.live import shown_on
 from flows.machine import report_line
 from flows.outcome import show_report
 from flows.parameters import TuneJob
 from flows.tune_network import tune_network
+from storage.place import veiled
 
 
 def main(mode: Mode, text: str) -> int:
     """Run the flow for the job in `text` and print its report. Returns the exit code."""
     job = TuneJob(**json.loads(text))
+    for url in config.places():
+        veiled(url)
     try:
         require_server()
         with shown_on(sys.stdout, mode):
             report = tune_network(**job.asked())
     except RetuneError as error:
-        typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
+        complain(str(error))
         return exits.USER_ERROR
     except KeyboardInterrupt:
-        typer.echo("retune: stopped; what was measured is kept, and the same command goes on from there", err=True)
+        complain("stopped; what was measured is kept, and the same command goes on from there")
         return exits.INTERRUPTED
     if mode is Mode.JSON:
         typer.echo(report_line(report))

@@ -1,5 +1,5 @@
 """In: a fleet's storage and what this machine is to do for it. Out: programs built and timed, for any run. Always: ends
-within seconds when told to, and what it was doing goes to another worker at once.
+within seconds when told to, with the exit code of the signal, and what it was doing goes to another worker at once.
 
 Run as `retune worker`, see `flows.cli`.
 """
@@ -18,15 +18,16 @@ from functools import partial
 from types import FrameType
 
 import httpx
-import typer
 from prefect.settings import PREFECT_API_URL
 from prefect.task_worker import TaskWorker
 
-from compiler.errors import RetuneError, StoreError
+from compiler import config
+from compiler.errors import RetuneError, StoreError, without_passwords
 from compiler.measure.fleet import BUILD, device_queue
 from flows import exits
-from flows.commands.output import Mode, json_line
+from flows.commands.output import Mode, complain, json_line
 from storage.errands import ErrandStore
+from storage.place import veiled
 from tasks.agent import Agent
 from tasks.lanes import device_lane, ensure_limit, lane_name
 from tasks.wakes import PREFECT, background_task, fleet_of
@@ -58,6 +59,14 @@ class WorkerJob:
         return (*timing, *((BUILD,) if self.build else ()))
 
 
+class LineFormatter(logging.Formatter):
+    """A log line for people: when, and what, without passwords of URLs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the lines of a traceback below it."""
+        return without_passwords(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """A log line as one JSON object: `time` in seconds since 1970, `level`, `text`."""
 
@@ -69,7 +78,7 @@ class JsonFormatter(logging.Formatter):
 def show_log(mode: Mode) -> None:
     """Tell what happens: on stderr, or on stdout as JSON; with nothing but warnings when it is to be quiet."""
     handler = logging.StreamHandler(sys.stdout if mode is Mode.JSON else sys.stderr)
-    handler.setFormatter(JsonFormatter() if mode is Mode.JSON else logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if mode is Mode.JSON else LineFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.WARNING if mode is Mode.QUIET else logging.INFO, handlers=[handler], force=True)
     for name in ("httpx", "prefect"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -78,12 +87,14 @@ def show_log(mode: Mode) -> None:
 def main(mode: Mode, text: str) -> int:
     """Work until told to end. `text` is a `WorkerJob` as JSON. Returns the exit code."""
     job = WorkerJob(**json.loads(text))
+    for url in config.places():
+        veiled(url)
     show_log(mode)
     try:
         kind, _ = fleet_of(job.fleet)
         woken = kind == PREFECT
         if woken and not PREFECT_API_URL.value():
-            typer.echo("retune: set PREFECT_API_URL to the address of the fleet's Prefect server first", err=True)
+            complain("set PREFECT_API_URL to the address of the fleet's Prefect server first")
             return exits.USER_ERROR
         if woken and job.device:
             ensure_limit(lane_name())
@@ -91,14 +102,17 @@ def main(mode: Mode, text: str) -> int:
         with Agent(ErrandStore(job.storage), job.queues, job.parallel, lane) as agent:
             return _serve(agent, job.queues, woken=woken)
     except (RetuneError, httpx.HTTPError) as error:
-        typer.echo(f"retune: {' '.join(str(error).split())}", err=True)
+        complain(str(error))
         return exits.USER_ERROR
 
 
 def _serve(agent: Agent, queues: Sequence[str], *, woken: bool) -> int:
+    """Do errands until a signal ends it; the exit code of the first one."""
     over = threading.Event()
+    signals: list[int] = []
 
     def end(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
+        signals.append(signum)
         over.set()
         agent.leave()
 
@@ -113,7 +127,8 @@ def _serve(agent: Agent, queues: Sequence[str], *, woken: bool) -> int:
         except StoreError as error:
             _LOG.warning("%s; trying again", error)
         over.wait(LOOK_WOKEN_SECONDS if woken else LOOK_SECONDS)
-    return exits.OK
+    _LOG.info("%s was told to end", agent.name)
+    return exits.stopped_by(signals[0])
 
 
 def _listen(agent: Agent, queues: Sequence[str], over: threading.Event) -> None:

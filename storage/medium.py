@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from compiler.errors import StoreError
+from compiler.errors import StoreError, without_passwords
 from storage.files import TEMPORARY_SUFFIX, make_folder, new_id, publish, sync_folder, write_through
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class Medium(ABC):
         self.url = url
 
     def where(self, name: str = "") -> str:
-        """The whole path or URL of a name, for people."""
-        return f"{self.url}/{name}" if name else self.url
+        """The whole path or URL of a name, for people: without a password."""
+        return without_passwords(f"{self.url}/{name}" if name else self.url)
 
     @abstractmethod
     def publish(self, files: Mapping[str, bytes]) -> None:

@@ -1,14 +1,39 @@
-"""In: where a store is, as people write it. Out: its medium. Always: the same text opens the same files."""
+"""In: where a store is, as people write it. Out: its medium. Always: the same text opens the same files.
+
+A URL may hold a password. What is shown or kept by others is the URL without it, which opens the same files in a
+process that has heard of the whole one.
+"""
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from compiler.errors import StoreError
+from compiler.errors import HIDDEN, StoreError, without_passwords
 from storage.medium import LocalMedium, Medium
 from storage.objects import ObjectMedium
 
 Place = Path | str
 """A path, or a URL as text."""
+
+_WHOLE: dict[str, str] = {}
+"""URLs with their passwords, by what they are without."""
+
+
+def veiled(place: str) -> str:
+    """A URL without its password, for which this process takes the whole one from now on; any other text as it is."""
+    shown = without_passwords(place)
+    if shown != place:
+        _WHOLE[shown] = place
+    return shown
+
+
+def unveiled(place: Place) -> Place:
+    """The whole of a URL that was veiled in this process, for another one; any other place as it is."""
+    return _WHOLE.get(place, place) if isinstance(place, str) else place
+
+
+def veiled_places() -> tuple[str, ...]:
+    """All URLs that were veiled in this process, whole, for one that it turns into."""
+    return tuple(_WHOLE.values())
 
 
 def is_remote(place: Place) -> bool:
@@ -34,4 +59,9 @@ def open_medium(place: Place) -> Medium:
 
     Raises: StoreError when the place cannot hold a store, or its kind needs a package that is not installed.
     """
-    return ObjectMedium(str(place)) if is_remote(place) else LocalMedium(local_folder(place))
+    place = unveiled(place)
+    if not is_remote(place):
+        return LocalMedium(local_folder(place))
+    if f":{HIDDEN}@" in str(place):
+        raise StoreError(f"{place} is shown without its password: give the URL as it was given first")
+    return ObjectMedium(str(place))

@@ -16,6 +16,7 @@ from compiler.errors import StoreError
 from flows.commands.output import Json, Mode, Quiet
 from flows.commands.records import Store, state_folder_of
 from storage.files import make_folder
+from storage.place import veiled, veiled_places
 
 DEVICE = "cpu"
 
@@ -46,7 +47,7 @@ def worker(
     home = state_folder_of(store)
     job = {
         "fleet": fleet or settings.fleet or "prefect",
-        "storage": storage or settings.fleet_storage or str(home / "fleet"),
+        "storage": veiled(storage or settings.fleet_storage or str(home / "fleet")),
         "build": build or not device,
         "device": device,
         "parallel": processes,
@@ -72,6 +73,8 @@ def _become(module: str, home: Path, *arguments: str) -> None:
         make_folder(home / "prefect")
     except OSError as error:
         raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
-    environment = config.child_environment(config.prefect_environment(home))
+    environment = config.child_environment(
+        {**config.prefect_environment(home), config.PLACES: json.dumps(veiled_places())}
+    )
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.launch", module, *arguments], environment)

@@ -1,6 +1,7 @@
 """In: what a command has to say. Out: text and tables for people, JSON lines for machines, or nothing.
 
-Always: what people read on stdout is there for machines too. Errors go to stderr, whatever the mode.
+Always: what people read on stdout is there for machines too. Errors go to stderr, whatever the mode. No password of a
+URL is shown.
 """
 
 import json
@@ -16,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from compiler.errors import OptionError
+from compiler.errors import OptionError, without_passwords
 from flows.outcome import PIPE_WIDTH
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text and tables.")]
@@ -65,7 +66,7 @@ class Output:
         if self.mode is Mode.JSON:
             self.object(fields)
         elif self.mode is Mode.PEOPLE:
-            typer.echo(text)
+            typer.echo(without_passwords(text))
 
     def object(self, fields: Row) -> None:
         """A line for machines."""
@@ -87,7 +88,12 @@ class Output:
 
 def json_line(fields: Row) -> str:
     """One JSON object without a line break; a number that JSON cannot write is null, what it does not know a text."""
-    return json.dumps(finite(fields), default=str, allow_nan=False)
+    return without_passwords(json.dumps(finite(fields), default=str, allow_nan=False))
+
+
+def complain(sentence: str) -> None:
+    """Say on stderr, in one line, what is wrong."""
+    typer.echo(f"retune: {' '.join(without_passwords(sentence).split())}", err=True)
 
 
 def finite(value: Any) -> Any:
@@ -105,4 +111,4 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def _text(cell: object) -> str:
-    return "-" if cell is None else str(cell)
+    return "-" if cell is None else without_passwords(str(cell))

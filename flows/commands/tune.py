@@ -25,7 +25,7 @@ from flows.commands.records import Store
 from flows.parameters import DEFAULT_TRIALS, TuneJob
 from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
-from storage.place import Place
+from storage.place import Place, veiled_places
 
 HOST = "llvm"
 """The target of this machine."""
@@ -79,9 +79,10 @@ def tune(
     extract_network(job.network, job.target or HOST, job.threads or 1, job.shapes, job.winograd)
     _prepare_state_folder(Path(job.home), job.place)
     settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
+    settings[config.PLACES] = json.dumps(veiled_places())
     environment = config.child_environment(settings)
     sys.stdout.flush()
-    command = [sys.executable, "-P", "-m", "flows.launch", mode.value, json.dumps(asdict(job))]
+    command = [sys.executable, "-P", "-m", "flows.launch", "flows.session", mode.value, json.dumps(asdict(job))]
     os.execve(sys.executable, command, environment)
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from compiler.errors import without_passwords
+
 
 class Verdict(StrEnum):
     """How a thing is."""
@@ -20,6 +22,10 @@ class Finding:
     verdict: Verdict
     found: str
     advice: str = ""
+
+    def __post_init__(self) -> None:
+        """Found are URLs too: their passwords are not shown."""
+        object.__setattr__(self, "found", without_passwords(self.found))
 
 
 def ok(name: str, found: str) -> Finding:

@@ -6,14 +6,16 @@ Always: Prefect is not imported, so this takes no time and works where Prefect i
 import platform
 import shutil
 import time
+from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import suppress
+from http.client import HTTPException
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
-from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 from compiler import config
 from compiler.errors import RetuneError, StoreError
@@ -99,11 +101,9 @@ def prefect(url: str | None) -> Finding:
     if not url:
         return ok("Prefect", f"{_version('prefect')}, embedded: no server is needed")
     try:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise ValueError("it is no http address")
-        with urlopen(f"{url.rstrip('/')}/health", timeout=5) as answer:
+        with urlopen(_health_of(url), timeout=5) as answer:
             healthy = answer.status == 200
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         return fail(
             "Prefect", f"{url} does not answer: {reason}", "start it (`prefect server start`), or unset PREFECT_API_URL"
@@ -111,6 +111,19 @@ def prefect(url: str | None) -> Finding:
     if not healthy:
         return fail("Prefect", f"{url} is not well", "look at the server's log")
     return ok("Prefect", f"{_version('prefect')}, server at {url}")
+
+
+def _health_of(url: str) -> Request:
+    """How to ask a server whether it is well; a name and password in its address are sent as a browser would.
+
+    Raises: ValueError for no http address.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("it is no http address")
+    name, sign, host = parts.netloc.rpartition("@")
+    headers = {"Authorization": f"Basic {b64encode(unquote(name).encode()).decode()}"} if sign else {}
+    return Request(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", headers=headers)
 
 
 def fleet(kind: str | None, place: str | None) -> Finding:

@@ -3,12 +3,16 @@
 import contextlib
 import inspect
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from compiler.executor import executors
 from compiler.frontend.zoo import NAMES
@@ -231,3 +235,27 @@ def test_an_empty_store_is_no_error(
 def test_the_command_line_does_not_import_prefect() -> None:
     code = "import sys, flows.cli; sys.exit('prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_says_so_and_puts_its_things_away(
+    signum: int, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, left = signal.getsignal(signal.SIGTERM), []
+
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signum)
+            time.sleep(10)
+        finally:
+            left.append(folder)
+
+    app = typer.Typer()
+    app.command()(command)
+    monkeypatch.setattr(cli, "app", app)
+    try:
+        assert run(monkeypatch) == code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left == [folder]
+    assert capsys.readouterr().err.splitlines()[-1] == "retune: stopped"

@@ -1,0 +1,120 @@
+"""A URL with a password works everywhere, and shows it nowhere."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import config
+from compiler.errors import StoreError
+from flows.commands.fleet import worker
+from flows.commands.tune import tune
+from flows.doctor import services
+from flows.doctor.finding import Verdict
+from flows.parameters import TuneJob
+from flows.worker import LineFormatter
+from storage.parquet import ParquetRecordStore
+from storage.place import open_medium, veiled_places
+from tests.flows.command_line import run
+from tests.flows.test_records_cli import line, write
+
+PLACE = "memory://me:s3cr3t@passwords/store"
+SHOWN = "memory://me:***@passwords/store"
+
+
+def test_what_is_shown_opens_the_same_files_where_the_whole_was_heard_of() -> None:
+    with pytest.raises(StoreError, match="without its password"):
+        open_medium("memory://you:***@passwords/store")
+    open_medium(PLACE).publish({"a": b"1"})
+    TuneJob.checked("mlp", home=PLACE)
+    assert open_medium(SHOWN).read("a") == b"1"
+    assert open_medium(SHOWN).where("a") == f"{SHOWN}/a"
+    assert PLACE in veiled_places()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_job_carries_no_password_and_finds_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETUNE_FLEET_STORAGE", "memory://me:s3cr3t@fleet")
+    job = TuneJob.checked("mlp", home=PLACE, fleet="folder")
+    assert job.place == SHOWN
+    assert "s3cr3t" not in json.dumps([asdict(job), job.asked(), job.describe()])
+    assert ParquetRecordStore(job.place).records() == []
+    assert job.plan is not None
+    open_medium("memory://me:s3cr3t@fleet").publish({"b": b"2"})
+    assert open_medium(job.plan.storage).read("b") == b"2"
+
+
+@pytest.mark.usefixtures("folder")
+def test_processes_get_it_where_other_users_do_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr("os.execve", lambda _, words, environment: begun.append((words, environment)))
+    tune("mlp", store=PLACE)
+    worker(storage=PLACE)
+    for words, environment in begun:
+        assert "s3cr3t" not in " ".join(words)
+        assert PLACE in json.loads(environment[config.PLACES])
+    assert len(begun) == 2
+
+
+def test_no_command_shows_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "tune.json", [line(0.1)])
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:s3cr3t@127.0.0.1:9/api")
+    monkeypatch.setenv("RETUNE_FLEET_STORAGE", PLACE)
+    assert run(monkeypatch, "records", "import", "tune.json", "--store", PLACE) == 0
+    open_medium(PLACE).publish({"records/target_slug=x/workload=w/.0.tmp": b"left over"})
+    for words in (["records", "check"], ["records", "list"], ["runs"]):
+        assert run(monkeypatch, *words, "--store", PLACE) == 0
+        assert run(monkeypatch, *words, "--json", "--store", PLACE) == 0
+    assert run(monkeypatch, "config") == 0
+    assert run(monkeypatch, "config", "--json") == 0
+    for words in (["records", "show", "NONE"], ["report"], ["fetch"]):
+        assert run(monkeypatch, *words, "--store", PLACE) == 2
+    assert run(monkeypatch, "runs", "--store", "nonsense://me:s3cr3t@host") == 2
+    said = "".join(capsys.readouterr())
+    assert "s3cr3t" not in said
+    assert SHOWN in said
+    assert "http://me:***@127.0.0.1:9/api" in said
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers whoever names the password."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers["Authorization"] == "Basic bWU6czNjcjN0" else 401)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_the_doctor_asks_with_it_and_does_not_tell(port: int) -> None:
+    well = services.prefect(f"http://me:s3cr3t@127.0.0.1:{port}/api")
+    ill = services.prefect(f"http://me:wr0ng@127.0.0.1:{port}/api")
+    assert (well.verdict, ill.verdict) == (Verdict.OK, Verdict.FAIL)
+    found = [well, ill, services.store("nonsense://me:s3cr3t@host"), services.fleet("folder", PLACE)]
+    assert found[3].verdict is Verdict.OK
+    assert all("me:***@" in one.found for one in found)
+    assert not any("s3cr3t" in str(one) or "wr0ng" in str(one) for one in found)
+
+
+def test_a_worker_does_not_log_it() -> None:
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "cannot reach %s", (OSError(f"{PLACE}/queues"),), None)
+    assert LineFormatter("%(message)s").format(record) == f"cannot reach {SHOWN}/queues"
