@@ -11,7 +11,7 @@ from compiler.executor.params import (
     save_param_dict,
     save_param_dict_to_file,
 )
-from compiler.runtime.buffers import aligned_array as empty
+from compiler.runtime.buffers import empty
 from compiler.runtime.device import Device, cpu, device
 from compiler.runtime.timing import BenchmarkResult
 

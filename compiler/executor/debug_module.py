@@ -29,6 +29,7 @@ from compiler.executor.graph_module import Devices, FunctionTable, GraphModule, 
 from compiler.executor.library import Library
 from compiler.executor.params import save_param_dict_to_file
 from compiler.runtime.artifact import Array
+from compiler.runtime.paths import path_of
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 _FOLDER = "_tvmdbg_device_CPU_0"
@@ -44,7 +45,8 @@ def create(
 ) -> "GraphModuleDebug":
     """An executor of a graph that times its nodes; it writes under `dump_root`, by default a new temporary folder.
 
-    Raises: as `compiler.executor.graph_module.create`; ArtifactError when the folder cannot be written.
+    Raises: as `compiler.executor.graph_module.create`; ArtifactError when the folder cannot be written, OptionError
+    when `dump_root` is no path.
     """
     graph = _unshared(GraphJson.loads(graph_json_str))
     return GraphModuleDebug(create_executor(graph, libmod, device), graph, dump_root)
@@ -55,13 +57,14 @@ class GraphModuleDebug(GraphModule):
 
     def __init__(self, module: GraphExecutor, graph: GraphJson, dump_root: str | Path | None = None) -> None:
         super().__init__(module)
+        root = None if dump_root is None else path_of(dump_root)
         self.graph = graph
         self._rows = graph.row_ptr
         computing = [number for number, node in enumerate(graph.nodes) if node.function not in ("", NOP)]
         self._calls = {number: place for place, number in enumerate(computing)}
         self._times: tuple[NodeTime, ...] = ()
-        self._made = dump_root is None
-        self._root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if dump_root is None else Path(dump_root)
+        self._made = root is None
+        self._root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if root is None else root
         self.folder = self._root / _FOLDER
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,14 +113,8 @@ class GraphModuleDebug(GraphModule):
         Raises: OptionError; what a function of the graph raises; ArtifactError when the folder cannot be written.
         """
         self.module.run(**input_dict)
-        evaluator = TimeEvaluator(
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            cooldown_ms=cooldown_interval_ms,
-            repeats_to_cooldown=repeats_to_cooldown,
-            limit_zero_time_iterations=limit_zero_time_iterations,
-        )
+        counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
+        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
         self._times = tuple(self._node_time(node, self._timed(node, evaluator)) for node in range(len(self._nodes)))
         try:
             self._write(_TRACE, trace_json(self._times))
@@ -166,17 +163,8 @@ class GraphModuleDebug(GraphModule):
 
         Raises: OptionError when there is no such node, or an option makes no sense.
         """
-        return self._timed(
-            self._node(index),
-            TimeEvaluator(
-                number=number,
-                repeat=repeat,
-                min_repeat_ms=min_repeat_ms,
-                cooldown_ms=cooldown_interval_ms,
-                repeats_to_cooldown=repeats_to_cooldown,
-                limit_zero_time_iterations=limit_zero_time_iterations,
-            ),
-        )
+        counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
+        return self._timed(self._node(index), TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown))
 
     def execute_node(self, index: int) -> None:
         """Run one node on what its inputs hold. Raises: OptionError when there is no such node."""
@@ -187,8 +175,8 @@ class GraphModuleDebug(GraphModule):
     def get_node_output(self, index: int, out_ind: int = 0) -> Array:
         """A copy of what an output of a node holds. Raises: OptionError when there is none."""
         node = self._node(index)
-        if not 0 <= out_ind < self._nodes[node].num_outputs:
-            raise OptionError(f"node {node} ({self._nodes[node].name}) has no output {out_ind}")
+        if not isinstance(out_ind, int) or not 0 <= out_ind < self._nodes[node].num_outputs:
+            raise OptionError(f"node {node} ({self._nodes[node].name}) has no output {out_ind!r}")
         return self.module.value(self._rows[node] + out_ind).copy()
 
     def debug_get_output(self, node: int | str, out: Array | None = None) -> Array:
@@ -208,7 +196,7 @@ class GraphModuleDebug(GraphModule):
 
         Raises: OptionError.
         """
-        if collectors:
+        if collectors is not None and not (isinstance(collectors, Sequence) and not collectors):
             raise OptionError("there are no collectors of metrics beside the time; leave them out")
         self.module.set_input(**input_dict)
         for _ in range(_WARM_UPS):

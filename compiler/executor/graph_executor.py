@@ -7,6 +7,7 @@ and bound when the executor is made; a run is a loop over bound kernels and allo
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import groupby
 from typing import Any
 
@@ -22,10 +23,10 @@ from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array
-from compiler.runtime.device import Device, cpu, require_cpu
 from compiler.runtime.loader import BoundKernel, Kernel, load_kernels
 from compiler.runtime.processor import check_processor
 from compiler.runtime.sequence import KernelSequence
+from compiler.runtime.timed_functions import TimedFunctions
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 _FUNCTIONS = (
@@ -54,7 +55,7 @@ class CallTime:
     seconds: float
 
 
-class GraphExecutor:
+class GraphExecutor(TimedFunctions):
     """Runs a compiled network. Not for use by several threads at once: make one executor each.
 
     executor = GraphExecutor(CompiledNetwork.load("resnet18.retune"), threads=2)
@@ -73,11 +74,15 @@ class GraphExecutor:
 
         `kernels` are those of the network when they are loaded already. `functions` are Python functions that the plan
         calls beside kernels: they get the inputs of a call, read-only, and then the outputs to fill.
-        Raises: ArtifactError when the network is inconsistent or made for another machine; OptionError when `threads`
-        is none that can be started.
+        Raises: ArtifactError when the network is inconsistent or made for another machine; OptionError when it is none,
+        or `threads` is none that can be started.
         """
+        require_network(network)
         if not is_thread_count(threads):
             raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
+        for given in (kernels, functions):
+            if given is not None and not isinstance(given, Mapping):
+                raise OptionError(f"kernels and functions are given by their names, not as {given!r:.80}")
         functions = functions or {}
         network.verify(functions)
         check_machine(network)
@@ -109,6 +114,8 @@ class GraphExecutor:
             roots = [plan.buffers[number].storage for number in call.buffers]
             if call.kernel in kernels:
                 bound.append(kernels[call.kernel].bind([*arrays, workspace], self.threads))
+            elif call.kernel not in functions:
+                raise ArtifactError(f"plan {plan.name}: no kernel {call.kernel!r} is given")
             else:  # what nothing has written yet is what the function writes
                 bound.append(HostCall(functions[call.kernel], arrays, sum(root in known for root in roots)))
             known.update(roots)
@@ -119,7 +126,7 @@ class GraphExecutor:
 
         Raises: AttributeError when there is none.
         """
-        if name not in _FUNCTIONS:
+        if not isinstance(name, str) or name not in _FUNCTIONS:
             raise AttributeError(f"a graph executor has no function {name!r}; it has {', '.join(_FUNCTIONS)}")
         method: Callable[..., Any] = getattr(self, name)
         return method
@@ -195,7 +202,9 @@ class GraphExecutor:
         return len(self._output_specs)
 
     def get_input_index(self, name: str) -> int:
-        """The index of the input `name`, -1 when there is none."""
+        """The index of the input `name`, -1 when there is none. Raises: OptionError for what is no name."""
+        if not isinstance(name, str):
+            raise OptionError(f"the name of an input is a text, not {name!r}")
         return self._index.get(name, -1)
 
     def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -228,6 +237,8 @@ class GraphExecutor:
         Raises: ArtifactError when the bytes are damaged; OptionError when the other executor has no such parameter, or
         one of another shape or dtype. Then nothing has been changed.
         """
+        if not isinstance(other, GraphExecutor):
+            raise OptionError(f"parameters are shared with another executor, not {other!r:.80}")
         found = {}
         for number in self._known(load_param_dict(params_bytes)):
             spec = self.network.plan.buffers[number]
@@ -244,12 +255,25 @@ class GraphExecutor:
         return {self._settable[name]: array for name, array in params.items() if name in self._settable}
 
     def call(self, index: int) -> None:
-        """Make one call of the plan, on what the buffers hold. Raises: what the function called raises."""
-        self._calls[index]()
+        """Make one call of the plan, on what the buffers hold. Raises: OptionError when there is no such call; what the
+        function called raises.
+        """
+        try:
+            call = self._calls[index]
+        except (IndexError, TypeError):
+            raise OptionError(f"there is no call {index!r:.80}; the plan has {len(self._calls)}") from None
+        call()
 
     def value(self, number: int) -> Array:
-        """The array of a buffer of the plan, not a copy: another call may write over it."""
-        return self._memory[number]
+        """The array of a buffer of the plan, not a copy: another call may write over it.
+
+        Raises: OptionError when there is no such buffer.
+        """
+        try:
+            return self._memory[number]
+        except (IndexError, TypeError):
+            count = len(self.network.plan.buffers)
+            raise OptionError(f"there is no buffer {number!r:.80}; the plan has {count}") from None
 
     def memory(self) -> MemoryUse:
         """How many bytes this executor holds, by purpose, and in all."""
@@ -272,22 +296,17 @@ class GraphExecutor:
 
         Inputs are set once and not timed, unless `end_to_end` asks to copy inputs in and outputs out with every run.
         `function` is what is timed, by the name it has as a function of a module.
-        Raises: OptionError when an argument makes no sense; AttributeError when there is no such function.
+        Raises: OptionError when an argument makes no sense, or the function cannot be called without arguments;
+        AttributeError when there is no such function.
         """
-        if inputs is not None and not isinstance(inputs, Mapping):
-            raise OptionError(f"inputs must map names to arrays, not be a {type(inputs).__name__}")
+        if inputs is not None and not (isinstance(inputs, Mapping) and all(isinstance(each, str) for each in inputs)):
+            raise OptionError(f"inputs must map names to arrays, not be {inputs!r:.80}")
         given = dict(inputs or {})
         self.set_input(**given)
-        evaluator = TimeEvaluator(
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            cooldown_ms=cooldown_interval_ms,
-            repeats_to_cooldown=repeats_to_cooldown,
-            limit_zero_time_iterations=limit_zero_time_iterations,
-        )
+        counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
+        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
         if not end_to_end:
-            return evaluator(self[function])
+            return evaluator(_alone(self[function]))
         outputs = [self.get_output(index) for index in range(self.get_num_outputs())]
 
         def whole() -> None:
@@ -297,36 +316,9 @@ class GraphExecutor:
 
         return evaluator(whole)
 
-    def time_evaluator(
-        self,
-        func_name: str,
-        dev: Device | None = None,
-        number: int = 10,
-        repeat: int = 1,
-        min_repeat_ms: float = 0,
-        limit_zero_time_iterations: int = 100,
-        cooldown_interval_ms: float = 0,
-        repeats_to_cooldown: int = 1,
-    ) -> Callable[..., BenchmarkResult]:
-        """What times calls of a function of this executor, such as "run": it takes the function's arguments.
-
-        Raises: OptionError when an option makes no sense; AttributeError when there is no such function.
-        """
-        require_cpu(cpu() if dev is None else dev)
-        function = self[func_name]
-        evaluator = TimeEvaluator(
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            cooldown_ms=cooldown_interval_ms,
-            repeats_to_cooldown=repeats_to_cooldown,
-            limit_zero_time_iterations=limit_zero_time_iterations,
-        )
-        return lambda *args: evaluator(lambda: function(*args))
-
     def profile(self, repeat: int = 10) -> tuple[CallTime, ...]:
         """Time of every kernel call, in running order: the median of `repeat` runs after one that is not timed."""
-        if not isinstance(repeat, int) or repeat < 1:
+        if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
             raise OptionError(f"repeat must be a whole number of at least 1, not {repeat!r}")
         self.run()
         samples = np.empty((repeat, len(self._calls)), np.int64)
@@ -358,7 +350,8 @@ class GraphExecutor:
         spec = self._input_specs[place]
         try:
             array = _number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
-        except (ValueError, OverflowError) as error:  # nested lists of different lengths; 300 as int8
+        except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # nested lists of different lengths; 300
+            # as int8; a tensor of PyTorch that is on a GPU, or wants a gradient
             raise OptionError(f"input {spec.name} is no array: {error}") from None
         check_fit(array, spec, "input")
         np.copyto(self._memory.own(self.network.plan.inputs[place]), array)
@@ -375,6 +368,21 @@ def _number(key: object, names: Mapping[str, int]) -> int:
     if isinstance(key, str):
         return names.get(key, -1)
     return int(key) if isinstance(key, (int, np.integer)) and not isinstance(key, bool) else -1
+
+
+def _alone(function: Callable[..., Any]) -> Callable[[], Any]:
+    """The function, which needs no arguments. Raises: OptionError when it does."""
+    try:
+        signature(function).bind()
+    except TypeError as error:
+        raise OptionError(f"{function.__name__} cannot be timed, {error}; time_evaluator passes arguments") from None
+    return function
+
+
+def require_network(network: object) -> None:
+    """See that it is a compiled network. Raises: OptionError."""
+    if not isinstance(network, CompiledNetwork):
+        raise OptionError(f"a CompiledNetwork is needed, not {network!r:.80}; Library.load reads one from a file")
 
 
 def check_machine(network: CompiledNetwork) -> None:

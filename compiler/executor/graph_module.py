@@ -76,6 +76,9 @@ class GraphModule:
     """
 
     def __init__(self, module: GraphExecutor) -> None:
+        """What runs a graph: `module` is what a library makes. Raises: OptionError when it is something else."""
+        if not isinstance(module, GraphExecutor):
+            raise OptionError(f'an executor is needed, such as library["default"](cpu()) makes, not {module!r:.80}')
         self.module = module
 
     def set_input(self, key: str | int | None = None, value: Array | None = None, /, **params: Array) -> None:

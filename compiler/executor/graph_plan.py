@@ -54,7 +54,8 @@ def _places(graph: GraphJson) -> tuple[dict[int, int], int]:
 
 
 def graph_of(network: CompiledNetwork) -> tuple[GraphJson, dict[str, Array]]:
-    """The graph of a network, and its constants by name, packed as its kernels want them.
+    """The graph of a network, and its constants by name, packed as its kernels want them. A node that computes or shows
+    one output of the network has the output's name, so that a plan made of the graph has it again.
 
     Raises: ArtifactError when the network writes to a buffer twice, which a graph cannot say.
     """
@@ -76,12 +77,15 @@ class _GraphWriter:
     heads: list[Source] = field(default_factory=list)
     sources: dict[int, Source] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
+    _reserved: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan = self.network.plan
+        for number in (*plan.inputs, *plan.outputs):
+            self._reserved.setdefault(plan.buffers[number].name, number)
         ids = storage_ids(plan)
         for number in (*plan.inputs, *sorted(self.network.constants)):
-            self.sources[number] = self._node(Node(self._name(plan.buffers[number].name)), (number,), ids)
+            self.sources[number] = self._node(Node(self._name(plan.buffers[number].name, number)), (number,), ids)
             self.args.append(self.sources[number].node)
         for number, array in self.network.constants.items():
             self.params[self.nodes[self.sources[number].node].name] = array
@@ -100,7 +104,9 @@ class _GraphWriter:
             raise ArtifactError(f"call of {call.kernel}: a buffer is written twice, which a graph cannot say")
         inputs = tuple(self._read(number, ids) for number in call.buffers[:count])
         attrs = {"label": call.label} if call.label else {}
-        node = Node(self._name(call.kernel), call.kernel, inputs, len(written), attrs)
+        shown = len(written) == 1 and written[0] in self.network.plan.outputs
+        name = self._name(self.network.plan.buffers[written[0]].name, written[0]) if shown else self._name(call.kernel)
+        node = Node(name, call.kernel, inputs, len(written), attrs)
         first = self._node(node, written, ids)
         for place, number in enumerate(written):
             self.sources[number] = Source(first.node, place)
@@ -112,7 +118,7 @@ class _GraphWriter:
         spec = self.network.plan.buffers[number]
         if spec.storage not in self.sources:
             raise ArtifactError(f"buffer {spec.name} is read before it is written")
-        node = Node(self._name(spec.name), NOP, (self.sources[spec.storage],))
+        node = Node(self._name(spec.name, number), NOP, (self.sources[spec.storage],))
         self.sources[number] = self._node(node, (number,), ids)
         return self.sources[number]
 
@@ -122,10 +128,10 @@ class _GraphWriter:
         self.entries += [EntrySpec(buffers[n].shape, buffers[n].dtype, ids[n]) for n in written]
         return Source(len(self.nodes) - 1)
 
-    def _name(self, wanted: str) -> str:
-        """The name, with a number where it is taken."""
+    def _name(self, wanted: str, number: int = -1) -> str:
+        """The name, with a number where it is taken, or is that of another input or output than `number`."""
         name, serial = wanted, 0
-        while name in self._names:
+        while name in self._names or self._reserved.get(name, number) != number:
             serial += 1
             name = f"{wanted}.{serial}"
         self._names.add(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compiler import config
 from compiler.errors import ArtifactError
-from compiler.executor.graph_executor import GraphExecutor, check_machine
+from compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
 from compiler.executor.graph_json import GraphJson
 from compiler.executor.graph_plan import graph_of, plan_of
 from compiler.executor.network import CompiledNetwork
@@ -18,6 +18,7 @@ from compiler.runtime.arguments import is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.device import Device, require_cpu
 from compiler.runtime.loader import LoadedKernels, load_kernels
+from compiler.runtime.paths import path_of
 
 _ENTRY = "default"
 _NETWORK_SUFFIX = ".retune"
@@ -35,8 +36,9 @@ class Library:
     def __init__(self, network: CompiledNetwork, kernels: LoadedKernels | None = None) -> None:
         """`kernels` are those of the network when they are loaded already.
 
-        Raises: ArtifactError when the network is inconsistent.
+        Raises: ArtifactError when the network is inconsistent, OptionError when it is none.
         """
+        require_network(network)
         network.verify()
         self.network = network
         self._kernels = kernels
@@ -48,8 +50,10 @@ class Library:
     def load(cls, path: str | Path) -> "Library":
         """Read what `export_library` wrote, or `CompiledNetwork.save`.
 
-        Raises: ArtifactError when the file is missing, damaged, of another version or for another kind of processor.
+        Raises: ArtifactError when the file is missing, damaged, of another version or for another kind of processor;
+        OptionError when `path` is none.
         """
+        path = path_of(path)
         if is_shared_library(path):
             return cls(*load_shared_library(path))
         return cls(CompiledNetwork.load(path))
@@ -80,7 +84,7 @@ class Library:
 
         Raises: AttributeError for another name.
         """
-        if name != _ENTRY:
+        if not isinstance(name, str) or name != _ENTRY:
             raise AttributeError(f"the library of a network has no function {name!r}; it has {_ENTRY!r}")
         return self._create
 
@@ -128,7 +132,7 @@ class Library:
         Raises: ArtifactError for another ending, when there is no linker or it fails, when a kernel calls a Python
         function (.so only), when the parameters were removed, or when the file cannot be written.
         """
-        path = Path(path)
+        path = path_of(path)
         if not self._complete:
             raise ArtifactError(f"{path}: the parameters were removed; export the library that has them")
         if path.suffix not in (_LIBRARY_SUFFIX, _NETWORK_SUFFIX):

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from compiler.dtype import item_bytes, number_type
-from compiler.errors import ArtifactError
+from compiler.errors import ArtifactError, OptionError
 from compiler.runtime.artifact import ALIGNMENT, Array
+from compiler.runtime.paths import path_of
 
 _MAGIC = b"RETUNE\x1aP"
 _VERSION = 1
@@ -32,11 +33,16 @@ _KINDS = "biufV"
 def save_param_dict(params: Mapping[str, Array]) -> bytearray:
     """The arrays as bytes. One array under two names is written twice.
 
-    Raises: ArtifactError when a value is no array of numbers.
+    Raises: ArtifactError when a value is no array of numbers, OptionError when there are no values by name.
     """
+    if not isinstance(params, Mapping):
+        raise OptionError(f"parameters are arrays by name, not a {type(params).__name__}")
     table, chunks, end = [], [], 0
     for name, value in params.items():
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:  # nested lists of different lengths, for one
+            raise ArtifactError(f"parameter {name!r} is no array: {error}") from None
         if not isinstance(name, str) or array.dtype.kind not in _KINDS or array.dtype.names or array.dtype.hasobject:
             raise ArtifactError(f"parameter {name!r}: an array of numbers is needed, not of {array.dtype}")
         table.append([name, array.dtype.name, list(array.shape), end])
@@ -73,9 +79,9 @@ def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Array]:
 def save_param_dict_to_file(params: Mapping[str, Array], path: str | Path) -> Path:
     """Write the arrays into a file and return its path.
 
-    Raises: ArtifactError as `save_param_dict`, or when the file cannot be written.
+    Raises: as `save_param_dict`; ArtifactError when the file cannot be written, OptionError when `path` is none.
     """
-    path = Path(path)
+    path = path_of(path)
     try:
         path.write_bytes(save_param_dict(params))
     except OSError as error:
@@ -86,10 +92,11 @@ def save_param_dict_to_file(params: Mapping[str, Array], path: str | Path) -> Pa
 def load_param_dict_from_file(path: str | Path) -> dict[str, Array]:
     """The arrays in a file.
 
-    Raises: ArtifactError as `load_param_dict`, or when the file cannot be read.
+    Raises: ArtifactError as `load_param_dict`, or when the file cannot be read; OptionError when `path` is none.
     """
+    path = path_of(path)
     try:
-        return load_param_dict(Path(path).read_bytes())
+        return load_param_dict(path.read_bytes())
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
     except ArtifactError as error:

@@ -28,16 +28,19 @@ class MadeConstant:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The nodes that compute a group's result in another way, and the constants that they need."""
+    """The nodes that compute a group's result in another way, and the constants that they need; the one at `place` is
+    the operator that stands for the group's.
+    """
 
     nodes: tuple[Node, ...]
     values: tuple[Value, ...]
     made: tuple[MadeConstant, ...]
+    place: int
 
     @property
     def group(self) -> FusedOp:
         """The nodes as a group."""
-        return FusedOp(self.nodes)
+        return FusedOp(self.nodes, self.place)
 
     def described(self, graph: Graph) -> Graph:
         """The graph with the new values described; the new constants have a shape and no contents yet."""

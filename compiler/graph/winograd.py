@@ -52,7 +52,7 @@ class Winograd:
         packed = Value(f"{weight.name}.{self.name}", (alpha, alpha, *weight.shape[2:]), weight.dtype)
         made = MadeConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
         nodes = tuple(self._node(one, packed.name) if one is node else one for one in group.nodes)
-        return Variant(nodes, (), (made,))
+        return Variant(nodes, (), (made,), group.place)
 
     def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
         """Whether the error is within `TOLERANCE` on a small random image."""

@@ -9,12 +9,13 @@ import ctypes
 import math
 import mmap
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.errors import ArtifactError, MeasureError
+from compiler.dtype import item_bytes, number_type
+from compiler.errors import ArtifactError, MeasureError, OptionError
 from compiler.runtime.artifact import ALIGNMENT, Array
 
 _PAGE = mmap.PAGESIZE
@@ -47,6 +48,20 @@ def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
         raise ArtifactError(f"no memory for an array of the shape {list(shape)}, {nbytes} bytes") from error
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def empty(shape: Sequence[int], dtype: str) -> Array:
+    """An `aligned_array` of what a caller says.
+
+    Raises: OptionError when the shape is none, or the type none of numbers; ArtifactError when there is no memory.
+    """
+    whole = isinstance(shape, Sequence) and all(isinstance(each, int | np.integer) and each >= 0 for each in shape)
+    if not whole:
+        raise OptionError(f"the shape of an array is whole numbers from 0 on, such as (1, 3, 32), not {shape!r:.80}")
+    try:
+        return aligned_array(tuple(map(int, shape)), number_type(dtype))
+    except ValueError as error:
+        raise OptionError(str(error)) from None
 
 
 def aligned_copy(array: Array) -> Array:

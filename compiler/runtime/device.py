@@ -20,6 +20,12 @@ class Device:
     device_type: int
     device_id: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what is no number. Raises: OptionError."""
+        for number in (self.device_type, self.device_id):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise OptionError(f"the number of a device is a whole number, not {number!r}")
+
     def __eq__(self, other: object) -> bool:
         return same_device(self, other)
 
@@ -37,9 +43,9 @@ class Device:
 def device(kind: str, index: int = 0) -> Device:
     """The device number `index` of a kind: cpu (or llvm), cuda (or gpu), opencl.
 
-    Raises: OptionError for another kind.
+    Raises: OptionError for another kind, or what is no number of a device.
     """
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise OptionError(f"no kind of device is called {kind!r}; there are {', '.join(_TYPES)}")
     return Device(_TYPES[kind], index)
 
@@ -70,5 +76,5 @@ def require_cpu(where: Device) -> None:
 
     Raises: OptionError.
     """
-    if where != cpu(0):
+    if not same_device(where, cpu(0)):
         raise OptionError(f"networks run on cpu(0), not on {where}: there is no executor for other devices yet")

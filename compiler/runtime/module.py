@@ -4,27 +4,24 @@ Always: code is loaded when its function is first asked for, and stays as long a
 is needed to load or run a module.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from compiler.errors import ArtifactError, OptionError
 from compiler.runtime.artifact import entry_symbol
-from compiler.runtime.device import Device, require_cpu
 from compiler.runtime.ffi import FFIModule, PackedFunc, new_function, open_library
 from compiler.runtime.linking import LINKERS
 from compiler.runtime.loader import load_entry
-from compiler.runtime.machine import last_cache_bytes
 from compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
-from compiler.runtime.registry import get_global_func
 from compiler.runtime.seal import check_seal
-from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from compiler.runtime.timed_functions import TimedFunctions
 
 ENTRY = "main"
 _LIBRARY, _ARCHIVE = ".so", ".tar"
 
 
-class Module:
+class Module(TimedFunctions):
     """Functions by name: `module["name"]`, `module.name`, or, for the main one, `module(...)`.
 
     A function takes one array for each of its tensors (`compiler.nd`, NumPy, PyTorch, whoever speaks DLPack), and
@@ -143,41 +140,6 @@ class Module:
         if self._library is not None or self._imports:
             raise ArtifactError("a module that was loaded from a library, or imports others, cannot be pickled")
         return Module, (tuple(self._functions.values()),)
-
-    def time_evaluator(
-        self,
-        func_name: str,
-        dev: Device | None = None,
-        number: int = 10,
-        repeat: int = 1,
-        min_repeat_ms: float = 0,
-        limit_zero_time_iterations: int = 100,
-        cooldown_interval_ms: float = 0,
-        repeats_to_cooldown: int = 1,
-        cache_flush_bytes: int = 0,
-        f_preproc: str = "",
-    ) -> Callable[..., BenchmarkResult]:
-        """A function that takes the arguments of `func_name` and times calls of it: one that is not timed, and then
-        `repeat` times `number` of them or more, so many that they take `min_repeat_ms`.
-
-        `f_preproc` names a registered function that is called before each of the repeats, and "cache_flush" stands for
-        one that writes as much memory as the last cache has; `TimeEvaluator` says what the other options mean.
-        Raises: OptionError for options that make no sense; ArtifactError when there is no such function.
-        """
-        require_cpu(Device(1) if dev is None else dev)
-        flush = last_cache_bytes() if f_preproc == "cache_flush" and not cache_flush_bytes else cache_flush_bytes
-        prepare = get_global_func(f_preproc) if f_preproc not in ("", "cache_flush") else None
-        function = self.get_function(func_name, True)
-        evaluator = TimeEvaluator(
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            cooldown_ms=cooldown_interval_ms,
-            repeats_to_cooldown=repeats_to_cooldown,
-            flush_bytes=flush,
-            limit_zero_time_iterations=limit_zero_time_iterations,
-        )
-        return lambda *args: evaluator(lambda: function(*args), prepare=prepare)
 
     def export_library(self, path: str | Path, linkers: Sequence[str] = LINKERS) -> Path:
         """Write the functions, with those of imported modules, into one file: a shared library (.so), made with the

@@ -68,13 +68,16 @@ class TimeEvaluator:
     number: int = 1
     repeat: int = 1
     min_repeat_ms: float = 0.0
+    limit_zero_time_iterations: int = 100
     cooldown_ms: float = 0.0
     repeats_to_cooldown: int = 1
     flush_bytes: int = 0
-    limit_zero_time_iterations: int = 100
 
     def __post_init__(self) -> None:
         counts = (self.number, self.repeat, self.repeats_to_cooldown, self.limit_zero_time_iterations)
+        for amount in (self.min_repeat_ms, self.cooldown_ms, self.flush_bytes):
+            if not isinstance(amount, int | float):
+                raise OptionError(f"min_repeat_ms, cooldown_ms and flush_bytes must be numbers, not {amount!r}")
         if not all(isinstance(count, int) and count >= 1 for count in counts):
             raise OptionError(
                 "number, repeat, repeats_to_cooldown and limit_zero_time_iterations must be whole numbers from 1 on, "

@@ -39,9 +39,11 @@ from compiler.frontend.onnx.conversion import Conversion, missing_operator
 from compiler.frontend.onnx.elementwise import DTYPES, Converter
 from compiler.frontend.onnx.model_edits import all_nodes, at_supported_opset, expand_functions, with_fixed_inputs
 from compiler.frontend.onnx.model_file import check_model, is_standard, opset_of, read_model
+from compiler.frontend.onnx.types import check_outputs, fed_inputs
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Array, Graph, Value
 from compiler.graph.ops import verify
+from compiler.graph.region import Param
 
 _log = logging.getLogger(__name__)
 
@@ -82,9 +84,10 @@ def load_model(
     follow from their values. Inputs and outputs keep their names and order; activations are NCHW as in ONNX. An
     operator without a converter that ONNX defines as a function of others is replaced by that function.
 
-    Raises: ModelFormatError when there is no such file or it is not ONNX; DynamicShapeError when a dimension of an
-    input is not a number; UnsupportedOperatorError that names every node which cannot be converted (UnknownValueError
-    when all that is missing are values of inputs).
+    Raises: ModelFormatError when there is no such file or it is not ONNX, when its operator set is older or newer than
+    those known, or an output is declared as something else than what its nodes compute; DynamicShapeError when a
+    dimension of an input is not a number; UnsupportedOperatorError that names every node which cannot be converted
+    (UnknownValueError when all that is missing are values of inputs).
     """
     model = with_fixed_inputs(read_model(source), constants or {})
     if name is None:
@@ -102,17 +105,8 @@ def load_model(
 
 
 def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    fed = [entry for entry in model.graph.input if entry.name not in weights]
-    unknown = sorted(set(shapes) - {entry.name for entry in fed})
-    if unknown:
-        raise ModelFormatError(
-            f"a shape is given for {', '.join(unknown)}, but the inputs are {', '.join(entry.name for entry in fed)}"
-        )
     values, dynamic = [], []
-    for entry in fed:
-        if not entry.type.HasField("tensor_type"):
-            raise ModelFormatError(f"input {entry.name!r} is not a tensor")
+    for entry in fed_inputs(model, shapes):
         tensor = entry.type.tensor_type
         extents: list[int] = []
         if entry.name in shapes:
@@ -164,20 +158,23 @@ def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor)
 def check_operators(model: onnx.ModelProto) -> None:
     """Find the nodes that no converter takes, without converting anything."""
     missing = [
-        missing_operator(node)
-        for node in all_nodes(model.graph)
-        if not (node.op_type in CONVERTERS and is_standard(node.domain))
+        node for node in all_nodes(model.graph) if not (node.op_type in CONVERTERS and is_standard(node.domain))
     ]
     if missing:
-        _refuse(model, missing)
+        foreign = {node.domain for node in missing if not is_standard(node.domain)}
+        _refuse(model, list(map(missing_operator, missing)), foreign=sorted(foreign))
 
 
-def _refuse(model: onnx.ModelProto, problems: Sequence[str], inputs: Iterable[str] = ()) -> None:
-    """`inputs` are those whose values would solve all the problems."""
+def _refuse(
+    model: onnx.ModelProto, problems: Sequence[str], inputs: Iterable[str] = (), foreign: Sequence[str] = ()
+) -> None:
+    """`inputs` are those whose values would solve all the problems, `foreign` the domains of others among them."""
     count = "1 node" if len(problems) == 1 else f"{len(problems)} nodes"
     what = f"model {model.graph.name or 'without a name'}: cannot convert {count}: {', '.join(problems)}"
     if inputs:
         raise UnknownValueError(f"{what}; fix these inputs with constants={{name: array}}", tuple(inputs))
+    if foreign:
+        what += f"; operators are known of ONNX's own domain only, and not of {', '.join(foreign)}"
     raise UnsupportedOperatorError(f"{what}; supported operators: {', '.join(sorted(CONVERTERS))}")
 
 
@@ -197,4 +194,6 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
             raise ModelFormatError(f"model {name}: the output {value.name!r} is an input; put an Identity node between")
     if len(outputs) < len(model.graph.output):
         raise ModelFormatError(f"model {name}: two outputs have the same name; put an Identity node before one of them")
-    return builder.finish(outputs)
+    graph = builder.finish(outputs)
+    check_outputs(model, [Param(each.name, each.dtype, each.shape) for each in graph.output_values()])
+    return graph

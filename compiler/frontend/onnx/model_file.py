@@ -1,5 +1,6 @@
 """In: a path, bytes or a `ModelProto`. Out: a `ModelProto` with weights. Always: what is wrong is one sentence."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from compiler.errors import ModelFormatError
+
+_log = logging.getLogger(__name__)
 
 OLDEST_OPSET = 11
 _LARGE_BYTES = 1 << 16
@@ -42,9 +45,16 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
 def opset_of(model: onnx.ModelProto) -> int:
     """The version of the standard operators that the model uses.
 
-    Raises: ModelFormatError when it is older than what we convert.
+    Raises: ModelFormatError when it is older than what we convert, or newer than what the installed ONNX knows: what
+    its operators mean there nobody can tell.
     """
     version = version_of(model)
+    newest = onnx.defs.onnx_opset_version()
+    if version > newest:
+        raise ModelFormatError(
+            f"model {model.graph.name or 'without a name'} uses operator set {version}; the newest that onnx "
+            f"{onnx.__version__} knows is {newest}: install a newer onnx, or export the model for {newest}"
+        )
     if version < OLDEST_OPSET:
         raise ModelFormatError(
             f"model {model.graph.name or 'without a name'} uses operator set {version}; the oldest supported is "
@@ -69,6 +79,23 @@ def check_model(model: onnx.ModelProto) -> None:
         raise ModelFormatError(f"model {model.graph.name} is not valid ONNX: {_first_line(error)}") from None
     except ValueError:
         return  # larger than a protocol message may be, all the same: ONNX cannot check it in memory
+
+
+def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
+    """The model's graph with what ONNX infers of its values, whatever the file says of the outputs; where ONNX fails
+    without that. The model is the caller's own, and changed.
+    """
+    outputs = {entry.name for entry in model.graph.output}
+    others = [entry for entry in model.graph.value_info if entry.name not in outputs]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(others)
+    for entry in model.graph.output:
+        entry.ClearField("type")
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception as error:  # whatever its C++ code throws; what is not known costs regions, and decides nothing
+        _log.info("no shapes are inferred: %s", error)
+        return model.graph
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:

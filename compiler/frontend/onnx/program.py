@@ -13,10 +13,10 @@ from compiler.errors import DefinitionError, ModelFormatError
 from compiler.frontend.onnx.dependence import bodies, check_bodies
 from compiler.frontend.onnx.importer import CONVERTERS, Constants, check_operators, dtype_of
 from compiler.frontend.onnx.model_edits import at_supported_opset, expand_functions, with_fixed_inputs
-from compiler.frontend.onnx.model_file import check_model, opset_of, read_model, without_large_weights
+from compiler.frontend.onnx.model_file import check_model, inferred_graph, opset_of, read_model, without_large_weights
 from compiler.frontend.onnx.partition import Workshop
 from compiler.frontend.onnx.tidy import Tidy, definitions
-from compiler.frontend.onnx.types import narrowed, param_of, write_dims
+from compiler.frontend.onnx.types import check_outputs, fed_inputs, narrowed, param_of, write_dims
 from compiler.graph.ir import Array
 from compiler.graph.program import MAIN, Function, Program
 from compiler.graph.region import Dimension, Param
@@ -39,7 +39,7 @@ def load_program(
     a symbol, or None for any; `constants` fixes inputs for good. Inputs and outputs keep their names and order.
     Dimensions with one symbol are equal when the program runs.
 
-    Raises: ModelFormatError when there is no such file or it is not ONNX, or a shape does not fit;
+    Raises: ModelFormatError when there is no such file or it is not ONNX, or a shape, of an output too, does not fit;
     UnsupportedOperatorError that names every node without a converter.
     """
     model = with_fixed_inputs(read_model(source), constants or {})
@@ -63,23 +63,15 @@ def load_program(
         program.verify()
     except DefinitionError as error:
         raise ModelFormatError(f"model {program.name}: {error}") from None
+    check_outputs(model, program.main.results)
     _log.info("imported %s: %d functions, %d regions", program.name, len(program.functions), len(program.regions()))
     return program
 
 
 def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[Param, ...]:
     """The inputs of the model, with what the caller says of them."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    fed = [entry for entry in model.graph.input if entry.name not in weights]
-    unknown = sorted(set(shapes) - {entry.name for entry in fed})
-    if unknown:
-        raise ModelFormatError(
-            f"a shape is given for {', '.join(unknown)}, but the inputs are {', '.join(entry.name for entry in fed)}"
-        )
     params = []
-    for entry in fed:
-        if not entry.type.HasField("tensor_type"):
-            raise ModelFormatError(f"input {entry.name!r} is not a tensor")
+    for entry in fed_inputs(model, shapes):
         param = Param(entry.name, dtype_of(entry), param_of(entry).dims)
         params.append(narrowed(param, shapes[entry.name]) if entry.name in shapes else param)
     return tuple(params)
@@ -105,13 +97,11 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
     for entry in light.graph.input:
         if entry.name in given:
             write_dims(entry, given[entry.name])
-    _forget(light.graph.output)
     _forget_claims(light.graph)
-    try:
-        graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
-    except Exception as error:  # whatever its C++ code throws; what is not known costs regions, and decides nothing
-        _log.info("no shapes are inferred: %s", error)
-        graph = light.graph
+    graph = inferred_graph(light)
+    for entry, declared in zip(graph.output, model.graph.output, strict=True):
+        if not entry.type.tensor_type.elem_type:
+            entry.type.tensor_type.elem_type = declared.type.tensor_type.elem_type
     weights = {tensor.name for tensor in model.graph.initializer}
     kept = [entry for entry in graph.input if entry.name not in weights]
     del graph.input[:]

@@ -1,15 +1,89 @@
-"""In: what an ONNX model says of a value, and what a caller says. Out: a `Param`. Always: what nothing says is None."""
+"""In: what an ONNX model says of a value, and what a caller says. Out: a `Param`. Always: what nothing says is None.
 
-from collections.abc import Sequence
+What a model says of its outputs must not contradict what follows from its nodes: who reads the file counts on it.
+"""
+
+from collections.abc import Iterable, Sequence
 
 import onnx
 
 from compiler.errors import ModelFormatError
 from compiler.frontend.onnx.elementwise import DTYPES
+from compiler.frontend.onnx.model_file import inferred_graph, without_large_weights
 from compiler.graph.region import Dimension, Param
 
 _MADE_UP = "unk__"
 """How the symbols begin that ONNX gives to dimensions of which it knows nothing."""
+
+
+def fed_inputs(model: onnx.ModelProto, given: Iterable[str]) -> list[onnx.ValueInfoProto]:
+    """The inputs that a caller feeds: those that are no weights, all of them tensors. `given` are names the caller says
+    something of.
+
+    Raises: ModelFormatError when one of these is no input, or an input is no tensor.
+    """
+    weights = {tensor.name for tensor in model.graph.initializer}
+    fed = [entry for entry in model.graph.input if entry.name not in weights]
+    names = [entry.name for entry in fed]
+    unknown = sorted(map(str, set(given) - set(names)))
+    if unknown:
+        raise ModelFormatError(f"a shape is given for {', '.join(unknown)}, but the inputs are {', '.join(names)}")
+    for entry in fed:
+        if not entry.type.HasField("tensor_type"):
+            raise ModelFormatError(f"input {entry.name!r} is not a tensor")
+    return fed
+
+
+def check_outputs(model: onnx.ModelProto, computed: Sequence[Param]) -> None:
+    """See that a model declares its outputs as its nodes compute them, where both are known; symbols fit any number.
+
+    ONNX itself gives other extents to some pools and transforms than any runtime does: a file that repeats what ONNX
+    says of it is not at fault.
+    Raises: ModelFormatError that names the first output for which it does not.
+    """
+    for place, (entry, found) in enumerate(zip(model.graph.output, computed, strict=True)):
+        said = _declared(entry)
+        kind = found.dtype is None or said.dtype in (None, found.dtype)
+        if kind and (_fit(said, found) or _repeats(said, _inferred(model, place))):
+            continue
+        computes = Param(entry.name, found.dtype, found.dims)
+        raise ModelFormatError(
+            f"the output {said} is declared so, but the nodes compute {computes}: correct or clear its declaration"
+        )
+
+
+def _fit(said: Param, found: Param) -> bool:
+    """Whether the dimensions of both could be those of one value."""
+    if said.dims is None or found.dims is None:
+        return True
+    pairs = zip(said.dims, found.dims, strict=False)
+    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+    return len(said.dims) == len(found.dims) and not differ
+
+
+def _repeats(said: Param, inferred: Param) -> bool:
+    """Whether all numbers of one are those of the other."""
+    pairs = zip(said.dims or (), inferred.dims or (), strict=False)
+    return len(said.dims or ()) == len(inferred.dims or ()) and all(a == b for a, b in pairs if isinstance(a, int))
+
+
+def _inferred(model: onnx.ModelProto, place: int) -> Param:
+    """What ONNX infers of an output, whatever the file says of it and of the values before it."""
+    light = onnx.ModelProto()
+    light.CopyFrom(without_large_weights(model))
+    del light.graph.value_info[:]
+    return param_of(inferred_graph(light).output[place])
+
+
+def _declared(entry: onnx.ValueInfoProto) -> Param:
+    """What a model says of an output, element types that we have not included."""
+    if entry.type.HasField("tensor_type"):
+        kind = entry.type.tensor_type.elem_type
+        known = kind in onnx.TensorProto.DataType.values()
+        dtype = onnx.TensorProto.DataType.Name(kind).lower() if known else f"type {kind}"
+        param = param_of(entry)
+        return Param(entry.name, param.dtype or (dtype if kind else None), param.dims)
+    return Param(entry.name, entry.type.WhichOneof("value"))
 
 
 def param_of(entry: onnx.ValueInfoProto) -> Param:

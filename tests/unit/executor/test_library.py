@@ -87,6 +87,22 @@ def test_p1_three_ways_to_an_executor(tmp_path: Path, suffix: str) -> None:
         np.testing.assert_allclose(result, _expected(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("suffix", [".so", ".retune"])
+def test_names_of_inputs_and_outputs_stay_in_every_form(tmp_path: Path, suffix: str) -> None:
+    library = Library(network())
+    loaded = load_module(library.export_library(tmp_path / f"net{suffix}"))
+    bare = [each["default"](cpu()) for each in (library, loaded, library.remove_params(), loaded.remove_params())]
+    modules = [*map(GraphModule, bare), *(create(each.get_graph_json(), each, cpu()) for each in (library, loaded))]
+    for module in modules:
+        assert list(module.module.get_output_info()[0]) == ["y", "flat"]
+        assert module.module.get_output_info() == modules[0].module.get_output_info()
+        assert module.get_input_index("x") == 0
+        module.load_params(save_param_dict(library.get_graph_params()))
+        module.run(x=_x())
+        np.testing.assert_array_equal(module.get_output("y"), module.get_output(0))
+        np.testing.assert_array_equal(module.get_output("flat"), module.get_output("y").reshape(16, 8))
+
+
 def test_n5_a_recurrent_cell() -> None:
     size, rng = 100, np.random.default_rng(8)
     weights = [rng.uniform(-0.2, 0.2, (size, size)).astype("float32") for _ in range(4)]

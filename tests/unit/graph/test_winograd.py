@@ -5,6 +5,7 @@ import pytest
 
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
+from compiler.graph.fuse import fuse
 from compiler.graph.ir import Attribute, Graph, Value
 from compiler.graph.partition import Partition, partition, with_alternatives
 from compiler.graph.winograd import WINOGRAD, Winograd
@@ -53,6 +54,18 @@ def test_each_layer_has_its_alternatives_beside_it() -> None:
          "winograd2_conv2d_3x3_c16_1x14x14x16_add_add_relu"],
     ]  # fmt: skip
     assert len({task.workload_key for layer in parts.layers() for task in layer.tasks}) == 6
+
+
+def test_a_group_keeps_the_operator_that_it_grew_from() -> None:
+    builder = GraphBuilder("joined", [Value(name, (1, 28, 28, 16)) for name in ("a", "b")])
+    kernel = builder.constant(np.ones((3, 3, 32, 16), np.float32), "w")
+    joined = builder.emit("concat", ("a", "b"), {"axis": 3})
+    graph = builder.finish({"y": builder.emit("conv2d", (joined, kernel), CONV)})
+    (group,) = fuse(graph).groups
+    for rewrite in WINOGRAD:
+        variant = rewrite.variant(graph, group)
+        assert variant is not None
+        assert (group.core.op, variant.group.core.op) == ("conv2d", "winograd_conv2d")
 
 
 @pytest.mark.parametrize(

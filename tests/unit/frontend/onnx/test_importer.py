@@ -1,6 +1,6 @@
 """What cannot be imported is refused with one sentence that names all of it; what can be keeps its names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from compiler.errors import DynamicShapeError, ModelFormatError, UnknownValueError, UnsupportedOperatorError
 from compiler.frontend import zoo
 from compiler.frontend.onnx.importer import load_model
+from compiler.frontend.onnx.program import load_program
 from compiler.graph.evaluate import evaluate
 
 ModelOf = Callable[..., onnx.ModelProto]
@@ -44,8 +45,10 @@ def test_other_domains_are_refused(model_of: ModelOf) -> None:
     model = model_of([relu("x", "a")], {"x": (3, 3)}, ["a"])
     model.graph.node.append(helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="com.example"))
     model.opset_import.append(helper.make_opsetid("com.example", 1))
-    with pytest.raises(UnsupportedOperatorError, match=r"'theirs' \(com.example.Relu\)"):
+    with pytest.raises(UnsupportedOperatorError, match=r"'theirs' \(com.example.Relu\); .* not of com.example;"):
         load_model(model)
+    del model.graph.node[-1]  # a domain of which nothing is used, as tools that write models declare many
+    assert len(load_model(model).nodes) == 1
 
 
 def _wide_reshape(model_of: ModelOf) -> onnx.ModelProto:
@@ -261,6 +264,47 @@ def test_outputs_that_need_an_identity_are_refused(outputs: list[str], words: st
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 3)) for name in outputs)
     with pytest.raises(ModelFormatError, match=f"{words}; put an Identity node"):
         load_model(model)
+
+
+def test_an_operator_set_of_the_future_is_refused(model_of: ModelOf) -> None:
+    model = model_of([relu()], {"x": (1, 3)})
+    model.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
+    for load in (load_model, load_program):
+        with pytest.raises(ModelFormatError, match=r"uses operator set \d+; the newest that onnx .* knows is \d+: "):
+            load(model)
+
+
+def _declaring(model: onnx.ModelProto, shape: Sequence[int | str], kind: int) -> onnx.ModelProto:
+    """The model with another declaration of its output."""
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", kind, shape))
+    return model
+
+
+WRONG_OUTPUTS: list[tuple[list[int | str], int]] = [
+    ([2, 4], TensorProto.FLOAT),
+    ([2, 3, 1], TensorProto.FLOAT),
+    ([], TensorProto.FLOAT),
+    (["n", 4], TensorProto.FLOAT),
+    ([2, 3], TensorProto.DOUBLE),
+    (["n", "m"], TensorProto.STRING),
+]
+
+
+@pytest.mark.parametrize(("shape", "kind"), WRONG_OUTPUTS)
+@pytest.mark.parametrize("load", [load_model, load_program])
+def test_an_output_that_is_declared_wrongly_is_named(
+    load: Callable[[onnx.ModelProto], object], shape: Sequence[int | str], kind: int, model_of: ModelOf
+) -> None:
+    model = _declaring(model_of([relu()], {"x": (2, 3)}), shape, kind)
+    with pytest.raises(ModelFormatError, match=r"the output y: .* is declared so, .* compute y: float32\[2, 3\]"):
+        load(model)
+
+
+@pytest.mark.parametrize("shape", [["n", 3], ["n", "n"]])
+def test_what_is_declared_of_an_output_may_be_less_than_is_known(shape: Sequence[int | str], model_of: ModelOf) -> None:
+    model = _declaring(model_of([relu()], {"x": (2, 3)}), shape, TensorProto.FLOAT)
+    for load in (load_model, load_program):
+        load(model)
 
 
 def test_names_and_order_of_inputs_and_outputs_stay(model_of: ModelOf) -> None:

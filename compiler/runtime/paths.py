@@ -1,0 +1,14 @@
+"""In: what a caller gives as the place of a file. Out: a `Path`. Always: what is no path is refused in words."""
+
+import os
+from pathlib import Path
+
+from compiler.errors import OptionError
+
+
+def path_of(path: object) -> Path:
+    """The path. Raises: OptionError when it is none, or no file system could have it."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or "\0" in text:
+        raise OptionError(f"the path of a file is needed, not {path!r:.80}")
+    return Path(text)

@@ -1,0 +1,53 @@
+"""In: something that has functions by name. Out: what times calls of them.
+
+Always: the options, their order and their meaning are those of the time evaluators of TVM's modules.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.errors import OptionError
+from compiler.runtime.device import Device, cpu, require_cpu
+from compiler.runtime.machine import last_cache_bytes
+from compiler.runtime.registry import get_global_func
+from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+
+_FLUSH = "cache_flush"
+
+
+class TimedFunctions:
+    """A base of classes whose `self[name]` is a function."""
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        """The function of that name."""
+        raise NotImplementedError
+
+    def time_evaluator(
+        self,
+        func_name: str,
+        dev: Device | None = None,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: float = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+        cache_flush_bytes: int = 0,
+        f_preproc: str = "",
+    ) -> Callable[..., BenchmarkResult]:
+        """A function that takes the arguments of `func_name` and times calls of it: one that is not timed, and then
+        `repeat` times `number` of them or more, so many that they take `min_repeat_ms`.
+
+        `f_preproc` names a registered function that is called before each of the repeats, and "cache_flush" stands for
+        one that writes as much memory as the last cache has; `TimeEvaluator` says what the other options mean.
+        Raises: OptionError for options that make no sense; what `self[func_name]` raises where there is no function.
+        """
+        require_cpu(cpu() if dev is None else dev)
+        if not isinstance(f_preproc, str):
+            raise OptionError(f"f_preproc is the name of a registered function, not {f_preproc!r:.80}")
+        flush = last_cache_bytes() if f_preproc == _FLUSH and not cache_flush_bytes else cache_flush_bytes
+        prepare = get_global_func(f_preproc) if f_preproc not in ("", _FLUSH) else None
+        function = self[func_name]
+        counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
+        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown, flush)
+        return lambda *args: evaluator(lambda: function(*args), prepare=prepare)

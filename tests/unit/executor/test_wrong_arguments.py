@@ -1,0 +1,128 @@
+"""Whatever a script passes to the names that run networks, it is taken or refused in one sentence."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import debug_executor, graph_executor
+from compiler.errors import RetuneError
+from compiler.executor.graph_executor import GraphExecutor
+from compiler.graph_executor import Library, cpu, create, save_param_dict
+from tests.doubling_network import SHAPE, doubling_network
+from tests.graphs import ARITHMETIC, one_call, weighted
+
+BLOB = save_param_dict({"w": np.ones(4, "float32")})
+
+GOOD: dict[str, Any] = {
+    "graph_json_str": one_call().dumps(),
+    "libmod": ARITHMETIC,
+    "device": cpu(),
+    "dev": None,
+    "devices": cpu(),
+    "dump_root": None,
+    "module": None,
+    "network": doubling_network(),
+    "threads": 1,
+    "kernels": None,
+    "functions": None,
+    "path": "nowhere",
+    "key": 0,
+    "value": np.ones(4, "float32"),
+    "index": 0,
+    "name": "x",
+    "out": None,
+    "out_ind": 0,
+    "node": 0,
+    "params_bytes": BLOB,
+    "data": BLOB,
+    "params": {"w": np.ones(4, "float32")},
+    "collectors": None,
+    "inputs": None,
+    "func_name": "run",
+    "function": "run",
+    "number": 1,
+    "repeat": 1,
+    "min_repeat_ms": 0,
+    "end_to_end": False,
+    "sort_by_time": True,
+    "limit_zero_time_iterations": 1,
+    "cooldown_interval_ms": 0,
+    "repeats_to_cooldown": 1,
+    "cache_flush_bytes": 0,
+    "f_preproc": "",
+    "shape": SHAPE,
+    "dtype": "float32",
+    "kind": "cpu",
+    "device_type": 1,
+    "device_id": 0,
+    "results": (1.0,),
+}
+"""What fits a parameter of this name, of whichever function."""
+
+WRONG: tuple[Any, ...] = (
+    None, True, 7, -1, 1.5, float("nan"), "no such thing", "a\0b", b"bytes", (), [], [[1], [2, 3]], {}, {"a": 1},
+    {7: 7}, np.ones(3), np.ones(4, "U1"), object(), print, int,
+)  # fmt: skip
+
+def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """All that a script can call, by what it is called in this test."""
+    weights = create(weighted().dumps(), ARITHMETIC, cpu())
+    library = Library(doubling_network())
+    debugging = debug_executor.create(one_call().dumps(), ARITHMETIC, cpu())
+    GOOD["module"], GOOD["other"] = weights.module, weights
+    for name in graph_executor.__all__:
+        if name != "BenchmarkResult":
+            yield name, getattr(graph_executor, name)
+    yield "debug_executor.create", debug_executor.create
+    yield "executor", GraphExecutor
+    yield "default", library["default"]
+    for one in (weights, weights.module, library, debugging):
+        for name, _ in inspect.getmembers(type(one), inspect.isfunction):
+            if name == "__getitem__" or not name.startswith("_"):
+                yield f"{type(one).__name__}.{name}", getattr(one, name)
+    debugging.exit()
+
+
+def _calls(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls of a function in which one argument is wrong, and which one it is."""
+    parameters = inspect.signature(function).parameters
+    kinds = inspect.Parameter
+    for wrong in WRONG:
+        for name, chosen in parameters.items():
+            if isinstance(chosen.default, bool):
+                continue  # anything is true or false
+            args, named = [], {}
+            for each in parameters.values():
+                if each.kind is kinds.VAR_KEYWORD:
+                    named |= {"x": wrong} if each is chosen else {}
+                elif each is chosen or each.default is kinds.empty or each.kind is not kinds.POSITIONAL_ONLY:
+                    value = wrong if each is chosen else GOOD[each.name]
+                    if each.kind is kinds.KEYWORD_ONLY:
+                        named[each.name] = value
+                    else:
+                        args.append(value)
+            yield f"{name}={wrong!r:.40}", lambda args=args, named=named: function(*args, **named)
+
+
+def test_wrong_arguments_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw, refused = [], 0
+    for name, function in _functions():
+        for what, call in _calls(function):
+            try:
+                call()
+            except RetuneError as error:
+                refused += 1
+                if "\n" in str(error) or not str(error):
+                    raw.append(f"{name}({what}): {error}")
+            except (AttributeError, NotImplementedError) as error:  # what TVM's names raise where ours say why
+                if "has no function" not in str(error) and "debug_executor" not in str(error):
+                    raw.append(f"{name}({what}): {type(error).__name__}: {error}")
+            except Exception as error:
+                raw.append(f"{name}({what}): {type(error).__name__}: {error}")
+    assert raw == []
+    assert refused > 1000
