@@ -36,6 +36,19 @@ _LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
+_BYTE = ctypes.c_char
+
+
+def address(array: Array) -> int:
+    """Where an array begins. One without elements begins nowhere: a number stands for it that kernels accept, since
+    NumPy gives slices without elements other beginnings than were asked for.
+    """
+    try:  # a quarter of the time that NumPy takes to tell
+        return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # nobody may write to it, it has gaps, no elements, or elements foreign to Python
+        return int(array.__array_interface__["data"][0]) if array.size else ALIGNMENT
+
+
 def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
     """An uninitialised contiguous array whose first element lies at a multiple of 64 bytes.
 
@@ -62,6 +75,16 @@ def empty(shape: Sequence[int], dtype: str) -> Array:
         return aligned_array(tuple(map(int, shape)), number_type(dtype))
     except ValueError as error:
         raise OptionError(str(error)) from None
+
+
+def raw_memory(nbytes: int) -> tuple[Any, int]:
+    """Memory at a multiple of 64 bytes, and where it begins. It is no array, so that views of an array that is made in
+    it keep that very array alive: views of views NumPy hangs on the last array that there is.
+
+    Raises: ArtifactError when there is none.
+    """
+    array = aligned_array((nbytes,), "uint8")
+    return (_BYTE * nbytes).from_buffer(array), address(array)  # type: ignore[arg-type]
 
 
 def aligned_copy(array: Array) -> Array:

@@ -4,12 +4,14 @@ Numbers are little-endian; a text is its length (uint64) and UTF-8, a list its l
 
     uint64   magic                       text      version, which must be ours
     devices  [type, number: int32]       int64     number of the host among them
-    names    [text], the functions       constants [0: int64, tensor | 1: int64, name: text], then [device: int64]
+    names    [text], the functions       constants [0: int64, tensor | 1: int64, late-bound], then [device: int64]
     primitives [text], then their attributes [[key, value]]
     functions  [name, registers: int64, instructions: int64, parameters [text], devices [int64],
                 then each instruction as a list of int64: checksum, opcode, fields]
     32 bytes SHA-256 of all that stands before
 
+A late-bound constant is its name, element type (text), shape ([int64]) and the SHA-256 of its content in hexadecimal
+digits, all but the name empty where any array will do.
 A tensor is two uint64 (a magic, 0), device, rank (int32), code and bits (uint8) and lanes (uint16) of its elements,
 shape (int64), bytes (int64), data.
 """
@@ -32,7 +34,7 @@ from compiler.vm.instructions import Instruction, checksum, decode, encode
 
 _MAGIC = 0xD225DE2F4214151D
 _TENSOR_MAGIC = 0xDD5E40F096B4A13F
-VERSION = "retune-vm-1"
+VERSION = "retune-vm-2"
 _ARRAY, _NAME = 0, 1
 _DIGEST = 32
 _MOST_DIMENSIONS = 64
@@ -120,7 +122,9 @@ class _Writer:
     def constant(self, constant: Constant) -> None:
         if isinstance(constant, LateBound):
             self.pack("q", _NAME)
-            self.text(constant.name)
+            self.pair((constant.name, constant.dtype))
+            self.many(constant.shape, lambda extent: self.pack("q", extent))
+            self.text(constant.digest)
             return
         self.pack("q", _ARRAY)
         self.pack("QQii", _TENSOR_MAGIC, 0, 1, 0)
@@ -187,7 +191,8 @@ class _Reader:
     def constant(self) -> Constant:
         tag = self.number("q")
         if tag == _NAME:
-            return LateBound(self.text())
+            name, dtype = self.pair()
+            return LateBound(name, dtype, tuple(self.many(lambda: self.number("q"))), self.text())
         if tag != _ARRAY:
             raise ValueError(f"a constant has the tag {tag}")
         return self.tensor()

@@ -124,7 +124,7 @@ class VMCompiler:
         done = lowering.lowered()
         programs = lowering.tuned.best if done.regions else ()
         about = _about(lowering, done)
-        library = VMLibrary(done.kernels, done.regions, done.arrays, programs, about)
+        library = VMLibrary(done.kernels, done.regions, done.arrays, programs=programs, about=about)
         self._executable = Executable(done.contents, library)
         self._coverage = CoverageReport.of(done.coverage)
         fallen = self._coverage.fallback_text()

@@ -4,12 +4,15 @@ Always: after `verify` every register, constant, function, primitive and jump th
 
 Contents  = functions, constants with a device each, primitives, virtual devices, the host first
 Function  = name, parameters with a device each, number of registers, instructions
-Constant  = an array, or the name of one that is bound later
+Constant  = an array, or what is known of one that is bound later
 Primitive = name, attributes: texts that say what it is; the library has its code
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from compiler.errors import ArtifactError
 from compiler.runtime.artifact import Array
@@ -57,9 +60,37 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class LateBound:
-    """A constant that is not part of the executable: it gets its array by this name before it is used."""
+    """A constant that is not part of the executable: it gets its array by this name before it is used. The others say
+    which array that is; without a digest any will do.
+    """
 
     name: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    digest: str = ""
+
+    @classmethod
+    def of(cls, name: str, array: Array) -> "LateBound":
+        """What stands for an array that is taken out."""
+        return cls(name, array.dtype.name, array.shape, _digest(array))
+
+    def check(self, array: Array) -> None:
+        """See that this is the array that was taken out. Raises: ArtifactError."""
+        if not self.digest:
+            return
+        if (array.dtype.name, array.shape) != (self.dtype, self.shape):
+            given = f"{array.dtype.name}{list(array.shape)}"
+            raise ArtifactError(f"the constant {self.name} is {self.dtype}{list(self.shape)}, not {given}")
+        if _digest(array) != self.digest:
+            raise ArtifactError(
+                f"the constant {self.name} has other values than the one that was taken out of this executable: "
+                "bind the constants that were moved out of the very same one"
+            )
+
+
+def _digest(array: Array) -> str:
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.sha256(content.data).hexdigest()
 
 
 Constant = Array | LateBound

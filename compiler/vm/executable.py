@@ -6,11 +6,11 @@ Bytecode and constants go into bytes or a file, kernels into a library; nothing 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from compiler.errors import ArtifactError, MachineError
+from compiler.errors import ArtifactError, MachineError, OptionError
 from compiler.executor.params import load_param_dict_from_file, save_param_dict_to_file
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import constant_array
@@ -28,6 +28,9 @@ class Executable:
         contents.verify()
         self.contents = contents
         self.library = library or VMLibrary()
+        names = [one.name for one, _ in self._late_bound()]
+        if len(set(names)) != len(names):
+            raise ArtifactError("two late-bound constants have one name")
         self._index = {function.name: number for number, function in enumerate(contents.functions)}
         self._bound: set[str] = set()
 
@@ -103,28 +106,34 @@ class Executable:
     # Constants that are bound later
 
     def get_late_bound_consts(self, byte_limit: int) -> dict[str, Array]:
-        """Take the constants of at least so many bytes out, and give them by their names, `const_0` and so on. They
-        must be bound again before the executable runs.
+        """Take the constants of at least so many bytes out, and give them by their names: `const_0` and so on those of
+        the bytecode, `array_` and their own names those of regions that are compiled when they run. They must be bound
+        again before the executable runs.
+
+        Raises: OptionError when `byte_limit` is no number of bytes.
         """
-        taken: dict[str, Array] = {}
-        left: list[Constant] = []
-        for number, each in enumerate(self.contents.constants):
-            if isinstance(each, LateBound) or each.nbytes < byte_limit:
-                left.append(each)
-            else:
-                left.append(LateBound(f"const_{number}"))
-                taken[f"const_{number}"] = each
-        self.contents = replace(self.contents, constants=tuple(left))
+        if isinstance(byte_limit, bool) or not isinstance(byte_limit, int | np.integer) or byte_limit < 0:
+            raise OptionError(f"byte_limit must be a number of bytes, not {byte_limit!r}")
+        constants = dict(enumerate(self.contents.constants))
+        large = {number: one for number, one in constants.items() if _is_large(one, byte_limit)}
+        arrays = {name: one for name, one in self.library.arrays.items() if _is_large(one, byte_limit)}
+        stand_ins = {number: LateBound.of(f"const_{number}", one) for number, one in large.items()}
+        late = {name: LateBound.of(f"array_{name}", one) for name, one in arrays.items()}
+        left = {name: one for name, one in self.library.arrays.items() if name not in arrays}
+        self.contents = replace(self.contents, constants=tuple((constants | stand_ins).values()))
+        self.library = replace(self.library, arrays=left, late={**self.library.late, **late})
+        taken = {stand_ins[number].name: one for number, one in large.items()}
+        taken |= {late[name].name: one for name, one in arrays.items()}
         self._bound -= set(taken)
         return taken
 
     def move_late_bound_consts(self, path: str | Path, byte_limit: int) -> None:
         """Move the constants of at least so many bytes to a file. Raises: ArtifactError when it cannot be written."""
-        before = self.contents
+        before = self.contents, self.library
         try:
             save_param_dict_to_file(self.get_late_bound_consts(byte_limit), path)
         except ArtifactError:
-            self.contents = before
+            self.contents, self.library = before
             raise
 
     def load_late_bound_consts(self, path: str | Path) -> None:
@@ -135,10 +144,12 @@ class Executable:
         """Bind constants by name: all that are missing, and no others.
 
         Arrays that can be written are copied.
-        Raises: ArtifactError that names what is missing, was bound before, unknown or no array of numbers; then nothing
-        has changed.
+        Raises: ArtifactError that names what is missing, was bound before, unknown, no array of numbers, or not the one
+        that was taken out; then nothing has changed.
         """
-        wanted = dict(self._late_bound())
+        if not isinstance(constants, Mapping):
+            raise ArtifactError(f"constants are bound by their names, not from a {type(constants).__name__}")
+        wanted = {one.name: (one, place) for one, place in self._late_bound()}
         again = sorted(set(constants) & self._bound)
         if again:
             raise ArtifactError(f"the constants {', '.join(again)} are bound already")
@@ -147,15 +158,21 @@ class Executable:
             raise ArtifactError(f"no array is given for the constants {', '.join(missing)}, which are bound late")
         if extra:
             raise ArtifactError(f"the executable has no late-bound constants {', '.join(extra)}")
-        filled = list(self.contents.constants)
-        for name, number in wanted.items():
-            filled[number] = _bound(name, constants[name])
+        filled, arrays = list(self.contents.constants), dict(self.library.arrays)
+        for name, (one, place) in wanted.items():
+            array = _bound(one, constants[name])
+            if isinstance(place, int):
+                filled[place] = array
+            else:
+                arrays[place] = array
         self.contents = replace(self.contents, constants=tuple(filled))
+        self.library = replace(self.library, arrays=arrays, late={})
         self._bound |= set(wanted)
 
-    def _late_bound(self) -> Iterator[tuple[str, int]]:
-        table = enumerate(self.contents.constants)
-        return ((each.name, number) for number, each in table if isinstance(each, LateBound))
+    def _late_bound(self) -> Iterator[tuple[LateBound, int | str]]:
+        """What is bound late, and where it goes: the number of a constant, or the name of an array of regions."""
+        yield from ((one, place) for place, one in enumerate(self.contents.constants) if isinstance(one, LateBound))
+        yield from ((one, name) for name, one in self.library.late.items())
 
     # Files
 
@@ -187,14 +204,19 @@ class Executable:
         return cls.load_exec(code, library)
 
 
-def _bound(name: str, given: Any) -> Array:
-    """What a late-bound constant is given, as nobody writes to it. Raises: ArtifactError when that is no array."""
+def _is_large(one: Constant, byte_limit: int) -> TypeGuard[Array]:
+    return not isinstance(one, LateBound) and one.nbytes >= byte_limit
+
+
+def _bound(one: LateBound, given: Any) -> Array:
+    """What a late-bound constant is given, as nobody writes to it. Raises: ArtifactError when that is another array."""
     try:
         array = argument(given)
     except MachineError as error:
-        raise ArtifactError(f"the constant {name}: {error}") from None
+        raise ArtifactError(f"the constant {one.name}: {error}") from None
     if given is None or not isinstance(array, np.ndarray):
-        raise ArtifactError(f"the constant {name} must be an array, not a {type(given).__name__}")
+        raise ArtifactError(f"the constant {one.name} must be an array, not a {type(given).__name__}")
+    one.check(array)
     return constant_array(array)
 
 

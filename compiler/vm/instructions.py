@@ -1,78 +1,126 @@
-"""In: numbers. Out: typed instructions of the virtual machine, and back. Always: one table, `_LAYOUT`, says how each is
-written as numbers, what it reads and what it writes; nothing else does.
+"""In: numbers. Out: typed instructions of the virtual machine, and back. Always: a class says all of its instruction:
+its text, and by the types of its fields what it reads and writes and how it is written as numbers.
 
-Registers are places of a frame, counted from 0; arguments lie in the first ones. Offsets of jumps count from the
-instruction itself. What an instruction does stands at its class.
+The numbers are the fields in their order, an element type three of them; a list stands last, its length before the
+number in front of it. Opcodes count the classes. Registers are places of a frame, counted from 0; arguments lie in the
+first ones. Offsets of jumps count from the instruction itself.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin
 
 from compiler.errors import ArtifactError
 from compiler.vm.element_types import dtype_name, dtype_numbers
 
 
+class _Use(Enum):
+    """What becomes of a register."""
+
+    READ = "read"
+    WRITTEN = "written"
+
+
+Source = Annotated[int, _Use.READ]
+Sources = Annotated[tuple[int, ...], _Use.READ]
+Target = Annotated[int, _Use.WRITTEN]
+
+
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """One field; `width` is how many numbers it is written as, besides those of a list."""
+
+    name: str
+    use: _Use | None
+    many: bool
+    is_dtype: bool
+
+    @property
+    def width(self) -> int:
+        return 3 if self.is_dtype else 1
+
+
 class Instruction:
     """One instruction; `str` of it is its text."""
 
+    __slots__ = ()
     opcode: ClassVar[int]
     text: ClassVar[str]
+    parts: ClassVar[tuple[_Part, ...]]
 
     def __str__(self) -> str:
         return self.text.format_map(_words(self))
 
 
-@dataclass(frozen=True, slots=True)
+K = TypeVar("K", bound=Instruction)
+_KINDS: list[type[Instruction]] = []
+"""Every instruction at the place of its opcode."""
+
+
+@dataclass_transform(frozen_default=True)
+def _instruction(text: str) -> Callable[[type[K]], type[K]]:
+    """Declare the next instruction, a frozen dataclass."""
+
+    def declared(kind: type[K]) -> type[K]:
+        made = dataclass(frozen=True, slots=True)(kind)
+        made.opcode, made.text = len(_KINDS), text
+        made.parts = tuple(_part(each.name, each.type) for each in fields(made))  # type: ignore[arg-type]
+        _KINDS.append(made)
+        return made
+
+    return declared
+
+
+def _part(name: str, kind: Any) -> _Part:
+    bare, *uses = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    return _Part(name, uses[0] if uses else None, get_origin(bare) is tuple, bare is str)
+
+
+@_instruction("move {dst} {source}")
 class Move(Instruction):
     """dst = source"""
 
-    text = "move {dst} {source}"
-    source: int
-    dst: int
+    source: Source
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("ret {result}")
 class Ret(Instruction):
     """Give `result` to the caller."""
 
-    text = "ret {result}"
-    result: int
+    result: Source
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("invoke {dst} function[{function}]({args})")
 class Invoke(Instruction):
     """dst = the function with the number `function`, of the arguments"""
 
-    text = "invoke {dst} function[{function}]({args})"
     function: int
-    dst: int
-    args: tuple[int, ...]
+    dst: Target
+    args: Sources
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("invoke_closure {dst} {closure}({args})")
 class InvokeClosure(Instruction):
     """dst = the closure's function, of its free variables and then the arguments"""
 
-    text = "invoke_closure {dst} {closure}({args})"
-    closure: int
-    dst: int
-    args: tuple[int, ...]
+    closure: Source
+    dst: Target
+    args: Sources
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("invoke_packed primitive[{packed}] (in: {inputs}, out: {outputs})")
 class InvokePacked(Instruction):
     """Call the primitive with the number `packed`; the last `output_size` arguments are written. Structures among the
     arguments stand for their fields. Nothing is called for a single output without elements.
     """
 
-    text = "invoke_packed primitive[{packed}] (in: {inputs}, out: {outputs})"
     packed: int
     output_size: int
-    args: tuple[int, ...]
+    args: Sources
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -85,227 +133,158 @@ class InvokePacked(Instruction):
         return self.args[len(self.args) - self.output_size :]
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("alloc_tensor {dst} {storage} {offset} {shape} {dtype}")
 class AllocTensor(Instruction):
     """dst = an array of a shape that is known, in a storage from the byte in `offset` on"""
 
-    text = "alloc_tensor {dst} {storage} {offset} {shape} {dtype}"
-    storage: int
-    offset: int
+    storage: Source
+    offset: Source
     dtype: str
-    dst: int
+    dst: Target
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("alloc_tensor_reg {dst} {storage} {offset} {shape} {dtype}")
 class AllocTensorReg(Instruction):
     """dst = an array of the shape that another one holds, in a storage from the byte in `offset` on"""
 
-    text = "alloc_tensor_reg {dst} {storage} {offset} {shape} {dtype}"
-    storage: int
-    offset: int
-    shape: int
+    storage: Source
+    offset: Source
+    shape: Source
     dtype: str
-    dst: int
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("alloc_adt {dst} tag({tag}) [{fields}]")
 class AllocADT(Instruction):
     """dst = a structure: a tag and fields"""
 
-    text = "alloc_adt {dst} tag({tag}) [{fields}]"
     tag: int
-    dst: int
-    fields: tuple[int, ...]
+    dst: Target
+    fields: Sources
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("alloc_closure {dst} function[{function}]({free})")
 class AllocClosure(Instruction):
     """dst = a function with values for its first parameters"""
 
-    text = "alloc_closure {dst} function[{function}]({free})"
     function: int
-    dst: int
-    free: tuple[int, ...]
+    dst: Target
+    free: Sources
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("get_field {dst} {object}[{index}]")
 class GetField(Instruction):
     """dst = field number `index` of a structure"""
 
-    text = "get_field {dst} {object}[{index}]"
-    object: int
+    object: Source
     index: int
-    dst: int
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("if {test} {target} {true_offset} {false_offset}")
 class If(Instruction):
     """Go `true_offset` on if two whole numbers are equal, else `false_offset`; neither is 0."""
 
-    text = "if {test} {target} {true_offset} {false_offset}"
-    test: int
-    target: int
+    test: Source
+    target: Source
     true_offset: int
     false_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("load_const {dst} constant[{constant}] device[{device}]")
 class LoadConst(Instruction):
     """dst = a constant of the executable"""
 
-    text = "load_const {dst} constant[{constant}] device[{device}]"
     constant: int
     device: int
-    dst: int
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("goto {offset}")
 class Goto(Instruction):
     """Go on elsewhere."""
 
-    text = "goto {offset}"
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("get_tag {dst} {object}")
 class GetTag(Instruction):
     """dst = the tag of a structure, int32[1]"""
 
-    text = "get_tag {dst} {object}"
-    object: int
-    dst: int
+    object: Source
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("load_consti {dst} {value}")
 class LoadConsti(Instruction):
     """dst = a number, int64[1]"""
 
-    text = "load_consti {dst} {value}"
     value: int
-    dst: int
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("fatal")
 class Fatal(Instruction):
     """End with an error: no case of a match was met."""
 
-    text = "fatal"
 
-
-@dataclass(frozen=True, slots=True)
+@_instruction("alloc_storage {dst} {size} {alignment} {dtype} device[{device}]")
 class AllocStorage(Instruction):
     """dst = new memory of so many bytes, for arrays of `dtype` at first; `shape` is for memory of two dimensions"""
 
-    text = "alloc_storage {dst} {size} {alignment} {dtype} device[{device}]"
-    size: int
+    size: Source
     alignment: int
     dtype: str
     device: int
-    dst: int
+    dst: Target
     shape: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("shape_of {dst} {tensor}")
 class ShapeOf(Instruction):
     """dst = the shape of an array, int64[its rank]"""
 
-    text = "shape_of {dst} {tensor}"
-    tensor: int
-    dst: int
+    tensor: Source
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("reshape_tensor {dst} {tensor} {shape}")
 class ReshapeTensor(Instruction):
     """dst = the same memory in the shape that another array holds, which is of int64"""
 
-    text = "reshape_tensor {dst} {tensor} {shape}"
-    tensor: int
-    shape: int
-    dst: int
+    tensor: Source
+    shape: Source
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("device_copy {dst} {tensor} device[{source_device}] device[{target_device}]")
 class DeviceCopy(Instruction):
     """dst = a copy of an array on another device"""
 
-    text = "device_copy {dst} {tensor} device[{source_device}] device[{target_device}]"
-    tensor: int
+    tensor: Source
     source_device: int
     target_device: int
-    dst: int
+    dst: Target
 
 
-@dataclass(frozen=True, slots=True)
+@_instruction("kill_register {dst}")
 class KillRegister(Instruction):
     """Forget what a register holds."""
 
-    text = "kill_register {dst}"
-    dst: int
-
-
-_LAYOUT: tuple[tuple[type[Instruction], str], ...] = (
-    (Move, "$source >dst"),
-    (Ret, "$result"),
-    (Invoke, "function #args >dst $args*"),
-    (InvokeClosure, "$closure #args >dst $args*"),
-    (InvokePacked, "packed #args output_size $args*"),
-    (AllocTensor, "$storage $offset dtype! #shape >dst shape*"),
-    (AllocTensorReg, "$storage $offset $shape dtype! >dst"),
-    (AllocADT, "tag #fields >dst $fields*"),
-    (AllocClosure, "function #free >dst $free*"),
-    (GetField, "$object index >dst"),
-    (If, "$test $target true_offset false_offset"),
-    (LoadConst, "constant device >dst"),
-    (Goto, "offset"),
-    (GetTag, "$object >dst"),
-    (LoadConsti, "value >dst"),
-    (Fatal, ""),
-    (AllocStorage, "$size alignment dtype! device #shape >dst shape*"),
-    (ShapeOf, "$tensor >dst"),
-    (ReshapeTensor, "$tensor $shape >dst"),
-    (DeviceCopy, "$tensor source_device target_device >dst"),
-    (KillRegister, ">dst"),
-)
-"""Every instruction at the place of its opcode, and its fields in the order in which they are written. $ marks
-registers that are read, > the one that is written; # is the number of entries of a field, * the entries; ! an element
-type, three numbers.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One word of a layout."""
-
-    name: str
-    reads: bool = False
-    writes: bool = False
-    counts: bool = False
-    many: bool = False
-    is_dtype: bool = False
-
-
-def _part(word: str) -> _Part:
-    bare = word.strip("$>#*!")
-    return _Part(bare, word[0] == "$", word[0] == ">", word[0] == "#", word[-1] == "*", word[-1] == "!")
-
-
-_PARTS = {kind: tuple(map(_part, layout.split())) for kind, layout in _LAYOUT}
-for _number, (_kind, _) in enumerate(_LAYOUT):
-    _kind.opcode = _number
+    dst: Target
 
 
 def encode(instruction: Instruction) -> tuple[int, ...]:
     """The fields of an instruction as numbers, without its opcode."""
     numbers: list[int] = []
-    for part in _PARTS[type(instruction)]:
+    for part in instruction.parts:
         value = getattr(instruction, part.name)
-        if part.counts:
-            numbers.append(len(value))
-        elif part.many:
-            numbers.extend(value)
+        if part.many:
+            numbers.insert(-1, len(value))
+            numbers += value
         elif part.is_dtype:
-            numbers.extend(dtype_numbers(value))
+            numbers += dtype_numbers(value)
         else:
             numbers.append(value)
     return tuple(numbers)
@@ -313,41 +292,32 @@ def encode(instruction: Instruction) -> tuple[int, ...]:
 
 def decode(opcode: int, numbers: Sequence[int]) -> Instruction:
     """The instruction with this opcode and these fields. Raises: ArtifactError when there is none."""
-    if not 0 <= opcode < len(_LAYOUT):
+    if not 0 <= opcode < len(_KINDS):
         raise ArtifactError(f"no instruction has the opcode {opcode}")
-    kind = _LAYOUT[opcode][0]
-    left = iter(numbers)
-    fields: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    try:
-        for part in _PARTS[kind]:
-            if part.counts:
-                counts[part.name] = next(left)
-            elif part.many:
-                fields[part.name] = tuple(next(left) for _ in range(min(counts[part.name], len(numbers) + 1)))
-            elif part.is_dtype:
-                fields[part.name] = dtype_name(next(left), next(left), next(left))
-            else:
-                fields[part.name] = next(left)
-    except (StopIteration, RuntimeError):  # the latter is what a generator makes of the former
-        raise ArtifactError(f"an instruction {kind.__name__} has only {len(numbers)} fields") from None
-    short = any(len(fields[name]) != count for name, count in counts.items())
-    if short or next(left, None) is not None:
+    kind = _KINDS[opcode]
+    left, values = list(numbers), []
+    width = sum(part.width for part in kind.parts)
+    listed = any(part.many for part in kind.parts)  # its length is the one number that the width counts for it
+    if len(left) < width or (left.pop(width - 2) if listed else 0) != len(numbers) - width:
         raise ArtifactError(f"an instruction {kind.__name__} has {len(numbers)} fields, which are not its own")
-    return kind(**fields)
+    for part in kind.parts:
+        taken = left if part.many else left[: part.width]
+        left = left[len(taken) :]
+        values.append(tuple(taken) if part.many else dtype_name(*taken) if part.is_dtype else taken[0])
+    return kind(*values)
 
 
 def reads(instruction: Instruction) -> Iterator[int]:
     """The registers that an instruction reads."""
-    for part in _PARTS[type(instruction)]:
-        if part.reads:
+    for part in instruction.parts:
+        if part.use is _Use.READ:
             value = getattr(instruction, part.name)
             yield from value if part.many else (value,)
 
 
 def written(instruction: Instruction) -> int | None:
     """The register that an instruction sets, if it sets one."""
-    names = [part.name for part in _PARTS[type(instruction)] if part.writes]
+    names = [part.name for part in instruction.parts if part.use is _Use.WRITTEN]
     return int(getattr(instruction, names[0])) if names else None
 
 
@@ -372,12 +342,12 @@ def checksum(opcode: int, numbers: Sequence[int]) -> int:
 def _words(instruction: Instruction) -> dict[str, str]:
     """The fields as they stand in texts."""
     words: dict[str, str] = {}
-    for part in _PARTS[type(instruction)]:
+    for part in instruction.parts:
         value = getattr(instruction, part.name)
         if part.many:
-            words[part.name] = _registers(value) if part.reads else str(list(value))
-        elif not part.counts:
-            words[part.name] = f"${value}" if part.reads or part.writes else str(value)
+            words[part.name] = _registers(value) if part.use else str(list(value))
+        else:
+            words[part.name] = f"${value}" if part.use else str(value)
     if isinstance(instruction, InvokePacked):
         words["inputs"], words["outputs"] = _registers(instruction.inputs), _registers(instruction.outputs)
     return words

@@ -5,6 +5,7 @@ Always: calls of functions do not nest in Python, so how deep they go is bounded
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from compiler.errors import MachineError
@@ -23,19 +24,16 @@ class Interpreter:
     def __init__(self, contents: Contents, around: Surroundings) -> None:
         self._functions = contents.functions
         self._around = around
+        self._empty: list[Registers] = [[None] * each.registers for each in contents.functions]
         self._singles: dict[int, list[Step]] = {}
         self._linked: dict[int, list[Step]] = {}
-
-    def forget(self) -> None:
-        """Make the steps anew when they are wanted: constants were bound."""
-        self._linked.clear()
 
     def run(self, function: int, args: Sequence[Any], note: Note | None = None) -> Any:
         """The result of a function. With `note` instructions go one by one, and it is told how many seconds each took.
 
         Raises: MachineError that says at which instruction; what a primitive raises.
         """
-        steps_of = self._single_steps if note else self._linked_steps
+        steps_of = self._linked_steps if note is None else partial(self._noted_steps, note)
         control = self._around.control
         frames: list[tuple[int, list[Step], Registers, int, int]] = []
         steps, registers = steps_of(function), self._frame(function, args)
@@ -43,12 +41,7 @@ class Interpreter:
         try:
             while True:
                 here = following
-                if note is None:
-                    following = steps[here](registers)
-                else:
-                    start = time.perf_counter()
-                    following = steps[here](registers)
-                    note(self._functions[function].instructions[here], time.perf_counter() - start)
+                following = steps[here](registers)
                 if following >= 0:
                     continue
                 if following == CALL:
@@ -74,7 +67,7 @@ class Interpreter:
         return f"function {which.name}, from instruction {here} on ({which.instructions[here]})"
 
     def _frame(self, function: int, args: Sequence[Any]) -> Registers:
-        registers: Registers = [None] * self._functions[function].registers
+        registers = self._empty[function].copy()
         registers[: len(args)] = args
         return registers
 
@@ -87,6 +80,21 @@ class Interpreter:
     def _linked_steps(self, function: int) -> list[Step]:
         steps = self._linked.get(function)
         if steps is None:
-            singles = self._single_steps(function)
-            steps = self._linked[function] = link(self._functions[function].instructions, singles, self._around)
+            which, singles = self._functions[function], self._single_steps(function)
+            steps = link(which.instructions, len(which.params), singles, self._around)
+            self._linked[function] = steps
         return steps
+
+    def _noted_steps(self, note: Note, function: int) -> list[Step]:
+        pairs = zip(self._single_steps(function), self._functions[function].instructions, strict=True)
+        return [_noted(step, instruction, note) for step, instruction in pairs]
+
+
+def _noted(step: Step, instruction: Instruction, note: Note) -> Step:
+    def timed(registers: Registers) -> int:
+        start = time.perf_counter()
+        following = step(registers)
+        note(instruction, time.perf_counter() - start)
+        return following
+
+    return timed

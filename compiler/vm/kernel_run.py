@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from compiler.errors import ArtifactError
 from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import aligned_array
+from compiler.runtime.buffers import address, aligned_array
 from compiler.runtime.loader import Kernel
 from compiler.runtime.sequence import KernelSequence
-from compiler.vm.values import address as address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +30,21 @@ class Workspace:
 
     def __init__(self) -> None:
         self._array = aligned_array((ALIGNMENT,), "uint8")
-        self._address = address_of(self._array)
+        self._nbytes = ALIGNMENT
+        self._address = address(self._array)
 
     def array(self, nbytes: int) -> Array:
         """Memory of at least so many bytes. Raises: ArtifactError when there is none."""
-        if nbytes > self._array.nbytes:
+        if nbytes > self._nbytes:
             self._array = aligned_array((nbytes,), "uint8")
-            self._address = address_of(self._array)
+            self._nbytes = nbytes
+            self._address = address(self._array)
         return self._array
 
     def address(self, nbytes: int) -> int:
         """Where memory of at least so many bytes begins, until more is asked for. Raises: as `array`."""
-        self.array(nbytes)
+        if nbytes > self._nbytes:
+            self.array(nbytes)
         return self._address
 
 
@@ -61,21 +63,25 @@ class KernelRun:
         self._sequence: KernelSequence | None = None
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """Run all; slot number i begins at `addresses[i]`, and what lies there is large enough.
+        """Run all; slot number i begins at `addresses[i]`, a list, and what lies there is large enough.
 
         Raises: ArtifactError when an address is no multiple of 64, when a kernel fails or, the first time, when what is
         written overlaps another argument.
         """
         if self._sequence is None:
             self._sequence = self._bind(addresses)
-        for slot, address in enumerate(addresses):
-            if address != self._addresses[slot]:
-                if address % ALIGNMENT:
-                    raise ArtifactError(f"an array of a kernel begins at {address:#x}, no multiple of {ALIGNMENT}")
-                for move, place, offset in self._uses[slot]:
-                    move(place, address + offset)
-                self._addresses[slot] = address
+        elif addresses != self._addresses:
+            self._move(addresses)
         self._sequence()
+
+    def _move(self, addresses: Sequence[int]) -> None:
+        for slot, (place, before) in enumerate(zip(addresses, self._addresses, strict=True)):
+            if place != before:
+                if place % ALIGNMENT:
+                    raise ArtifactError(f"an array of a kernel begins at {place:#x}, no multiple of {ALIGNMENT}")
+                for move, number, offset in self._uses[slot]:
+                    move(number, place + offset)
+                self._addresses[slot] = place
 
     def _bind(self, addresses: Sequence[int]) -> KernelSequence:
         self._uses = [[] for _ in addresses]

@@ -2,7 +2,7 @@
 
 Always: data only, no pickle; a file is written completely or not at all, and refused when it is damaged. It is a zip:
 
-    library.json      format, facts about the network, tuned programs, regions by name
+    library.json      format, facts about the network, tuned programs, regions by name, arrays that are bound late
     kernels.json      name, arguments, packing, workspace of every kernel
     kernels/NAME.o    its object code
     regions/N.bin     a region, see `compiler.graph.region`
@@ -26,8 +26,9 @@ from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
 from compiler.runtime.processor import check_processor
 from compiler.runtime.published import published
+from compiler.vm.contents import LateBound
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,14 @@ class TunedProgram:
 @dataclass(frozen=True, slots=True, eq=False)
 class VMLibrary:
     """Kernels; regions that are compiled when their shapes are known, with the `arrays` that they read and the tuned
-    `programs` that may serve them; `about` is JSON: target, threads, parameters and what kernels were built from.
+    `programs` that may serve them; `late` are arrays by name that are missing from these until they are bound; `about`
+    is JSON: target, threads, parameters and what kernels were built from.
     """
 
     kernels: tuple[KernelArtifact, ...] = ()
     regions: Mapping[str, StoredRegion] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    late: Mapping[str, LateBound] = field(default_factory=dict)
     programs: tuple[TunedProgram, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,7 +76,8 @@ class VMLibrary:
         names = list(self.regions)
         rows = [{"name": name, "kind": one.kind, "fixed": dict(one.fixed)} for name, one in self.regions.items()]
         programs = [[one.workload_key, one.steps, one.seconds, one.record_id] for one in self.programs]
-        facts = {"format": _FORMAT, "about": dict(self.about), "programs": programs, "regions": rows}
+        late = [[name, one.name, one.dtype, list(one.shape), one.digest] for name, one in self.late.items()]
+        facts = {"format": _FORMAT, "about": dict(self.about), "programs": programs, "regions": rows, "late": late}
         pack = zipfile.ZIP_DEFLATED
         with published(path) as temporary, zipfile.ZipFile(temporary, "x", pack, compresslevel=1) as out:
             out.writestr("library.json", json.dumps(facts, indent=1))
@@ -119,11 +123,23 @@ class VMLibrary:
             content = archive.read(f"regions/{number}.bin")
             regions[str(row["name"])] = StoredRegion(str(row["kind"]), content, _texts(row["fixed"]))
         arrays = load_param_dict(archive.read("arrays.params"))
-        return cls(kernels, regions, arrays, _programs(facts["programs"]), _about(facts["about"]))
+        late = _late(facts["late"])
+        return cls(kernels, regions, arrays, late, _programs(facts["programs"]), _about(facts["about"]))
 
 
 def _programs(rows: Sequence[Sequence[Any]]) -> tuple[TunedProgram, ...]:
     return tuple(TunedProgram(str(key), str(steps), float(time), str(record)) for key, steps, time, record in rows)
+
+
+def _late(rows: Sequence[Sequence[Any]]) -> dict[str, LateBound]:
+    """Arrays that are bound late, by their names among the others. Raises: ArtifactError."""
+    late = {
+        str(name): LateBound(str(bound), str(dtype), tuple(shape), str(digest))
+        for name, bound, dtype, shape, digest in rows
+    }
+    if not all(type(extent) is int for one in late.values() for extent in one.shape):
+        raise ArtifactError("its facts about arrays that are bound late make no sense")
+    return late
 
 
 def _about(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,32 +59,39 @@ class VirtualMachine:
         Raises: OptionError for a device that programs do not run on; ArtifactError when the library lacks something or
         is for another machine.
         """
-        for each in _devices(cpu(0) if device is None else device):
-            require_cpu(each)
+        if not isinstance(exe, Executable):
+            raise OptionError(f"a virtual machine runs an Executable, which compile makes, not a {type(exe).__name__}")
+        _require_cpus(cpu(0) if device is None else device)
+        if not isinstance(options, VMOptions | None):
+            raise OptionError(f"options must be VMOptions, not a {type(options).__name__}")
         self._exe = exe
         self.options = options or VMOptions()
         self.threads = config.thread_count(int(exe.library.about.get("threads", 1))) if threads is None else threads
         if not is_thread_count(self.threads):
             raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
-        memory = allocator(_memory_kind(memory_cfg))
+        self._allocator = allocator(_memory_kind(memory_cfg))
         exe.library.check_machine()
-        arena = Workspace()
-        self._primitives = Primitives(exe.library, load_kernels(exe.library.kernels), self.threads, arena, self.options)
-        contents = exe.contents
+        self._kernels = load_kernels(exe.library.kernels)
+        self._link()
+        self._params = {function.name: _signature(exe, function.name) for function in exe.contents.functions}
+        self._inputs: dict[str, list[Any]] = {}
+        self._outputs: list[Any] = []
+        self._ready: dict[str, tuple[int, list[Any]]] = {}
+        """Functions, by number, whose arguments are all there and fit each other."""
+
+    def _link(self) -> None:
+        """Make everything that depends on constants. Raises: ArtifactError when the library lacks something."""
+        arena, library, contents = Workspace(), self._exe.library, self._exe.contents
+        self._primitives = Primitives(library, self._kernels, self.threads, arena, self.options)
         self._around = Surroundings(
             constants=[None if isinstance(each, LateBound) else POOL.interned(each) for each in contents.constants],
             primitives=[self._primitives.callee(each) for each in contents.primitives],
-            allocator=memory,
+            allocator=self._allocator,
             arena=arena,
             devices=contents.devices,
             parameters=[len(function.params) for function in contents.functions],
         )
         self._interpreter = Interpreter(contents, self._around)
-        self._params = {function.name: _signature(exe, function.name) for function in contents.functions}
-        self._inputs: dict[str, list[Any]] = {}
-        self._outputs: list[Any] = []
-        self._unchecked: set[str] = set()
-        """Functions whose arguments came one by one: each fits alone, perhaps not beside the others."""
 
     # Inputs
 
@@ -105,8 +112,9 @@ class VirtualMachine:
         missing = [name for name in names if name not in given]
         if missing:
             raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
-        self._inputs[func_name] = self._converted(func_name, [given[name] for name in names])
-        self._unchecked.discard(func_name)
+        values = [argument(given[param.name], param.dtype) for param in params]
+        self._inputs[func_name] = values = self._checked(func_name, params, values)
+        self._ready[func_name] = self._exe.function_index(func_name), values
 
     def set_one_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
         """Give a function one argument: by its number or name and the array, or by keyword.
@@ -118,12 +126,12 @@ class VirtualMachine:
             raise MachineError("set_one_input takes one argument: its number or name and the array, or a keyword")
         key, value = args if args else next(iter(kwargs.items()))
         names = [param.name for param in params]
-        place = names.index(key) if key in names else key
+        place = names.index(key) if isinstance(key, str) and key in names else key
         if isinstance(place, (str, bool)) or not isinstance(place, (int, np.integer)) or not 0 <= place < len(params):
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
         held = self._inputs.setdefault(func_name, [None] * len(params))
         held[place] = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
-        self._unchecked.add(func_name)
+        self._ready.pop(func_name, None)  # it fits alone, perhaps not beside the others
 
     def get_input_index(self, input_name: str, func_name: str = MAIN) -> int:
         """The number of an argument, -1 when there is none of that name. Raises: ArtifactError for another function."""
@@ -140,8 +148,8 @@ class VirtualMachine:
         """
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
-        inputs = self._given(func_name)
-        return result(self._interpreter.run(self._exe.function_index(func_name), inputs), inputs)
+        number, inputs = self._call(func_name)
+        return result(self._interpreter.run(number, inputs), inputs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The result of `main`. Raises: as `invoke`."""
@@ -163,7 +171,8 @@ class VirtualMachine:
 
         Raises: as `invoke`; OptionError when these are not as many, or of another shape or type.
         """
-        if not isinstance(input_args, Mapping) or output_args is None:
+        named = isinstance(input_args, Mapping) and all(isinstance(name, str) for name in input_args)
+        if not named or not isinstance(output_args, Sequence) or isinstance(output_args, str):
             raise OptionError("invoke_with_outputs takes inputs by name and the arrays for the outputs")
         found = self.invoke(func_name, **input_args)
         results = list(arrays_in([found]))
@@ -199,8 +208,7 @@ class VirtualMachine:
         Arguments are set once before; with `end_to_end` they are set, and copied, in every call.
         Raises: as `invoke`; OptionError when an option makes no sense.
         """
-        for each in _devices(device):
-            require_cpu(each)
+        _require_cpus(device)
         self.set_input(func_name, *args, **kwargs)
         evaluator = TimeEvaluator(
             number=number,
@@ -212,7 +220,7 @@ class VirtualMachine:
         )
         if not end_to_end:
             return evaluator(lambda: self.invoke(func_name))
-        copies = [each.copy() if isinstance(each, np.ndarray) else each for each in self._given(func_name)]
+        copies = [each.copy() if isinstance(each, np.ndarray) else each for each in self._call(func_name)[1]]
 
         def whole() -> None:
             self.invoke(func_name, *(each.copy() if isinstance(each, np.ndarray) else each for each in copies))
@@ -225,7 +233,7 @@ class VirtualMachine:
         """
         self.invoke(func_name, *args, **kwargs)
         profile = Profile(self._exe.contents)
-        self._interpreter.run(self._exe.function_index(func_name), self._given(func_name), profile.note)
+        self._interpreter.run(*self._call(func_name), profile.note)
         return profile.report(str(cpu(0)), self.threads)
 
     @property
@@ -251,29 +259,24 @@ class VirtualMachine:
     def load_late_bound_consts_from_map(self, constants: Mapping[str, Array]) -> None:
         """Bind constants that the executable leaves open. Raises: ArtifactError as `Executable` does."""
         self._exe.load_late_bound_consts_from_map(constants)
-        table = self._exe.contents.constants
-        self._around.constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in table]
-        self._interpreter.forget()
+        self._link()
 
     def _signature(self, func_name: str) -> tuple[Param, ...]:
         self._exe.function_index(func_name)
         return self._params[func_name]
 
-    def _given(self, func_name: str) -> list[Any]:
+    def _call(self, func_name: str) -> tuple[int, list[Any]]:
+        """The number of a function and its arguments. Raises: MachineError when some are missing; as `set_input`."""
+        ready = self._ready.get(func_name) if isinstance(func_name, str) else None
+        if ready is not None:
+            return ready
         params = self._signature(func_name)
         inputs = self._inputs.get(func_name, [None] * len(params))
         missing = [param.name for param, each in zip(params, inputs, strict=True) if each is None]
         if missing:
             raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
-        if func_name in self._unchecked:
-            self._checked(func_name, params, inputs)
-            self._unchecked.discard(func_name)
-        return inputs
-
-    def _converted(self, func_name: str, values: Sequence[Any]) -> list[Any]:
-        params = self._params[func_name]
-        converted = [argument(value, param.dtype) for param, value in zip(params, values, strict=True)]
-        return self._checked(func_name, params, converted)
+        self._ready[func_name] = ready = self._exe.function_index(func_name), self._checked(func_name, params, inputs)
+        return ready
 
     def _checked(self, func_name: str, params: Sequence[Param], values: list[Any]) -> list[Any]:
         """The arguments; those that the executable describes must be arrays, and fit."""
@@ -285,8 +288,11 @@ class VirtualMachine:
         return values
 
 
-def _devices(device: Device | Sequence[Device]) -> Sequence[Device]:
-    return [device] if isinstance(device, Device) else device
+def _require_cpus(device: Device | Sequence[Device]) -> None:
+    """See that programs run on every device. Raises: OptionError."""
+    given: Any = device if isinstance(device, list | tuple) else [device]
+    for each in given:
+        require_cpu(each)
 
 
 def _signature(exe: Executable, func_name: str) -> tuple[Param, ...]:

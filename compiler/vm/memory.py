@@ -6,30 +6,31 @@ the caller's results among them.
 
 import weakref
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from compiler.errors import ArtifactError, MachineError
 from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import aligned_array
-from compiler.vm.values import address
+from compiler.runtime.buffers import address, aligned_array, raw_memory
 
 POOLED, NAIVE = "pooled", "naive"
 _PAGE = 4096
+_BYTES = np.dtype(np.uint8)
 _SLACK = 1.25
 """A block that is so many times as large as what is asked for may serve: lengths that grow by one would else keep a
 block each."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Storage:
     """Memory: its bytes, and where they begin."""
 
-    array: Array
-    address: int
+    __slots__ = ("address", "array")
+
+    def __init__(self, array: Array, address: int) -> None:
+        self.array = array
+        self.address = address
 
     @property
     def nbytes(self) -> int:
@@ -44,22 +45,36 @@ class Allocator(ABC):
         """Memory of that many bytes, with whatever content. Raises: MachineError when there is none."""
         if nbytes < 0:
             raise MachineError(f"memory of {nbytes} bytes was asked for")
-        return self._allocate(nbytes)
+        return Storage(*self.array((nbytes,), _BYTES, nbytes))
 
     @abstractmethod
-    def _allocate(self, nbytes: int) -> Storage: ...
+    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+        """An array, `nbytes` of them, with whatever content, and where it begins. Raises: MachineError."""
 
 
 class NaiveAllocator(Allocator):
     """Asks the system every time."""
 
-    def _allocate(self, nbytes: int) -> Storage:
-        array = _fresh(nbytes)
-        return Storage(array, address(array))
+    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+        """As `Allocator.array`."""
+        try:
+            array = aligned_array((nbytes,), "uint8")
+        except ArtifactError as error:
+            raise MachineError(str(error)) from error
+        return np.ndarray(shape, dtype, array), address(array)
 
 
-_Block = tuple[int, int, memoryview]
-"""How many bytes, from which address, and what holds them: in order of size, since no two have one address."""
+class _Block:
+    """Memory of the pool: how many bytes, what holds them, and where they begin."""
+
+    __slots__ = ("address", "memory", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        try:
+            self.memory, self.address = raw_memory(nbytes)
+        except ArtifactError as error:
+            raise MachineError(str(error)) from error
 
 
 class PooledAllocator(Allocator):
@@ -68,42 +83,45 @@ class PooledAllocator(Allocator):
     """
 
     def __init__(self) -> None:
-        self._free: list[_Block] = []
-        self._returned: deque[_Block] = deque()
+        self._free: dict[int, list[_Block]] = {}
         self._leases: dict[int, tuple[weakref.ref[Array], _Block]] = {}
+        """Blocks in use, by the id of a reference to the array that lies there."""
+        self._returned: deque[weakref.ref[Array]] = deque()
+        """References to arrays that went: they come at any time, perhaps while the pool looks for memory."""
         self.reserved = 0
         """Bytes that are in use or kept."""
 
-    def _allocate(self, nbytes: int) -> Storage:
-        wanted = max(nbytes + -nbytes % _PAGE, _PAGE)
-        block = self._kept(wanted) or self._new(wanted)
-        # A view of this array keeps this very array alive, since what it lies in is no array itself.
-        lease: Array = np.frombuffer(block[2], np.uint8, nbytes)
-        leases, returned, key = self._leases, self._returned, id(lease)
+    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+        """As `Allocator.array`. The memory comes back when neither the array nor a view of it is left."""
+        wanted = nbytes + -nbytes % _PAGE or _PAGE
+        returned, leases = self._returned, self._leases
+        while returned:
+            _, block = leases.pop(id(returned.popleft()))
+            if block.nbytes == wanted and not returned:
+                break
+            self._free.setdefault(block.nbytes, []).append(block)
+        else:
+            kept = self._free.get(wanted)
+            block = kept.pop() if kept else self._near(wanted) or self._new(wanted)
+        array: Array = np.ndarray(shape, dtype, block.memory)
+        lease = weakref.ref(array, returned.append)
+        leases[id(lease)] = lease, block
+        return array, block.address
 
-        def back(_: object) -> None:  # at any time, perhaps while the pool looks for memory
-            returned.append(leases.pop(key)[1])
-
-        leases[key] = (weakref.ref(lease, back), block)
-        return Storage(lease, block[1])
-
-    def _kept(self, wanted: int) -> _Block | None:
-        while self._returned:
-            insort(self._free, self._returned.popleft())
-        place = bisect_left(self._free, (wanted,))
-        if place < len(self._free) and self._free[place][0] <= wanted * _SLACK:
-            return self._free.pop(place)
-        return None
+    def _near(self, wanted: int) -> _Block | None:
+        """The smallest block that is kept and a little larger."""
+        sizes = [size for size, blocks in self._free.items() if blocks and wanted < size <= wanted * _SLACK]
+        return self._free[min(sizes)].pop() if sizes else None
 
     def _new(self, wanted: int) -> _Block:
         try:
-            array = _fresh(wanted)
+            block = _Block(wanted)
         except MachineError:
-            self.reserved -= sum(nbytes for nbytes, _, _ in self._free)
+            self.reserved -= sum(size * len(blocks) for size, blocks in self._free.items())
             self._free.clear()
-            array = _fresh(wanted)
+            block = _Block(wanted)
         self.reserved += wanted
-        return wanted, address(array), array.data
+        return block
 
 
 def allocator(kind: str) -> Allocator:
@@ -113,9 +131,3 @@ def allocator(kind: str) -> Allocator:
         raise MachineError(f"memory is {POOLED!r} or {NAIVE!r}, not {kind!r}")
     return kinds[kind]()
 
-
-def _fresh(nbytes: int) -> Array:
-    try:
-        return aligned_array((max(nbytes, 1),), "uint8")[:nbytes] if nbytes else aligned_array((1,), "uint8")[:0]
-    except ArtifactError as error:
-        raise MachineError(str(error)) from error

@@ -8,17 +8,18 @@ import threading
 import weakref
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from compiler.errors import MachineError
 from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind
+from compiler.executor.plan import BufferKind, BufferSpec
 from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import constant_array
+from compiler.runtime.buffers import address, constant_array
 from compiler.runtime.loader import Kernel
 from compiler.vm.kernel_run import KernelRun, Operand, Place, Workspace
-from compiler.vm.values import address, described
+from compiler.vm.values import described
 
 
 class ConstantPool:
@@ -60,6 +61,10 @@ def _words(array: Array) -> Array:
     return array.reshape(-1).view(np.uint64 if array.nbytes % 8 == 0 else np.uint8)
 
 
+def _facts(spec: BufferSpec) -> tuple[str, "np.dtype[Any]", tuple[int, ...]]:
+    return spec.name, np.dtype(spec.dtype), spec.shape
+
+
 class PlanRun:
     """The kernels of a network, on arrays of the caller."""
 
@@ -76,8 +81,8 @@ class PlanRun:
         by_name = {kernel.artifact.name: kernel for kernel in kernels}
         self._arena = arena
         self._arena_bytes = plan.arena_bytes
-        self._inputs = [plan.buffers[number] for number in plan.inputs]
-        self._outputs = [plan.buffers[number] for number in plan.outputs]
+        self._inputs = [_facts(plan.buffers[number]) for number in plan.inputs]
+        self._outputs = [_facts(plan.buffers[number]) for number in plan.outputs]
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
         slots = {number: Place(slot) for slot, number in enumerate(plan.inputs)}
         self._copies: list[tuple[int, Array | int]] = []
@@ -108,9 +113,9 @@ class PlanRun:
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute. Raises: MachineError when an array is not what the network takes or gives."""
         for specs, arrays in ((self._inputs, inputs), (self._outputs, outputs)):
-            for spec, array in zip(specs, arrays, strict=True):
-                if array.dtype != spec.dtype or array.shape != spec.shape:
-                    raise MachineError(f"{spec.name} is {spec.dtype}{list(spec.shape)}, not {described(array)}")
+            for (name, dtype, shape), array in zip(specs, arrays, strict=True):
+                if array.dtype != dtype or array.shape != shape:
+                    raise MachineError(f"{name} is {dtype.name}{list(shape)}, not {described(array)}")
         if self._run is not None:
             self._run([*map(address, inputs), *map(address, outputs), self._arena.address(self._arena_bytes)])
         for place, source in self._copies:

@@ -21,13 +21,14 @@ import numpy as np
 
 from compiler.errors import ArtifactError, MachineError
 from compiler.runtime.artifact import ArgSpec, Array
+from compiler.runtime.buffers import address
 from compiler.runtime.loader import Kernel
 from compiler.vm.contents import Primitive
 from compiler.vm.kernel_run import KernelRun, Place, Workspace
 from compiler.vm.library import VMLibrary
 from compiler.vm.options import VMOptions
 from compiler.vm.steps import Callee
-from compiler.vm.values import ADT, address, described, whole_number
+from compiler.vm.values import ADT, described, whole_number
 
 Shape = tuple[int, ...]
 KERNEL, LOOP = "kernel", "loop"
@@ -122,25 +123,23 @@ def _write_shape(shape: Shape, item: int, extents: Array, nbytes: Array) -> None
 
 
 def _goes_on(attrs: Mapping[str, str]) -> Callee:
-    """Whether a loop makes another turn: of the turn, the count and the condition, those of them that it has."""
+    """Whether a loop makes another turn: of the turn and the count, if it has one, and the condition."""
     counts = attrs.get("counts") == "1"
 
-    def holds(conditions: Sequence[Any]) -> bool:
-        return all(whole_number(each, "the condition of a loop") for each in conditions)
-
     def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        if counts:
-            turn, count, *conditions = inputs
-            outputs[0][...] = turn.item() < whole_number(count, "the number of turns") and holds(conditions)
-        else:
-            outputs[0][...] = holds(inputs)
+        if len(inputs) != 1 + 2 * counts:
+            raise MachineError(f"a loop's test takes {1 + 2 * counts} values, not {len(inputs)}")
+        holds = whole_number(inputs[-1], "the condition of a loop") != 0
+        outputs[0][...] = holds and (
+            not counts or whole_number(inputs[0], "the turn") < whole_number(inputs[1], "the number of turns")
+        )
 
     return call
 
 
 def _next_turn(_: Mapping[str, str]) -> Callee:
     def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = inputs[0] + 1
+        outputs[0][...] = whole_number(inputs[0], "the turn") + 1
 
     return call
 

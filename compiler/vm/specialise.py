@@ -5,6 +5,7 @@ for the shapes (and values of determining inputs) that it met last.
 """
 
 import logging
+import operator
 import threading
 import time
 from collections import OrderedDict
@@ -80,6 +81,7 @@ class RegionCompiler:
         self._arena = arena
         self._workspace = workspace
         self._programs = TunedPrograms(library.programs)
+        self._told: set[str] = set()
         self.derived = DerivedConstants(options.prepared_bytes)
 
     @cached_property
@@ -98,12 +100,22 @@ class RegionCompiler:
         region = region_from_bytes(stored.kind, stored.data)
         arrays = self.library.arrays
         missing = sorted({*region.constants, *stored.fixed.values()} - set(arrays))
+        if missing and set(missing) <= set(self.library.late):
+            return UnboundRegion(name, tuple(self.library.late[each].name for each in missing))
         if missing:
             raise ArtifactError(f"region {name}: the library has no array {', '.join(missing)}")
         fixed = {name: arrays[source] for name, source in stored.fixed.items()}
         if attrs["kind"] in (HOST, HOST_SHAPE_FUNC):
             return HostRegion(region, fixed, arrays)
         return SpecialisedRegion(name, region, fixed, self)
+
+    def tell(self, name: str, shapes: Mapping[str, Shape], error: Exception) -> None:
+        """Say, once for each error, that a region could not be compiled."""
+        text = f"{type(error).__name__}: {error}"
+        if text not in self._told:
+            self._told.add(text)
+            where = None if isinstance(error, RetuneError) else error  # which is a bug of ours
+            _log.warning("region %s is left to NumPy for %s: %s", name, dict(shapes), text, exc_info=where)
 
     def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[PlanRun, Specialisation]:
         """Compile a graph. Raises: an error of ours when it cannot be."""
@@ -127,6 +139,7 @@ class SpecialisedRegion:
         self._passed = [each for each in region.inputs if each not in fixed]
         self._needed = {each for each in region.determining if each not in fixed}
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._asked: tuple[Sequence[Array], _Entry] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -137,11 +150,14 @@ class SpecialisedRegion:
 
     def shapes(self, inputs: Sequence[Array]) -> tuple[Shape, ...]:
         """The shapes of the results. Raises: an error of ours when the inputs do not fit."""
-        return self._entry(inputs).shapes
+        entry = self._entry(inputs)
+        self._asked = inputs, entry
+        return entry.shapes
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Fill the results. Raises: as `shapes`."""
-        entry = self._entry(inputs)
+        asked, self._asked = self._asked, None
+        entry = asked[1] if asked is not None and _same(asked[0], inputs) else self._entry(inputs)
         if entry.waits is not None and entry.waits.done():
             entry.waits = None
         if entry.run is not None:
@@ -157,8 +173,10 @@ class SpecialisedRegion:
                 entry.waits.result()
 
     def _key(self, inputs: Sequence[Array]) -> Key:
-        values = [(name, array.tobytes()) for name, array in self._values(inputs).items() if name in self._needed]
-        return tuple(array.shape for array in inputs), tuple(values)
+        shapes = tuple([array.shape for array in inputs])
+        if not self._needed:
+            return shapes, ()
+        return shapes, tuple((name, array.tobytes()) for name, array in self._values(inputs).items())
 
     def _values(self, inputs: Sequence[Array]) -> dict[str, Array]:
         named = zip(self._passed, inputs, strict=True)
@@ -170,11 +188,12 @@ class SpecialisedRegion:
         for name, each in zip(self._passed, inputs, strict=True):
             if not isinstance(each, np.ndarray):
                 raise MachineError(f"region {self.name}, input {name}: an array is needed, not {described(each)}")
-        entry = self._entries.get(self._key(inputs))
+        key = self._key(inputs)
+        entry = self._entries.get(key)
         if entry is None:
-            entry = self._new(inputs)
-        elif len(self._entries) > 1:
-            self._entries.move_to_end(self._key(inputs))
+            return self._new(inputs)
+        if len(self._entries) > 1:
+            self._entries.move_to_end(key)
         return entry
 
     def _new(self, inputs: Sequence[Array]) -> _Entry:
@@ -218,11 +237,28 @@ class SpecialisedRegion:
         _log.info("%s", entry.report)
 
     def _compile_quietly(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
-        """In the background an error has no caller: NumPy goes on computing, and the log says why."""
+        """In the background an error has no caller: NumPy goes on computing, and a warning says why."""
         try:
             self._compile(entry, shapes)
-        except RetuneError as error:
-            _log.warning("region %s is left to NumPy for %s: %s", self.name, dict(shapes), error)
+        except Exception as error:  # of whatever kind: nobody else would hear of it
+            self._compiler.tell(self.name, shapes, error)
+
+
+@dataclass(frozen=True, slots=True)
+class UnboundRegion:
+    """A region some of whose constants are bound late, and are not bound yet."""
+
+    name: str
+    missing: tuple[str, ...]
+
+    def shapes(self, _: Sequence[Array]) -> tuple[Shape, ...]:
+        """Raises: MachineError."""
+        names = ", ".join(self.missing)
+        raise MachineError(f"region {self.name}: no array was given for {names}, which it reads and are bound late")
+
+    def run(self, inputs: Sequence[Array], _: Sequence[Array]) -> None:
+        """Raises: MachineError."""
+        self.shapes(inputs)
 
 
 class HostRegion:
@@ -244,13 +280,17 @@ class HostRegion:
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Fill the results; those that `shapes` found, when it was asked about these very arrays last."""
         last, self._last = self._last, None
-        known = last is not None and all(one is other for one, other in zip(last[0], inputs, strict=True))
-        results = last[1] if last is not None and known else self._evaluated(inputs)
+        results = last[1] if last is not None and _same(last[0], inputs) else self._evaluated(inputs)
         _fill(results, outputs, self._region.name)
 
     def _evaluated(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
         return self._region.evaluate(arrays, self._constants)
+
+
+def _same(known: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Whether these are the very same values."""
+    return len(known) == len(given) and all(map(operator.is_, known, given))
 
 
 def _fill(results: Sequence[Array], outputs: Sequence[Array], name: str) -> None:

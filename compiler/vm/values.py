@@ -15,7 +15,7 @@ import numpy as np
 from compiler.dtype import BFLOAT16
 from compiler.errors import MachineError
 from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import aligned_copy
+from compiler.runtime.buffers import address, aligned_copy
 from compiler.runtime.host_array import HostArray
 
 TUPLE = 0
@@ -54,9 +54,9 @@ class Closure:
 
 
 def argument(given: Any, dtype: str | None = None) -> Any:
-    """What a caller passes, as a register holds it: an array that is dense and aligned is used as it is, others are
-    copied. Numbers become arrays without dimensions, of `dtype` if that is known and holds them, else of int32 or
-    float32; lists and tuples become structures with the tag 0, None an array without elements.
+    """What a caller passes, as a register holds it: of an array that is dense and aligned a view that nobody else has,
+    of others a copy. Numbers become arrays without dimensions, of `dtype` if that is known and holds them, else of
+    int32 or float32; lists and tuples become structures with the tag 0, None an array without elements.
 
     Raises: MachineError for anything else.
     """
@@ -94,41 +94,56 @@ def _number(given: Any, dtype: str | None) -> Array:
 
 
 def dense(array: Array) -> Array:
-    """The array itself when it is dense, aligned and native, else a copy that is."""
-    plain = array if type(array) is np.ndarray else array.view(np.ndarray)
+    """A view of the array when it is dense, aligned and native, else a copy that is."""
+    plain = array.view(np.ndarray)
     native = plain if plain.dtype.isnative else plain.astype(plain.dtype.newbyteorder("="))
     fits = native.flags.c_contiguous and address(native) % ALIGNMENT == 0
     return native if fits else aligned_copy(native)
-
-
-def address(array: Array) -> int:
-    """Where an array begins. One without elements begins nowhere: a number stands for it that kernels accept, since
-    NumPy gives slices without elements other beginnings than were asked for.
-    """
-    return int(array.__array_interface__["data"][0]) if array.size else ALIGNMENT
 
 
 def result(value: Any, given: Sequence[Any] = ()) -> Any:
     """What the caller gets: arrays have the methods of the FFI's arrays, and share no memory with what was `given` or
     is constant, nor with each other.
     """
-    return _result(value, tuple(arrays_in(given)), set())
+    if isinstance(value, np.ndarray):
+        return _own(value, given)
+    return _results(value, given, set()) if isinstance(value, ADT) else value
 
 
-def _result(value: Any, given: Sequence[Array], taken: set[int]) -> Any:
+def _own(array: Array, given: Sequence[Any]) -> Array:
+    """The array, or a copy of one that is constant or somebody else's: a view of what was given has its owner."""
+    if array.flags.writeable and not isinstance(array.base, np.ndarray):
+        return array.view(HostArray)  # it is no view of another array, as `argument` makes them
+    owner, shared = _owner(array), not array.flags.writeable
+    for each in given:
+        if type(each) is np.ndarray:
+            shared |= _owner(each) is owner
+        else:
+            shared |= any(_owner(inner) is owner for inner in arrays_in([each]))
+    return (aligned_copy(array) if shared else array).view(HostArray)
+
+
+def _owner(array: Array) -> Array:
+    """The array whose memory this one shows."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        array, base = base, base.base
+    return array
+
+
+def _results(value: Any, given: Sequence[Any], taken: set[int]) -> Any:
     """`taken` are the addresses of the results so far: arrays of one memory that live at a time begin at one place, as
     one value under two names or in two shapes does.
     """
     if isinstance(value, ADT):
-        return ADT(value.tag, tuple(_result(each, given, taken) for each in value))
-    if isinstance(value, np.ndarray):
-        shared = not value.flags.writeable or any(np.may_share_memory(value, each) for each in given)
-        place = address(value)
-        if shared or (place in taken and value.size):
-            return aligned_copy(value).view(HostArray)
-        taken.add(place)
-        return value.view(HostArray)
-    return value
+        return ADT(value.tag, tuple(_results(each, given, taken) for each in value))
+    if not isinstance(value, np.ndarray):
+        return value
+    place = address(value)
+    if place in taken and value.size:
+        return aligned_copy(value).view(HostArray)
+    taken.add(place)
+    return _own(value, given)
 
 
 def arrays_in(values: Sequence[Any]) -> Iterator[Array]:
@@ -136,15 +151,15 @@ def arrays_in(values: Sequence[Any]) -> Iterator[Array]:
     for value in values:
         if isinstance(value, np.ndarray):
             yield value
-        elif isinstance(value, ADT):
+        elif type(value) is ADT:
             yield from arrays_in(value)
 
 
 def whole_number(value: Any, what: str) -> int:
     """The number that an array of one element holds, an integer or a bool. Raises: MachineError when it does not."""
-    if not isinstance(value, np.ndarray) or value.size != 1 or value.dtype.kind not in "iub":
-        raise MachineError(f"{what} must be one whole number, not {described(value)}")
-    return int(value.item())
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iub":
+        return int(value.item())
+    raise MachineError(f"{what} must be one whole number, not {described(value)}")
 
 
 def described(value: Any) -> str:

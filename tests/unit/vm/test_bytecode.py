@@ -24,6 +24,7 @@ def small() -> Contents:
     constants = (
         np.arange(6, dtype=np.float32).reshape(2, 3),
         LateBound("weights"),
+        LateBound.of("kernel", np.ones((2, 3), np.float32)),
         np.array(True),
         np.zeros((0, 4), np.int64),
         np.array([1.5, -2.0], "bfloat16"),
@@ -36,7 +37,7 @@ def small() -> Contents:
         (0, 0),
     )
     other = VMFunction("other", ("größe",), 2, (Move(0, 1), Ret(1)), (0,))
-    return Contents((main, other), constants, (Primitive("add", {"kind": "kernel"}),), (cpu(0),), (0,) * 5)
+    return Contents((main, other), constants, (Primitive("add", {"kind": "kernel"}),), (cpu(0),), (0,) * 6)
 
 
 def same(one: Contents, two: Contents) -> bool:
@@ -94,7 +95,7 @@ def test_an_instruction_whose_checksum_differs_is_refused() -> None:
 
 
 def test_another_version_is_named() -> None:
-    damaged = bytearray(SMALL[:-_SPLIT].replace(b"retune-vm-1", b"retune-vm-9"))
+    damaged = bytearray(SMALL[:-_SPLIT].replace(b"retune-vm-2", b"retune-vm-9"))
     damaged += hashlib.sha256(damaged).digest()
     with pytest.raises(ArtifactError, match="'retune-vm-9'"):
         decode_contents(bytes(damaged))

@@ -335,6 +335,10 @@ def test_late_bound_constants_are_arrays_that_stay() -> None:
     for wrong in ([[1.0]], None, "x", np.array([None])):
         with pytest.raises(ArtifactError, match=f"constant {min(consts)}"):
             exe.load_late_bound_consts_from_map({**consts, min(consts): wrong})  # type: ignore[dict-item]
+    name = min(consts)
+    for other, message in ((consts[name] + 1, "other values"), (consts[name][:1], r"is float32\[.*, not float32\[1")):
+        with pytest.raises(ArtifactError, match=f"{name} .*{message}"):
+            exe.load_late_bound_consts_from_map({**consts, name: other})
     exe.load_late_bound_consts_from_map(consts)
     for array in consts.values():
         array[...] = 0

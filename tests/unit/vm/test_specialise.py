@@ -16,8 +16,9 @@ from compiler.driver.dispatch import ApplyHistoryBest
 from compiler.driver.hardware import hardware_of
 from compiler.driver.transferred import transferred
 from compiler.driver.winners import first_guesses
-from compiler.errors import ArtifactError, OptionError, ShapeMismatchError
+from compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
 from compiler.executor.network import Origin
+from compiler.executor.params import load_param_dict_from_file
 from compiler.frontend.onnx.importer import load_model
 from compiler.graph.partition import partition
 from compiler.graph.pipeline import optimize
@@ -121,15 +122,21 @@ def test_meanwhile_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     expect(machine, two_products(), 9)
 
 
-def test_what_cannot_be_compiled_in_the_background_is_left_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ArtifactError("no compiler today"), ZeroDivisionError("no compiler today")])
+def test_what_cannot_be_compiled_in_the_background_is_left_to_numpy_and_told_once(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: Any) -> Any:
-        raise ArtifactError("no compiler today")
+        raise error
 
     monkeypatch.setattr(specialise, "compile_piece", broken)
     machine = machine_of(two_products(), specialise="background")
-    for _ in range(2):
-        expect(machine, two_products(), 9)
+    for rows in (9, 9, 8):
+        expect(machine, two_products(), rows)
         assert machine.specialisations() == ()
+    (told,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert f"{type(error).__name__}: no compiler today" in told.message
+    assert (told.exc_info is not None) == isinstance(error, ZeroDivisionError)
 
 
 def test_nothing_need_ever_be_compiled() -> None:
@@ -202,6 +209,22 @@ def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
         replay(wanted.dag, steps)
         assert transferred(wanted, []) is None
         assert transferred(wanted, [Relative(task.workload_key, "[]", 1.0)]) is None
+
+
+def test_q14_weights_of_what_is_compiled_later_are_bound_late_too(tmp_path: Path) -> None:
+    exe = vm.compile(two_products())
+    exe.move_late_bound_consts(tmp_path / "weights.params", 256)
+    path = exe.export_library(tmp_path / "net.retune")
+    assert path.stat().st_size < WEIGHTS["w"].nbytes
+    machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
+    with pytest.raises(MachineError, match=r"array_v, array_w|array_w, array_v"):
+        machine.run(floats(3, 32))
+    other = load_param_dict_from_file(tmp_path / "weights.params")
+    other["array_v"] = other["array_v"] * 2
+    with pytest.raises(ArtifactError, match="array_v has other values"):
+        machine.load_late_bound_consts_from_map(other)
+    machine.load_late_bound_consts(str(tmp_path / "weights.params"))
+    expect(machine, two_products(), 3)
 
 
 def test_a_fresh_process_compiles_what_it_meets(tmp_path: Path) -> None:
