@@ -9,6 +9,7 @@ from onnx.helper import make_node as node
 
 from compiler import vm
 from compiler.errors import MachineError
+from compiler.runtime.buffers import aligned_copy
 from compiler.runtime.device import cpu
 from compiler.vm.instructions import AllocStorage, Goto, If, KillRegister
 from compiler.vm.values import argument
@@ -21,7 +22,8 @@ WEIGHTS = {"w": floats(6, 5)}
 def network() -> Any:
     """A product of unknown length, and its rows that are not zero, whose number depends on data."""
     nodes = [node("MatMul", ["x", "w"], ["y"]), node("NonZero", ["y"], ["z"]), node("Transpose", ["y"], ["t"])]
-    return model(nodes, [tensor("x", ["n", 6])], [tensor("t", [5, "n"]), tensor("z", [2, None], TensorProto.INT64)], WEIGHTS)
+    outputs = [tensor("t", [5, "n"]), tensor("z", [2, None], TensorProto.INT64)]
+    return model(nodes, [tensor("x", ["n", 6])], outputs, WEIGHTS)
 
 
 @pytest.mark.parametrize("memory", ["pooled", "naive"])
@@ -66,7 +68,7 @@ def test_an_array_of_another_kind_is_refused_where_one_that_fits_was_before() ->
     body = code.function("main", "x", "y")
     body.ret(body.op("add", 0, 1))
     machine = code.machine()
-    x = np.array(3, np.int32)
+    x = aligned_copy(np.array(3, np.int32))
     assert machine.run(x, x) == 6
     for other in (np.float32(3), np.zeros(2, np.int32)):
         with pytest.raises(MachineError, match="argument y is int32"):
