@@ -1,72 +1,87 @@
 """In: trials for each operator. Out: JSON lines, how fast tuned GPU programs are. Always: beside PyTorch, in one run.
 
-    python -m benchmarks.gpu [--only REGEX] [--seconds S] [--trials N] [--device N] [--out FILE] [--plot FILE]
+    python -m benchmarks.gpu [--only REGEX] [--seconds S] [--trials N] [--budget S] [--device N] [--out FILE]
+                             [--plot FILE]
 
 Matrix products, batched ones, the convolutions of ResNet-50, softmax and layer normalisation, each in fp32 (strict),
 tf32 and f16 where that makes a difference, and ResNet-50 and BERT end to end in fp32. Ours is tuned first, for
-`--trials` programs or `--seconds` (a network's are shared by its kernels); then it, PyTorch eager and PyTorch compiled
-take turns on the GPU's own clock. `peak_ratio` is the share of the float32 peak of a kernel of ours that stays in
-registers (fp32), of PyTorch's product of 8192 (tf32, f16), or, for what memory bounds, of the bandwidth of a copy, all
-measured in the same run. Without a GPU it says what is missing and ends.
+`--trials` programs or three fifths of `--seconds` (a network's are shared by its kernels); PyTorch eager and PyTorch
+compiled have a fifth each to get ready; then all take turns on the GPU's own clock. With `--budget` the whole run is to
+take no longer than so many seconds, which what is measured shares. `peak_ratio` is the share of the float32 peak of a
+kernel of ours that stays in registers (fp32), of PyTorch's product of 8192 (tf32, f16), or, for what memory bounds, of
+the bandwidth of a copy, all measured in the same run. Who fails has a line that says why (`failure`), and the others go
+on. Without a GPU it says what is missing and ends.
 """
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from math import inf
-from typing import Any, Protocol
-
-import numpy as np
-import onnx
+from functools import partial
+from math import nan
+from typing import Any
 
 from benchmarks.gpu_cases import CASES, NETWORKS, Array, GpuCase
 from benchmarks.gpu_networks import OurNetwork, torch_networks
 from benchmarks.gpu_peak import measured_bandwidth, measured_flops
 from benchmarks.gpu_torch import EAGER, TorchPeers
+from benchmarks.gpu_tuning import Tuned, tune
+from benchmarks.gpu_turns import (
+    Contender,
+    Failed,
+    Makers,
+    Timed,
+    attempted,
+    failed_by,
+    failure_line,
+    ready,
+    relative_error,
+    taken_in_turn,
+)
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import seeded_inputs
-from compiler.cost_model.xgb import XGBModel
 from compiler.driver.build import build_kernel
 from compiler.driver.compile_network import KnownProgram
 from compiler.driver.extract import extract_network
 from compiler.driver.hardware import hardware_of_gpu
 from compiler.driver.winners import Guess
+from compiler.errors import DeviceError
 from compiler.frontend import zoo
 from compiler.measure.measurer import LocalMeasurer, Measurer
 from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
 from compiler.runtime.artifact import KernelArtifact
 from compiler.runtime.cuda import driver, why_not
 from compiler.runtime.cuda_array import DeviceArray
 from compiler.runtime.cuda_driver import Driver, GpuDevice
 from compiler.runtime.cuda_program import DeviceProgram, Stopwatch
-from compiler.schedule.steps import Step, dump_steps
+from compiler.schedule.steps import dump_steps
 from compiler.schedule.task import SearchTask
-from compiler.search.asked import Told
-from compiler.search.policy import SketchPolicy
 from compiler.target import Target
 
 OURS = "retune"
-BATCH, TURNS = 64, 7
 
+_UNCHECKED_FLOPS = 5e10
+"""From here on a processor would take too long for the right answers, so results are compared with PyTorch's alone."""
 
-class Contender(Protocol):
-    """One way to compute an operator on the GPU."""
+_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "f16": 5e-2}
+"""By how much of the largest result ours may differ from PyTorch's."""
 
-    def seconds(self) -> float:
-        """How long a call takes, measured now."""
-        ...
+_TUNING, _PEER = 0.6, 0.2
+"""The shares of an operator's seconds for tuning, and for each of the others to get ready."""
 
-    def result(self) -> Array:
-        """What it computes."""
-        ...
+_NETWORK_PARTS = 6
+"""A network has the seconds of so many operators."""
+
+_NETWORK_READY = 120.0
+"""Seconds that a network may at least take to be compiled, also by PyTorch."""
+
+_PEAK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """An open GPU with what it can do at most: operations a second by mode, and bytes a second."""
+    """An open GPU with what it can do at most: operations a second by mode, and bytes a second (nan: not known)."""
 
     driver: Driver
     stream: Any
@@ -85,143 +100,214 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
-    """The best program of a task, None when none was right; programs measured, and failed, and wall seconds."""
+class Limits:
+    """How much one operator may take: programs, and wall seconds for everything."""
 
-    steps: tuple[Step, ...] | None
     trials: int
-    failed: int
     seconds: float
+
+    @property
+    def tuning(self) -> float:
+        """Seconds for tuning."""
+        return self.seconds * _TUNING
+
+    @property
+    def peer(self) -> float:
+        """Seconds for a contender to get ready, or for all turns."""
+        return max(self.seconds * _PEER, 1.0)
+
+
+class Measurers:
+    """What times programs on GPU number `gpu`, with or without comparing all results with those of a processor."""
+
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+        self._stack = ExitStack()
+        self._open: dict[bool, Measurer] = {}
+
+    def of(self, *, check: bool) -> Measurer:
+        """One of them, started when it is first asked for."""
+        if check not in self._open:
+            made = LocalMeasurer.with_options(MeasureOptions(check=check), gpu=self._gpu)
+            self._open[check] = self._stack.enter_context(made)
+        return self._open[check]
+
+    def __enter__(self) -> "Measurers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+class Shares:
+    """What each of the parts of a run may take of the seconds that are left of `budget` (0: as much as it likes)."""
+
+    def __init__(self, budget: float, each: float, parts: int) -> None:
+        self._end = time.monotonic() + budget if budget else None
+        self._each = each
+        self._parts = parts
+
+    def next(self, parts: int = 1) -> float:
+        """Seconds for the next piece of so many parts; 0 when nothing is left."""
+        share, self._parts = parts / max(self._parts, 1), self._parts - parts
+        if self._end is None:
+            return self._each * parts
+        return max(0.0, min(self._each * parts, (self._end - time.monotonic()) * share))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print three JSON lines an operator and mode. Raises: SystemExit with a sentence where there is no GPU."""
-    options = {"trials": (500, "programs measured for each operator"), "device": (0, "the GPU's number in CUDA")}
-    run = parse(__doc__, argv, seconds=1800, seconds_help="most seconds of tuning for each operator", options=options)
+    """Print lines for every operator and mode, and the networks. Raises: SystemExit in words where there is no GPU."""
+    options = {
+        "trials": (500, "programs measured for each operator"),
+        "budget": (0, "most seconds of the whole run, 0 for any"),
+        "device": (0, "the GPU's number in CUDA"),
+    }
+    run = parse(__doc__, argv, seconds=1800, seconds_help="most seconds for each operator", options=options)
     if missing := why_not():
         sys.exit(f"nothing is measured: {missing}")
     number = run.options["device"]
+    cases = [(name, mode) for name, case in CASES.items() for mode in case.modes if run.wants(f"{name}_{mode}")]
+    networks = list(filter(run.wants, NETWORKS))
+    shares = Shares(run.options["budget"], run.seconds, len(cases) + _NETWORK_PARTS * len(networks))
+    peers = TorchPeers(number)
+    gpu = opened(number, peers, run)
+    with Measurers(number) as measurers:
+        for name, mode in cases:
+            case, limits = CASES[name], Limits(run.options["trials"], shares.next())
+            measurer = measurers.of(check=not peers.known or case.flops < _UNCHECKED_FLOPS)
+            part = figures(name, case, mode, gpu, measurer, peers.makers(case, mode), limits)
+            write(run, f"{name}_{mode}", limits, part)
+        for name in networks:
+            limits = Limits(run.options["trials"], shares.next(_NETWORK_PARTS))
+            write(run, name, limits, network_figures(name, gpu, measurers.of(check=True), limits))
+
+
+def write(run: Run, case: str, limits: Limits, figures: Iterator[Figure]) -> None:
+    """Write the lines of one part of the run as they come; what ends them early is a line too.
+
+    Raises: SystemExit when the GPU does nothing more for this process.
+    """
+    if limits.seconds <= 0:
+        run.write(failure_line(case, Failed(OURS, "the budget is spent"), {}))
+        return
+    try:
+        for figure in figures:
+            run.write(figure)
+    except Exception as failure:  # one operator's may be anything, and the others are still to be measured
+        run.write(failure_line(case, failed_by(OURS, failure), {}))
+        if isinstance(failure, DeviceError) and failure.lasting:
+            sys.exit(f"the GPU does nothing more for this process: go on behind {case}, with --only")
+
+
+def opened(number: int, peers: TorchPeers, run: Run) -> Gpu:
+    """The GPU, and what it can do at most, of which there are lines."""
     cuda = driver()
     cuda.open(number)
     stream, device = cuda.stream(), cuda.devices()[number]
-    peers = TorchPeers(number)
-    peak = {"fp32": measured_flops(cuda, stream, device), **peers.product_speeds()}
-    gpu = Gpu(cuda, stream, device, peak, measured_bandwidth(cuda, stream, device))
-    with LocalMeasurer.with_options(MeasureOptions(), gpu=number) as measurer:
-        for name, case in CASES.items():
-            for mode in case.modes:
-                if run.wants(f"{name}_{mode}"):
-                    for figure in figures(name, case, mode, gpu, measurer, peers.contenders, run):
-                        run.write(figure)
-        for name in filter(run.wants, NETWORKS):
-            model = zoo.build(name)
-            for figure in network_figures(name, model, gpu, measurer, torch_networks(model, number, tf32=False), run):
-                run.write(figure)
-
-
-Peers = Callable[[GpuCase, str], Mapping[str, Contender]]
-"""The other contenders of a case and mode, by backend."""
+    details = {"gpu": device.name, "arch": device.arch}
+    found: dict[str, float] = {}
+    works: dict[str, tuple[str, Callable[[], float]]] = {
+        "fp32": (OURS, lambda: measured_flops(cuda, stream, device)),
+        **{mode: (EAGER, partial(peers.product_speed, mode)) for mode in ("tf32", "f16") if peers.known},
+        "bandwidth": (OURS, lambda: measured_bandwidth(cuda, stream, device)),
+    }
+    for what, (backend, work) in works.items():
+        speed = attempted(backend, work, _PEAK_SECONDS)
+        if isinstance(speed, Failed):
+            run.write(failure_line(f"peak_{what}", speed, details))
+            continue
+        found[what] = speed
+        unit = "GB/s" if what == "bandwidth" else "GFLOP/s"
+        run.write(Figure(f"peak_{what}", backend, 1, "speed", speed / 1e9, unit, details=details))
+    return Gpu(cuda, stream, device, found, found.get("bandwidth", nan))
 
 
 def figures(
-    name: str, case: GpuCase, mode: str, gpu: Gpu, measurer: Measurer, peers: Peers, run: Run
+    name: str, case: GpuCase, mode: str, gpu: Gpu, measurer: Measurer, makers: Makers, limits: Limits
 ) -> Iterator[Figure]:
     """Tune one operator and time it beside its peers."""
-    task = SearchTask(f"{name}_{mode}", case.graph(mode), gpu.target_of(mode), hardware_of_gpu(gpu.device))
-    tuned = tune(task, measurer, run.options["trials"], run.seconds)
-    contenders = dict(peers(case, mode))
-    if tuned.steps is not None:
-        contenders[OURS] = Ours(gpu, build_kernel(task, tuned.steps, "kernel"), case.arrays(mode))
-    for backend, seconds, error in taken_in_turn(contenders):
-        spent = {"trials": tuned.trials, "failed": tuned.failed, "tuning_seconds": round(tuned.seconds, 1)}
-        details: dict[str, object] = {
-            "mode": mode,
-            "gpu": gpu.device.name,
-            "us": round(seconds * 1e6, 3),
-            **(spent if backend == OURS else {}),
-        }
-        yield _figure(f"{name}_{mode}", backend, case, mode, seconds, gpu, error, details)
+    label, common = f"{name}_{mode}", {"mode": mode, "gpu": gpu.device.name}
+    task = SearchTask(label, case.graph(mode), gpu.target_of(mode), hardware_of_gpu(gpu.device))
+    tuned = tune(task, measurer, limits.trials, limits.tuning)
+    contenders, failures = ready(makers, limits.peer)
+    ours, wrong = right_program(task, tuned, case, mode, gpu, contenders.get(EAGER))
+    spent = {**tuned.spent, **({"wrong": wrong} if wrong else {})}
+    if ours is None:
+        failures.append(Failed(OURS, tuned.stopped or "no program was right"))
+    else:
+        contenders[OURS] = ours
+    for failed in failures:
+        yield failure_line(label, failed, {**common, **(spent if failed.backend == OURS else {})})
+    for timed in taken_in_turn(contenders, EAGER, limits.peer):
+        details = {**common, **(spent if timed.backend == OURS else {})}
+        if isinstance(timed, Failed):
+            yield failure_line(label, timed, details)
+        else:
+            yield _figure(label, case, mode, timed, gpu, details)
+    if ours is not None:
+        ours.free()
 
 
-def network_figures(
-    name: str, model: onnx.ModelProto, gpu: Gpu, measurer: Measurer, peers: Mapping[str, Contender], run: Run
-) -> Iterator[Figure]:
-    """Tune the kernels of a network, most of the budget for those that compute most, and time it beside its peers."""
+def right_program(
+    task: SearchTask, tuned: Tuned, case: GpuCase, mode: str, gpu: Gpu, reference: Contender | None
+) -> tuple["Ours | None", int]:
+    """The fastest program, on the GPU, whose result is that of the reference if there is one; and how many were not."""
+    wanted = None if reference is None or not tuned.best else reference.result()
+    for wrong, (_, steps) in enumerate(tuned.best):
+        ours = Ours(gpu, build_kernel(task, steps, "kernel"), case.arrays(mode))
+        if wanted is None or relative_error(ours.result(), wanted) <= _TOLERANCE[mode]:
+            return ours, wrong
+        ours.free()
+    return None, len(tuned.best)
+
+
+def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> Iterator[Figure]:
+    """Tune the kernels of a network, those that compute most first and with most of the budget, and time it beside its
+    peers.
+    """
+    model, common = zoo.build(name), {"mode": "fp32", "gpu": gpu.device.name}
     network = extract_network(name, str(gpu.target), 1, winograd=False)
-    work = sum(task.flop_count * weight for task, weight in zip(network.tasks, network.weights, strict=True))
+    pairs = sorted(
+        zip(network.tasks, network.weights, strict=True), key=lambda pair: pair[0].flop_count * pair[1], reverse=True
+    )
+    work = sum(task.flop_count * weight for task, weight in pairs)
     best: dict[str, KnownProgram] = {}
     trials = failed = 0
-    for task, weight in zip(network.tasks, network.weights, strict=True):
+    began = time.monotonic()
+    for task, weight in pairs:
+        if time.monotonic() - began > limits.tuning:
+            break  # the rest gets the first guess of the search
         share = task.flop_count * weight / max(work, 1.0)
-        tuned = tune(task, measurer, max(1, round(share * run.options["trials"])), share * run.seconds)
+        tuned = tune(task, measurer, max(1, round(share * limits.trials)), share * limits.tuning)
         trials, failed = trials + tuned.trials, failed + tuned.failed
         if tuned.steps is not None:
             best[task.workload_key] = Guess(dump_steps(tuned.steps))
+    spent = {"trials": trials, "failed": failed, "tasks": len(network.tasks), "tuned": len(best)}
     inputs = dict(zip([value.name for value in network.graph.inputs], seeded_inputs(model).values(), strict=True))
-    ours = OurNetwork(gpu.driver, gpu.device.number, network, best, inputs)
-    for backend, seconds, error in taken_in_turn({**peers, OURS: ours}):
-        details: dict[str, object] = {"mode": "fp32", "gpu": gpu.device.name}
-        if backend == OURS:
-            details |= {"trials": trials, "failed": failed, "tasks": len(network.tasks), "tuned": len(best)}
-        share_of_peak = work / seconds / gpu.flops["fp32"]
-        yield Figure(name, backend, 1, "latency", seconds * 1e3, "ms", share_of_peak, error, details)
+    makers: Makers = {
+        **torch_networks(model, gpu.device.number, tf32=False),
+        OURS: lambda: OurNetwork(gpu.driver, gpu.device.number, network, best, inputs),
+    }
+    contenders, failures = ready(makers, max(limits.peer, _NETWORK_READY))
+    for found in (*failures, *taken_in_turn(contenders, EAGER, limits.peer)):
+        details = {**common, **(spent if found.backend == OURS else {})}
+        if isinstance(found, Failed):
+            yield failure_line(name, found, details)
+            continue
+        peak = gpu.flops.get("fp32")
+        share_of_peak = None if peak is None else work / found.seconds / peak
+        yield Figure(name, found.backend, 1, "latency", found.seconds * 1e3, "ms", share_of_peak, found.error, details)
 
 
-def taken_in_turn(contenders: Mapping[str, Contender]) -> Iterator[tuple[str, float, float | None]]:
-    """Of every contender its name, the median of its seconds, and its largest error beside PyTorch, relative to the
-    largest result, None without PyTorch.
-    """
-    times: dict[str, list[float]] = {backend: [] for backend in contenders}
-    for _ in range(TURNS):  # a noisy moment hits all alike
-        for backend, contender in contenders.items():
-            times[backend].append(contender.seconds())
-    results = {backend: contender.result().astype(np.float64) for backend, contender in contenders.items()}
-    wanted = results.get(EAGER)
-    for backend, taken in times.items():
-        error = None if wanted is None else _relative_error(results[backend], wanted)
-        yield backend, statistics.median(taken), error
-
-
-def _figure(
-    name: str,
-    backend: str,
-    case: GpuCase,
-    mode: str,
-    seconds: float,
-    gpu: Gpu,
-    error: float | None,
-    details: Mapping[str, object],
-) -> Figure:
+def _figure(label: str, case: GpuCase, mode: str, timed: Timed, gpu: Gpu, details: Mapping[str, object]) -> Figure:
     """A speed, and its share of what bounds it."""
+    about = {**details, "us": round(timed.seconds * 1e6, 3)}
     if case.flops:
-        speed = case.flops / seconds
-        peak = gpu.flops.get(mode)
+        speed, peak = case.flops / timed.seconds, gpu.flops.get(mode)
         share = None if peak is None else speed / peak
-        return Figure(name, backend, 1, "speed", speed / 1e9, "GFLOP/s", share, error, details)
-    rate = case.nbytes(mode) / seconds
-    return Figure(name, backend, 1, "bandwidth", rate / 1e9, "GB/s", rate / gpu.bandwidth, error, details)
-
-
-def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float) -> Tuned:
-    """Measure at most `trials` programs in at most about `seconds`; the fastest that was right."""
-    policy = SketchPolicy(task, XGBModel(), seed=0)
-    best: tuple[float, tuple[Step, ...] | None] = (inf, None)
-    began, measured, failed, number = time.monotonic(), 0, 0, 0
-    while measured < trials and time.monotonic() - began < seconds:
-        candidates = policy.ask(min(BATCH, trials - measured), number, spent=measured / trials)
-        if not candidates:
-            break
-        found = measurer.measure(task, [one.steps for one in candidates], best[0])
-        for candidate, each in zip(candidates, found, strict=True):
-            right = each.status is MeasureStatus.OK
-            failed += not right
-            if right and min(each.costs) < best[0]:
-                best = min(each.costs), tuple(candidate.steps)
-        told = zip(candidates, found, strict=True)
-        policy.tell([Told(one.steps_text, min(each.costs, default=inf)) for one, each in told])
-        measured += len(candidates)
-        number += 1
-    return Tuned(best[1], measured, failed, time.monotonic() - began)
+        return Figure(label, timed.backend, 1, "speed", speed / 1e9, "GFLOP/s", share, timed.error, about)
+    rate = case.nbytes(mode) / timed.seconds
+    return Figure(label, timed.backend, 1, "bandwidth", rate / 1e9, "GB/s", rate / gpu.bandwidth, timed.error, about)
 
 
 class Ours:
@@ -234,8 +320,9 @@ class Ours:
         for array, values in zip(made, given, strict=False):
             array.write(values)
         self._output = made[len(given)]
-        self._workspace = DeviceArray.made(cuda, gpu.stream, number, (max(artifact.workspace_bytes, 1),), "uint8")
-        self._call = DeviceProgram(cuda, gpu.stream, artifact).bind(made, self._workspace.address)
+        workspace = DeviceArray.made(cuda, gpu.stream, number, (max(artifact.workspace_bytes, 1),), "uint8")
+        self._arrays = (*made, workspace)
+        self._call = DeviceProgram(cuda, gpu.stream, artifact).bind(made, workspace.address)
         self._watch = Stopwatch(cuda, gpu.stream)
         self._roughly = self._watch.look(self._call)
 
@@ -247,9 +334,10 @@ class Ours:
         """What it computes."""
         return self._output.numpy()
 
-
-def _relative_error(result: Array, wanted: Array) -> float:
-    return float(np.abs(result - wanted).max() / max(np.abs(wanted).max(), 1e-30))
+    def free(self) -> None:
+        """Give its memory back; it is not called any more."""
+        for array in self._arrays:
+            array.free()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from benchmarks.gpu_torch import COMPILED, EAGER, TorchCall, on_device
+from benchmarks.gpu_torch import network_makers
+from benchmarks.gpu_turns import Makers
 from benchmarks.network_peers import seeded_inputs
 from compiler.driver.compile_network import KnownProgram, compile_graph
 from compiler.driver.extract import ExtractedNetwork
@@ -56,14 +57,7 @@ class OurNetwork:
         return self._executor.get_output(0)
 
 
-def torch_networks(model: onnx.ModelProto, number: int, tf32: bool) -> dict[str, TorchCall]:
-    """The same network by PyTorch, eager and compiled, where it is installed."""
+def torch_networks(model: onnx.ModelProto, number: int, *, tf32: bool) -> Makers:
+    """What makes the same network ready in PyTorch, eager and compiled, where it is installed."""
     given = [np.array(array) for array in seeded_inputs(model).values()]
-    plain = on_device(model, given, number)
-    if plain is None:
-        return {}
-    call, compiled, device = plain
-    return {
-        EAGER: TorchCall(call, tf32=tf32, device=device),
-        COMPILED: TorchCall(compiled, tf32=tf32, device=device),
-    }
+    return network_makers(model, given, number, tf32=tf32)

@@ -1,10 +1,12 @@
-"""In: an operator on a GPU. Out: PyTorch's times for it, eager and compiled.
+"""In: an operator or a network on a GPU. Out: PyTorch's times for it, eager and compiled.
 
 Always: float32 products are strict unless tf32 is asked for; short calls run from a captured graph, as ours do, so that
 what is timed is the GPU.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
@@ -21,6 +23,7 @@ except ImportError:  # a large package that nothing else here needs
 EAGER, COMPILED = "torch", "torch-compiled"
 _IN_GRAPH, _LEAST_SECONDS, _MOST_TURNS = 20, 3e-3, 1000
 _PEAK_SIZE = 8192
+_WARM_UP = 3
 
 
 class TorchPeers:
@@ -29,88 +32,105 @@ class TorchPeers:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def contenders(self, case: GpuCase, mode: str) -> Mapping[str, "TorchCall"]:
-        """PyTorch's ways to compute an operator."""
-        if torch is None:
-            return {}
-        return {EAGER: self._call(case, mode, compiled=False), COMPILED: self._call(case, mode, compiled=True)}
+    @property
+    def known(self) -> bool:
+        """Whether PyTorch is there."""
+        return torch is not None
 
-    def product_speeds(self) -> dict[str, float]:
-        """Operations a second of its largest product where tensor cores are used, by mode."""
+    def makers(self, case: GpuCase, mode: str) -> dict[str, Callable[[], "TorchCall"]]:
+        """PyTorch's ways to compute an operator, by backend; each is to be called to make it ready."""
         if torch is None:
             return {}
+        return {name: partial(self._call, case, mode, compiled=name == COMPILED) for name in (EAGER, COMPILED)}
+
+    def product_speed(self, mode: str) -> float:
+        """Operations a second of its largest product in a mode."""
         case = GpuCase("matmul", (_PEAK_SIZE,) * 3)
-        return {mode: case.flops / self._call(case, mode, compiled=False).seconds() for mode in ("tf32", "f16")}
+        return case.flops / self._call(case, mode, compiled=False).seconds()
 
     def _call(self, case: GpuCase, mode: str, *, compiled: bool) -> "TorchCall":
         device = torch.device("cuda", self._number)
         given = {name: torch.from_numpy(array).to(device) for name, array in case.arrays(mode).items()}
         plain = case.torch_call(torch, given)
-        return TorchCall(torch.compile(plain) if compiled else plain, tf32=mode == "tf32", device=device)
+        return TorchCall(_compiled(plain) if compiled else plain, tf32=mode == "tf32", device=device)
 
 
-def on_device(
-    model: onnx.ModelProto, given: Sequence[Array], number: int
-) -> tuple[Callable[[], Any], Callable[[], Any], Any] | None:
-    """A network as calls of PyTorch, eager and compiled, that give its first output; and the device. None without
-    PyTorch.
-    """
+def network_makers(
+    model: onnx.ModelProto, given: Sequence[Array], number: int, *, tf32: bool
+) -> dict[str, Callable[[], "TorchCall"]]:
+    """PyTorch's ways to run a network, of which the first output counts, as `TorchPeers.makers`."""
     if torch is None:
-        return None
-    device = torch.device("cuda", number)
-    module = torch_network(model).to(device).eval()
-    compiled = torch.compile(module)
-    tensors = [torch.from_numpy(array).to(device) for array in given]
+        return {}
 
-    def first(run: Callable[..., Any]) -> Any:
-        found = run(*tensors)
-        return found[0] if isinstance(found, (tuple, list)) else found
+    def made(*, compiled: bool) -> TorchCall:
+        device = torch.device("cuda", number)
+        module = torch_network(model).to(device).eval()
+        run = _compiled(module) if compiled else module
+        tensors = [torch.from_numpy(array).to(device) for array in given]
 
-    return lambda: first(module), lambda: first(compiled), device
+        def first() -> Any:
+            found = run(*tensors)
+            return found[0] if isinstance(found, (tuple, list)) else found
+
+        return TorchCall(first, tf32=tf32, device=device)
+
+    return {name: partial(made, compiled=name == COMPILED) for name in (EAGER, COMPILED)}
+
+
+def _compiled(what: Any) -> Any:
+    """By `torch.compile`, for these very shapes: what it remembers of others would make it compile for any, or, after
+    eight of them, not at all.
+    """
+    torch.compiler.reset()
+    return torch.compile(what, dynamic=False)
 
 
 class TorchCall:
     """One call of PyTorch, captured."""
 
     def __init__(self, call: Callable[[], Any], *, tf32: bool, device: Any) -> None:
-        self._call = call
         self._tf32 = tf32
         self._device = device
-        self._graph: Any = None
+        self._result: Any = None
         with torch.inference_mode(), torch.cuda.device(device):
             self._precision()
             side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # what compiles or chooses does so before it is captured
-                for _ in range(3):
+                for _ in range(_WARM_UP):
                     self._result = call()
             torch.cuda.synchronize()
+            roughly = self._between(call, 1)
+            self._together = max(1, min(_IN_GRAPH, math.ceil(_LEAST_SECONDS / max(roughly, 1e-7))))
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                for _ in range(_IN_GRAPH):
+                for _ in range(self._together):
                     self._result = call()
 
     def seconds(self) -> float:
         """How long a call takes, measured now."""
-        self._precision()
-        turns = 1
-        while True:
-            taken = self._between(turns)
-            if taken >= _LEAST_SECONDS or turns >= _MOST_TURNS:
-                return taken / (turns * _IN_GRAPH)
-            turns = min(_MOST_TURNS, max(turns + 1, int(turns * _LEAST_SECONDS / max(taken, 1e-6)) + 1))
+        with torch.cuda.device(self._device):
+            turns = 1
+            while True:
+                taken = self._between(self._graph.replay, turns)
+                if taken >= _LEAST_SECONDS or turns >= _MOST_TURNS:
+                    return taken / (turns * self._together)
+                turns = min(_MOST_TURNS, max(turns + 1, int(turns * _LEAST_SECONDS / max(taken, 1e-6)) + 1))
 
     def result(self) -> Array:
         """What it computes."""
-        self._graph.replay()
-        torch.cuda.synchronize()
-        found: Array = self._result.cpu().numpy()
+        with torch.inference_mode(), torch.cuda.device(self._device):
+            self._graph.replay()
+            torch.cuda.synchronize()
+            found: Array = self._result.cpu().numpy()
         return found
 
-    def _between(self, turns: int) -> float:
+    @staticmethod
+    def _between(work: Callable[[], object], turns: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(turns):
-            self._graph.replay()
+            work()
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3

@@ -97,7 +97,8 @@ class Run:
                 file.write(text)
         self.figures.append(figure)
         if self.plot:
-            self.plot.write_text(self.draw(self.title, self.figures), encoding="utf-8")
+            drawn = [each for each in self.figures if math.isfinite(each.value)]
+            self.plot.write_text(self.draw(self.title, drawn), encoding="utf-8")
 
 
 def parse(

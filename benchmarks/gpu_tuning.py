@@ -1,0 +1,96 @@
+"""In: a task, a budget of programs and of seconds. Out: the fastest programs that were right.
+
+Always: a round is only as long as the time left is likely to allow; one that takes far longer is broken off, and what
+was found before counts.
+"""
+
+import time
+from dataclasses import dataclass, field
+from math import inf
+
+from benchmarks.gpu_turns import OvertimeError, time_limit
+from compiler.cost_model.xgb import XGBModel
+from compiler.errors import DeviceError, MeasureError
+from compiler.measure.measurer import Measurer
+from compiler.measure.record import MeasureStatus
+from compiler.measure.results import Measurement
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.search.asked import Told
+from compiler.search.policy import SketchPolicy
+
+BATCH, FIRST = 64, 16
+"""Programs of a round, and of the first, of which nobody knows yet how long it takes."""
+
+_GRACE = 30.0
+"""Seconds by which a round may take longer than there is time."""
+
+_KEPT = 4
+"""So many of the fastest programs are remembered."""
+
+
+@dataclass(slots=True)
+class Tuned:
+    """The fastest programs of a task that were right, with their seconds, the best first; programs measured, and
+    failed, wall seconds, and why it was broken off if it was.
+    """
+
+    best: list[tuple[float, tuple[Step, ...]]] = field(default_factory=list)
+    trials: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    stopped: str = ""
+
+    @property
+    def steps(self) -> tuple[Step, ...] | None:
+        """The fastest program; None when none was right."""
+        return self.best[0][1] if self.best else None
+
+    @property
+    def limit(self) -> float:
+        """The best seconds so far."""
+        return self.best[0][0] if self.best else inf
+
+    @property
+    def spent(self) -> dict[str, object]:
+        """What a line says of the search."""
+        stopped = {"stopped": self.stopped} if self.stopped else {}
+        return {"trials": self.trials, "failed": self.failed, "tuning_seconds": round(self.seconds, 1), **stopped}
+
+    def note(self, steps: tuple[Step, ...], found: Measurement) -> None:
+        """Learn what came of a program."""
+        right = found.status is MeasureStatus.OK
+        self.trials += 1
+        self.failed += not right
+        if right:
+            self.best = sorted([*self.best, (min(found.costs), steps)], key=lambda pair: pair[0])[:_KEPT]
+
+
+def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float) -> Tuned:
+    """Measure at most `trials` programs in at most about `seconds`, at least some."""
+    policy, tuned, began = SketchPolicy(task, XGBModel(), seed=0), Tuned(), time.monotonic()
+    count, number = FIRST, 0
+    while tuned.trials < trials:
+        started = time.monotonic()
+        left = seconds - (started - began)
+        if number and left <= 0:
+            break
+        candidates = policy.ask(min(count, trials - tuned.trials), number, spent=tuned.trials / trials)
+        if not candidates:
+            break
+        try:
+            with time_limit(max(left, 0.0) + _GRACE):
+                found = measurer.measure(task, [one.steps for one in candidates], tuned.limit)
+        except (OvertimeError, MeasureError, DeviceError) as failure:
+            tuned.stopped = f"{type(failure).__name__}: {failure}"
+            break
+        for candidate, each in zip(candidates, found, strict=True):
+            tuned.note(tuple(candidate.steps), each)
+        told = zip(candidates, found, strict=True)
+        policy.tell([Told(one.steps_text, min(each.costs, default=inf)) for one, each in told])
+        pace = (time.monotonic() - started) / len(candidates)
+        left = seconds - (time.monotonic() - began)
+        count = max(1, min(BATCH, int(left / max(pace, 1e-6))))
+        number += 1
+    tuned.seconds = time.monotonic() - began
+    return tuned
