@@ -19,7 +19,7 @@ from compiler.codegen.types import item_bytes, memory_type
 from compiler.codegen.values import Ramp, Scalar, Storage
 from compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from compiler.codegen.warp_shuffle import shuffled
-from compiler.errors import LoweringError
+from compiler.errors import LoweringError, TargetError
 from compiler.gpu_facts import facts_of
 from compiler.ir.alignment import VECTOR_BYTES, first_alignment, start_alignment
 from compiler.ir.expr import Buffer, Expr
@@ -53,10 +53,9 @@ def ptx(function: DeviceFunction, target: Target) -> str:
 
     Raises: LoweringError for functions that a GPU kernel cannot call, TargetError when LLVM does not know the GPU.
     """
-    llvm.initialize_all_targets()
+    check_gpu(target)
     llvm.initialize_all_asmprinters()
     arch = target.arch or _OLDEST
-    check_names(target, (GPU_TRIPLE, arch, ""))
     _check_tensor_cores(function, target, arch)
     written = write_device(function, arch)
     if lacking := sorted(set(_LACKING.findall(written))):
@@ -74,6 +73,22 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     return text
 
 
+def check_gpu(target: Target) -> None:
+    """See that kernels can be made for the GPU of a target.
+
+    Raises: TargetError when LLVM does not know it, or it is too old.
+    """
+    llvm.initialize_all_targets()
+    arch = target.arch or _OLDEST
+    check_names(target, (GPU_TRIPLE, arch, ""))
+    if _number(arch) < _number(_OLDEST):
+        raise TargetError(f"target {str(target)!r}: kernels are made for GPUs from {_OLDEST} on")
+
+
+def _number(arch: str) -> int:
+    return int("".join(filter(str.isdigit, arch)))
+
+
 def _check_calls(name: str, text: str) -> None:
     """Raises: LoweringError when the code needs functions of a library that GPUs lack."""
     needed = sorted({line.split()[-1].strip("();,") for line in text.splitlines() if line.startswith(".extern .func")})
@@ -84,7 +99,7 @@ def _check_calls(name: str, text: str) -> None:
 def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> None:
     """Raises: LoweringError where the GPU has no tensor cores, or the target does not allow what they would round."""
     statements = _tensor_statements(function)
-    if statements and int("".join(filter(str.isdigit, arch))) < OLDEST:
+    if statements and _number(arch) < OLDEST:
         raise LoweringError(f"{function.name}: uses tensor cores as GPUs from sm_{OLDEST} on have them, not {arch}")
     if not target.allow_tf32 and any(isinstance(stmt, Mma) and stmt.kind == "tf32" for stmt in statements):
         raise LoweringError(

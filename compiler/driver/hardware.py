@@ -6,6 +6,7 @@ Always: what the target's own instruction set offers, never more, as LLVM itself
 from dataclasses import fields, replace
 
 from compiler.codegen.cpu import describe, vector_bytes
+from compiler.codegen.nvptx import check_gpu
 from compiler.config import usable_processors
 from compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
 from compiler.runtime.cuda_driver import GpuDevice
@@ -31,9 +32,10 @@ _OF_PROCESSORS = ("num_cores", "vector_unit_bytes", "cache_line_bytes")
 def hardware_of(target: Target, threads: int) -> HardwareParams:
     """Parameters of `target` for kernels that run on `threads` threads; a GPU has its own number of them.
 
-    Raises: TargetError when LLVM does not know the triple, the processor or a feature.
+    Raises: TargetError when LLVM does not know the triple, the processor, a feature or the GPU, or that is too old.
     """
     if target.is_gpu:
+        check_gpu(target)
         most = most_shared_of(target.arch)
         return replace(_CUDA, max_shared_memory_per_block=most, facts=facts_of(target.arch))
     width, registers = _vector_unit(target)

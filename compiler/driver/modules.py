@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from compiler.codegen.ffi_entry import entry_code
 from compiler.driver.build import Program, build_kernel
 from compiler.driver.hardware import hardware_of
-from compiler.errors import DefinitionError
+from compiler.errors import DefinitionError, LoweringError
 from compiler.runtime.artifact import KernelArtifact
 from compiler.runtime.module import ENTRY, Module
 from compiler.runtime.module_file import CompiledFunction
@@ -62,6 +62,11 @@ def as_function(
 
 def _function(name: str, what: Buildable, target: Target | None, steps: Steps | None) -> CompiledFunction:
     task, order = _task(name, what, target)
+    if task.target.is_gpu:
+        raise LoweringError(
+            f"{name}: a module holds functions for processors, not for {task.target}; for a GPU there is "
+            "compiler.driver.build.build_kernel"
+        )
     if steps is None:
         steps = default_steps(task.dag)
     elif not isinstance(steps, Sequence):

@@ -35,10 +35,15 @@ def is_shared_library(path: str | Path) -> bool:
 def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence[str] = LINKERS) -> Path:
     """Link the kernels of a network into the file at `path` and put the rest behind them.
 
-    Raises: ArtifactError when none of the `linkers` is installed, it fails, a kernel calls a Python function, or the
-    file cannot be written.
+    Raises: ArtifactError when none of the `linkers` is installed, it fails, a kernel calls a Python function or is for
+    a GPU, or the file cannot be written.
     """
     for kernel in network.kernels:
+        if kernel.device is not None:
+            raise ArtifactError(
+                f"kernel {kernel.name} is code for {kernel.target}, and a shared library is for a processor; save the "
+                "network as .retune"
+            )
         if kernel.calls:
             raise ArtifactError(
                 f"kernel {kernel.name} calls {kernel.calls[0].function}, a function of Python, which a shared library "

@@ -77,4 +77,7 @@ def require_cpu(where: Device) -> None:
     Raises: OptionError.
     """
     if not same_device(where, cpu(0)):
-        raise OptionError(f"networks run on cpu(0), not on {where}: there is no executor for other devices yet")
+        raise OptionError(
+            f"this runs networks on cpu(0), not on {where}; compiler.executor.executors.executor_of runs one that was "
+            "compiled for a GPU"
+        )

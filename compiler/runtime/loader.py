@@ -228,6 +228,11 @@ def host_features() -> frozenset[str]:
 
 def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence[bytes] = (), symbol: str = "") -> Any:
     """The kernel, with `more` objects, as a library that exports the `symbol`, by default the kernel's own."""
+    if artifact.device is not None:
+        raise ArtifactError(
+            f"kernel {artifact.name} is code for {artifact.target}, not for a processor; a network with it is run by "
+            "compiler.executor.executors.executor_of"
+        )
     code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
     if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # linked it would be, and then run
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of processor")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from compiler.driver.hardware import completed, hardware_of, hardware_of_gpu
+from compiler.errors import TargetError
 from compiler.gpu_facts import facts_of
 from compiler.target import HardwareParams, Target
 from tests.cuda_double import DEVICE
@@ -45,6 +46,14 @@ def test_a_block_may_have_as_much_shared_memory_as_its_gpu_gives_one(arch: str, 
 def test_of_a_gpu_that_is_not_known_a_block_has_what_all_give() -> None:
     for arch in ("sm_87", "sm_120"):
         assert hardware_of(Target("cuda", arch=arch), 1).max_shared_memory_per_block == 48 << 10
+
+
+@pytest.mark.parametrize(
+    ("arch", "why"), [("sm_12345", "LLVM knows no processor 'sm_12345'"), ("sm_61", "made for GPUs from sm_70 on")]
+)
+def test_a_gpu_that_kernels_cannot_be_made_for_is_refused(arch: str, why: str) -> None:
+    with pytest.raises(TargetError, match=why):
+        hardware_of(Target("cuda", arch=arch), 1)
 
 
 def test_what_no_processor_can_be_without_is_filled_in() -> None:

@@ -33,7 +33,7 @@ def test_get_device() -> None:
         with pytest.raises(OptionError, match="a Device or a list of Devices"):
             get_device(None, wrong)  # type: ignore[arg-type]
     for elsewhere in (device("cuda"), device("cpu", 1)):
-        with pytest.raises(OptionError, match=r"networks run on cpu\(0\), not on"):
+        with pytest.raises(OptionError, match=r"runs networks on cpu\(0\), not on"):
             create(one_call().dumps(), ARITHMETIC, elsewhere)
     with pytest.raises(OptionError, match="no kind of device is called 'tpu'"):
         device("tpu")

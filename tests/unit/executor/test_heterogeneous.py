@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from compiler.executor import executors
 from compiler.executor.executors import check_gpu, executor_of, uses_gpu
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.heterogeneous import HeterogeneousExecutor
+from compiler.executor.library import Library
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.placement import Copy, Run, placed
 from compiler.executor.plan import Call, Plan
@@ -24,6 +26,7 @@ from compiler.graph.partition import partition
 from compiler.graph.winograd import winograd_for
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
+from compiler.runtime.device import cpu
 from compiler.schedule.default import default_steps
 from compiler.schedule.default_gpu import default_gpu_steps, untuned_steps
 from compiler.schedule.state import replay
@@ -132,6 +135,16 @@ def test_a_device_that_is_not_given_and_code_for_another_one() -> None:
         HeterogeneousExecutor(network, [HostStore(), HostStore()])
     with pytest.raises(ArtifactError, match="runs on several devices: use HeterogeneousExecutor"):
         GraphExecutor(network)
+
+
+def test_code_for_a_gpu_is_nothing_for_a_shared_library_or_an_executor_of_the_processor(tmp_path: Path) -> None:
+    network, _ = network_with_gpu()
+    library = Library(network)
+    with pytest.raises(ArtifactError, match=r"kernel gpu is code for cuda, .* save the network as \.retune"):
+        library.export_library(tmp_path / "net.so")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ArtifactError, match=r"kernel gpu is code for cuda, not for a processor; .*executor_of"):
+        library["default"](cpu())
 
 
 def test_inputs_and_outputs_that_are_not_there() -> None:

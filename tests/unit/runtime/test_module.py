@@ -18,7 +18,7 @@ import pytest
 import compiler
 from compiler import nd, te
 from compiler.driver.modules import build
-from compiler.errors import ArtifactError, DefinitionError, OptionError
+from compiler.errors import ArtifactError, DefinitionError, LoweringError, OptionError
 from compiler.runtime import BenchmarkResult, Module, PackedFunc, load_module, object_use_count
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import State
@@ -442,3 +442,9 @@ def test_t3_something_is_done_before_every_repeat(both: Module) -> None:
         both.time_evaluator("twice", compiler.cuda())
     with pytest.raises(ArtifactError, match="no function other"):
         both.time_evaluator("other")
+
+
+def test_a_module_is_for_processors() -> None:
+    x = te.placeholder((16,), name="x")
+    with pytest.raises(LoweringError, match=r"f: a module holds functions for processors, not for cuda; .*build_"):
+        build([x, te.compute((16,), lambda i: x[i] + 1.0, "y")], "cuda", "f")
