@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WARP = 32
+_PARTITIONS = 4
+"""Parts of a multiprocessor with registers of their own, to each of which belongs every fourth warp."""
 _REGISTER_UNIT = 256
 _SHARED_UNIT = 128
 _MOST_REGISTERS = 255
@@ -56,9 +58,16 @@ class GpuFacts:
         warps = -(-np.asarray(threads, np.int64) // _WARP)
         each = -(-np.asarray(registers, np.int64) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
         bytes_each = -(-(np.asarray(shared, np.int64) + self.reserved) // _SHARED_UNIT) * _SHARED_UNIT
-        fitting = np.minimum(self.threads // (warps * _WARP), self.registers // np.maximum(each, 1) // warps)
+        held = self.registers // np.maximum(each, 1) // _PARTITIONS * _PARTITIONS
+        fitting = np.minimum(self.threads // (warps * _WARP), held // warps)
         fitting = np.minimum(np.minimum(fitting, self.shared // np.maximum(bytes_each, 1)), self.blocks)
         return np.asarray(np.where(np.asarray(registers) > _MOST_REGISTERS, 0, fitting))
+
+    def most_registers(self, threads: _Count) -> NDArray[np.int64]:
+        """Registers that each thread of a block of so many can have at most."""
+        warps = -(-np.asarray(threads, np.int64) // (_WARP * _PARTITIONS)) * _PARTITIONS
+        each = self.registers // warps // _REGISTER_UNIT * _REGISTER_UNIT // _WARP
+        return np.asarray(np.minimum(each, _MOST_REGISTERS))
 
 
 _KNOWN = {

@@ -7,16 +7,24 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 
 from compiler.errors import LoweringError
+from compiler.gpu_facts import GpuFacts, facts_of
 
 _SECONDS = 120.0
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _STACK = re.compile(r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill")
 _USED = re.compile(r"Used (?P<registers>\d+) registers")
+_BOUNDS = re.compile(
+    r"(?P<head>\.entry (?P<name>[\w$]+)\([^{]*?\.maxntid (?P<threads>[\d, ]+)\n[^{]*?\.minnctapersm )(?P<blocks>\d+)"
+)
+"""The launch bounds of a kernel in PTX."""
+_MOST_REGISTERS, _WORD = 255, 4
 _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
 
@@ -76,6 +84,33 @@ def assemble(text: str, arch: str) -> Assembled:
         if run.returncode:
             raise LoweringError(f"ptxas refuses the code for {arch}: {run.stderr.strip()}")
         return Assembled(product.read_bytes(), resources_in(run.stderr))
+
+
+def assemble_roomy(text: str, arch: str) -> Assembled:
+    """As `assemble`; but where threads of a kernel keep something in memory since a multiprocessor is to have room for
+    several blocks, it may have room for fewer, as many as leave registers for that, if that helps.
+    """
+    first = assemble(text, arch)
+    roomier = _roomier(text, {kernel.name: kernel for kernel in first.kernels}, facts_of(arch))
+    if roomier == text:
+        return first
+    again = assemble(roomier, arch)
+    return again if again.spilled < first.spilled else first
+
+
+def _roomier(text: str, kernels: Mapping[str, KernelResources], facts: GpuFacts) -> str:
+    """The PTX with room for fewer blocks of the kernels that spill."""
+
+    def changed(found: re.Match[str]) -> str:
+        kernel, blocks = kernels.get(found["name"]), int(found["blocks"])
+        if kernel is None or not kernel.spilled or blocks == 1 or kernel.registers >= _MOST_REGISTERS:
+            return found[0]
+        threads = prod(int(extent) for extent in found["threads"].split(","))
+        wanted = min(_MOST_REGISTERS, kernel.registers + -(-kernel.spilled // _WORD))
+        fewer = max(1, min(blocks - 1, int(facts.resident(threads, wanted, 0))))
+        return f"{found['head']}{fewer}"
+
+    return _BOUNDS.sub(changed, text)
 
 
 def resources_in(said: str) -> tuple[KernelResources, ...]:

@@ -7,7 +7,7 @@ names an architecture, else the PTX, which the driver assembles.
 from collections.abc import Sequence
 
 from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import assemble, assembler
+from compiler.codegen.ptxas import assemble_roomy, assembler
 from compiler.errors import LoweringError, refusing_depth
 from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -31,7 +31,7 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
     code, kind = text.encode(), "ptx"
     said: dict[str, tuple[int, int]] = {}
     if task.target.arch and assembler() is not None:
-        assembled = assemble(text, task.target.arch)
+        assembled = assemble_roomy(text, task.target.arch)
         code, kind = assembled.code, "cubin"
         said = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}
     launches = tuple(

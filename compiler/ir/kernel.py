@@ -23,7 +23,8 @@ INDICES = {kind: Var(str(kind)) for kind in (*BLOCK_KINDS, *THREAD_KINDS)}
 WARP = 32
 """Threads that run in step, on every NVIDIA GPU."""
 
-_WORD = 4
+WORD = 4
+"""Bytes of a register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Kernel:
     @property
     def registers(self) -> int:
         """An estimate of the 32-bit registers of a thread: what it holds in buffers; the rest depends on the code."""
-        return -(-self.bytes_of("local") // _WORD)
+        return -(-self.bytes_of("local") // WORD)
 
     def __str__(self) -> str:
         head = f"kernel {self.name}<<<{self.grid}, {self.block}>>>"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from compiler.ir.kernel import WORD
 from compiler.lower.gpu.limits import Limit, most_of
 from compiler.schedule.state import Annotation
 from compiler.schedule.statements import StageNest
@@ -17,6 +18,9 @@ from compiler.search.gpu_kernels import DeviceKernel, kernels_of, own_loops, tur
 from compiler.search.register_tile import Counts, itemsize
 from compiler.search.tensor_legality import tensor_promising
 from compiler.target import HardwareParams
+
+_OTHER_REGISTERS = 32
+"""What a thread needs besides its buffers: operands, addresses, loop counters."""
 
 REASONS: tuple[Limit | None, ...] = (None, *Limit)
 """What the numbers of `gpu_refusals` mean."""
@@ -41,7 +45,7 @@ def gpu_refusals(nests: Sequence[StageNest], hardware: HardwareParams, count: in
 
 def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: int) -> Mask:
     """Mask (B,): no vector is longer than one access, and where tiles are bound a block fills a warp, unless there are
-    hardly more points than that.
+    hardly more points than that, and what a thread holds fits its registers.
     """
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
@@ -53,6 +57,9 @@ def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: i
                 good &= _enough_threads(kernel, turns(own_loops(nest), (Annotation.THREAD_X,), count), hardware)
         if kernel.product is not None:
             good &= tensor_promising(kernel.nests, kernel.product, count)
+        elif any(loop.annotation is Annotation.VTHREAD for nest in kernel.nests for loop in own_loops(nest)):
+            registers = -(-kernel.memory[1] // WORD) + _OTHER_REGISTERS
+            good &= registers <= hardware.gpu.most_registers(kernel.threads)
     return good
 
 

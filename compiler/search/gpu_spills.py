@@ -7,7 +7,7 @@ are scored.
 from collections.abc import Sequence
 
 from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import assemble, assembler
+from compiler.codegen.ptxas import assemble_roomy, assembler
 from compiler.errors import RetuneError
 from compiler.gpu_facts import USUAL_ARCH
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -24,6 +24,6 @@ def spilled_bytes(task: SearchTask, steps: Sequence[Step]) -> int:
         return 0
     try:
         text = ptx(lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware), task.target)
-        return assemble(text, task.target.arch or USUAL_ARCH).spilled
+        return assemble_roomy(text, task.target.arch or USUAL_ARCH).spilled
     except RetuneError:
         return 0

@@ -22,6 +22,8 @@ from compiler.gpu_facts import facts_of, lanes_of, runs_code
         ("sm_90", 128, 256, 0, 0),
         ("sm_90", 128, 32, 228 << 10, 0),
         ("sm_70", 100, 32, 0, 16),  # four warps each
+        ("sm_90", 224, 80, 0, 3),  # seven warps each of 24
+        ("sm_90", 224, 88, 0, 2),  # of 23 that fit, 20 are in fours
     ],
 )
 def test_resident_blocks(arch: str, threads: int, registers: int, shared: int, blocks: int) -> None:
@@ -44,6 +46,16 @@ def test_resident_blocks(arch: str, threads: int, registers: int, shared: int, b
 def test_what_code_a_gpu_runs(here: str, made_for: str, as_text: bool, as_code: bool) -> None:
     found = (runs_code(here, made_for, assembled=False), runs_code(here, made_for, assembled=True))
     assert found == (as_text, as_code)
+
+
+@pytest.mark.parametrize(
+    ("threads", "most"), [(32, 255), (128, 255), (256, 255), (257, 168), (512, 128), (784, 72), (1024, 64)]
+)
+def test_the_most_registers_of_a_thread_are_those_with_which_a_block_still_fits(threads: int, most: int) -> None:
+    facts = facts_of("sm_90")
+    assert int(facts.most_registers(threads)) == most
+    assert int(facts.resident(threads, most, 0)) >= 1
+    assert int(facts.resident(threads, most + 1, 0)) == 0
 
 
 def test_many_programs_at_once() -> None:

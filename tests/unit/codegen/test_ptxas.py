@@ -1,5 +1,6 @@
 """What NVIDIA's assembler says of kernels, read; and, where there is one, asked."""
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -8,11 +9,12 @@ import pytest
 
 from compiler.codegen import ptxas
 from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import KernelResources, assemble, resources_in
+from compiler.codegen.ptxas import Assembled, KernelResources, assemble, assemble_roomy, resources_in
 from compiler.cost_model import RandomModel
 from compiler.driver.build import build_kernel
 from compiler.errors import LoweringError
 from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.state import replay
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.search.gpu_spills import spilled_bytes
@@ -102,6 +104,48 @@ def test_blocks_that_must_fit_bound_the_registers() -> None:
     text = ptx(lower_for_gpu(fetched_product(), "k", GPU), Target("cuda", arch="sm_90"))
     assert ".maxntid 16" in text
     assert ".minnctapersm 8" in text
+
+
+def bounds_of(text: str) -> list[int]:
+    """For how many blocks a multiprocessor is to have room."""
+    return [int(blocks) for blocks in re.findall(r"\.minnctapersm (\d+)", text)]
+
+
+@needs_assembler
+def test_rather_than_keep_registers_in_memory_there_is_room_for_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 32 blocks of two warps each thread has 32 registers, which a tile of 4 x 4 needs more of."""
+    task, steps = tiled(4)
+    text = ptx(lower_for_gpu(replay(task.dag, steps), "k", GPU), task.target)
+    crowded = re.sub(r"\.minnctapersm \d+", ".minnctapersm 32", text)
+    assert crowded != text
+    taken: list[str] = []
+
+    def noted(given: str, arch: str) -> Assembled:
+        taken.append(given)
+        return assemble(given, arch)
+
+    monkeypatch.setattr(ptxas, "assemble", noted)
+    assert assemble(crowded, "sm_80").spilled > 0
+    assert assemble_roomy(crowded, "sm_80").spilled == 0
+    (before,), (after,) = map(bounds_of, taken)
+    assert before == 32 > after >= 4
+    taken.clear()
+    assert assemble_roomy(text, "sm_80").spilled == 0
+    assert taken == [text]  # nothing was spilled, so nothing is tried
+
+
+def test_only_kernels_that_spill_and_can_have_more_get_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = "\n".join(f".visible .entry {name}()\n.maxntid 224, 1, 1\n.minnctapersm 4\n{{\n}}" for name in "abc")
+    taken: list[str] = []
+
+    def said(text: str, _: str) -> Assembled:
+        taken.append(text)
+        spills = (("a", 72, 184), ("b", 72, 0), ("c", 255, 100))
+        return Assembled(b"", tuple(KernelResources(name, many, out, out, out, 0) for name, many, out in spills))
+
+    monkeypatch.setattr(ptxas, "assemble", said)
+    assert assemble_roomy(entries, "sm_90").spilled == 284
+    assert [bounds_of(text) for text in taken] == [[4, 4, 4], [2, 4, 4]]
 
 
 @needs_assembler

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compiler.cost_model import RandomModel
+from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Attached, Root, State, replay
 from compiler.schedule.statements import statement_nests
@@ -112,6 +113,19 @@ def test_a_tiled_stage_is_blocks_virtual_threads_and_threads() -> None:
         Annotation.THREAD_X,
         Annotation.VECTORIZE,
     ]
+
+
+def test_sums_that_no_thread_has_registers_for_are_not_sampled() -> None:
+    """Their programs would keep them in memory; a block of more threads has fewer for each."""
+    (space,) = build_spaces(gpu_task_of("m", matmul(512, 512, 512)), SearchOptions())
+    rows = space.sample(np.random.default_rng(0), 200)
+    seen = 0
+    for _, group in space.groups(rows):
+        for row in group.rows[space.legal(group)][:40]:
+            (kernel,) = lower_for_gpu(replay(space.dag, space.steps(row)), "k", GPU).kernels
+            assert kernel.registers + 32 <= GPU.gpu.most_registers(kernel.threads)
+            seen += 1
+    assert seen > 20
 
 
 def test_shared_memory_holds_what_all_threads_of_a_block_read() -> None:
