@@ -10,6 +10,7 @@ elements that are more than half a quantum from ONNX Runtime's.
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
             session = OnnxRuntime(path.read_bytes(), threads)
             outputs[form], outputs[f"{form} theirs"] = ours.get_output(0).copy(), session.run({feed: image})[0]
             runs[f"retune-{form}"] = ours.run
-            runs[f"onnxruntime-{form}"] = lambda session=session, image=image: session.run({feed: image})
+            runs[f"onnxruntime-{form}"] = partial(session.run, {feed: image})
         seconds = in_turn(runs)
         quantum = _output_scale(paths["bytes"])
         apart = np.abs(outputs["bytes"] - outputs["bytes theirs"]) / quantum

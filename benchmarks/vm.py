@@ -98,7 +98,7 @@ def greedy(run: Run, threads: int) -> Iterator[Figure]:
     """A loop: every turn has a length of its own."""
     steps = run.options["steps"]
     machine = vm.VirtualMachine(vm.compile(zoo.build("gpt2_greedy"), threads=threads), cpu(), threads=threads)
-    inputs = {"input_ids": np.arange(8, dtype=np.int64)[None], "steps": np.asarray(steps)}
+    inputs: dict[str, Any] = {"input_ids": np.arange(8, dtype=np.int64)[None], "steps": np.asarray(steps)}
     details = {"steps": steps}
     yield from _calls("gpt2_greedy", threads, machine, inputs, details)
     regions = set(machine.regions)

@@ -6,6 +6,7 @@ from functools import cache
 from compiler import te
 from compiler.driver.build import build_kernel
 from compiler.driver.hardware import hardware_of
+from compiler.ir.expr import Expr
 from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 from compiler.runtime.device import cpu
 from compiler.schedule.dag import ComputeDAG
@@ -20,7 +21,7 @@ from compiler.vm.loop_code import CONS, NIL
 from compiler.vm.machine import VirtualMachine
 from compiler.vm.writer import FunctionWriter, Tables
 
-Expression = Callable[..., object]
+Expression = Callable[..., Expr]
 OPERATIONS: dict[str, Expression] = {
     "add": lambda x, y: x + y,
     "subtract": lambda x, y: x - y,

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,11 @@ def _load_graph(path: Path) -> object:
 
 def _params() -> list[bytes]:
     rng = np.random.default_rng(0)
-    arrays = {"w": rng.random((3, 4), np.float32), "b": np.arange(5, dtype=np.int8), "s": np.float64(2.5)}
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "w": rng.random((3, 4), np.float32),
+        "b": np.arange(5, dtype=np.int8),
+        "s": np.array(2.5),
+    }
     return [bytes(save_param_dict(arrays)), bytes(save_param_dict({"x": np.zeros((0, 3), np.float16)}))]
 
 

@@ -6,6 +6,7 @@ loops.
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -41,7 +42,7 @@ def _convolutional() -> bytes:
         make("Resize", ["d", "", "scales"], ["r"], mode="linear"),
         make("Softmax", ["r"], ["y"], axis=-1),
     ]
-    weights = {
+    weights: dict[str, np.ndarray[Any, Any]] = {
         "w": np.ones((4, 3, 3, 3), np.float32),
         "four": np.ones(4, np.float32),
         "scale": np.array(0.25, np.float32),

@@ -281,8 +281,8 @@ def _other(value: Any, draw: Random) -> Any:
         return value + draw.choice((-1, 1, 7, -value, value))
     if kind < 0.4 and isinstance(value, str):
         return value[: draw.randint(0, len(value))] + draw.choice(("", "x", "7", "\ud800"))
-    anything = (draw.choice(_NUMBERS), draw.choice(_WORDS), None, True, False, [], {}, [[]], [0], {"a": 1}, _DEEP)
-    return draw.choice(anything)
+    plain: tuple[Any, ...] = (None, True, False, [], {}, [[]], [0], {"a": 1}, _DEEP)
+    return draw.choice((draw.choice(_NUMBERS), draw.choice(_WORDS), *plain))
 
 
 def _with_field_twice(text: str, draw: Random) -> str:

@@ -12,7 +12,7 @@ from compiler.schedule import state as immutable
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.primitives import LoopRef, StageRef
 from compiler.schedule.state import Attached, Inlined, Iterator, Number
-from compiler.schedule.steps import Step
+from compiler.schedule.steps import Step, steps_of
 from compiler.te.tensor import Operation, Tensor
 
 
@@ -65,7 +65,7 @@ class State:
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps so far, in the order in which they were made."""
-        return tuple(step for step in self._state.steps if isinstance(step, Step))
+        return steps_of(self._state)
 
     transform_steps = steps
 

@@ -8,8 +8,9 @@ The reference is ONNX Runtime where it is installed and can run the model, else 
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ _TOTAL_SECONDS = 20.0
 _PAUSE_SECONDS = 0.02
 """Between turns: long enough for the idle threads of the engine before to stop spinning."""
 
-Outputs = list[NDArray[np.generic]]
+Outputs = Sequence[NDArray[Any]]
 
 
 def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, seed: int) -> Comparison:

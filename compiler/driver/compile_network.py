@@ -27,7 +27,7 @@ from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.state import State, replay
-from compiler.schedule.steps import Step, load_steps
+from compiler.schedule.steps import Step, load_steps, steps_of
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
 
@@ -176,8 +176,8 @@ def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice
 
 
 def _told(task: SearchTask, state: State) -> _Choice:
-    steps = tuple(step for step in state.steps if isinstance(step, Step))
-    return _Choice(BuildRequest(task, steps, task.name), None, Origin.CONTEXT, "the program of the dispatch context")
+    request = BuildRequest(task, steps_of(state), task.name)
+    return _Choice(request, None, Origin.CONTEXT, "the program of the dispatch context")
 
 
 def _default(task: SearchTask, note: str = "") -> _Choice:

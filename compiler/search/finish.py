@@ -8,12 +8,11 @@ in two programs of a sketch.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import cast
 
 from compiler.schedule.access import needs_multi_level_tiling
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, Attached, IterKind, Root, State, replay
-from compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Rfactor, Split, Step
+from compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Rfactor, Split, Step, steps_of
 from compiler.search.factorize import prime_factors
 from compiler.search.sketch_rules import SketchContext
 from compiler.search.sketch_rules.facts import (
@@ -38,11 +37,6 @@ def skeleton(dag: ComputeDAG, steps: Sequence[Step]) -> State:
             factors = prime_factors(step.extent)
             filled[number] = replace(step, lengths=(factors[0][0] if factors else 1,))
     return replay(dag, filled)
-
-
-def steps_of(state: State) -> tuple[Step, ...]:
-    """The history of a state, as the concrete step classes."""
-    return cast(tuple[Step, ...], state.steps)
 
 
 def finished_steps(sketch: State, dag: ComputeDAG, context: SketchContext) -> tuple[Step, ...]:

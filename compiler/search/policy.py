@@ -16,7 +16,7 @@ import numpy.typing as npt
 from compiler.cost_model import CostModel, TrainingBatch
 from compiler.schedule.bounds import infer_bounds
 from compiler.schedule.state import State, replay
-from compiler.schedule.steps import dump_steps, load_steps
+from compiler.schedule.steps import dump_steps, load_steps, steps_of
 from compiler.schedule.task import SearchTask
 from compiler.search import mutation
 from compiler.search.asked import (
@@ -30,7 +30,6 @@ from compiler.search.asked import (
     program_id,
 )
 from compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
-from compiler.search.finish import steps_of
 from compiler.search.genome import Rows, Scores
 from compiler.search.gpu_spills import spilled_bytes
 from compiler.search.neighbours import neighbours

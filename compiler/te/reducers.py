@@ -5,7 +5,7 @@ Always: a reduction may be done in any order.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from compiler.errors import DefinitionError
 from compiler.ir import expr as ir
@@ -16,7 +16,15 @@ from compiler.te.tensor import Axis, AxisKind, Combiner, Reduce, ReducedValue, a
 Axes = Axis | Sequence[Axis]
 
 
-def _reduction(combiner: str) -> Callable[[Operand, Axes], Expr]:
+class Reduction(Protocol):
+    """Reduces one value with an operation that everybody knows."""
+
+    def __call__(self, source: Operand, axis: Axes) -> Expr:
+        """`source` reduced over `axis`, which is one reduce axis or several."""
+        ...
+
+
+def _reduction(combiner: str) -> Reduction:
     def reduce(source: Operand, axis: Axes) -> Expr:
         return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
 

@@ -28,7 +28,7 @@ from compiler.vm.values import ADT
 Array = NDArray[Any]
 
 
-class CompiledModel(BackendRep):  # type: ignore[misc]
+class CompiledModel(BackendRep):
     """A model that takes its inputs as a list, in the model's order, or by name.
 
     One of static shapes without control flow becomes a graph of kernels; any other one, which is `dynamic`, a program
@@ -80,7 +80,7 @@ def _static(model: onnx.ModelProto) -> GraphExecutor | None:
     return GraphExecutor(compile_graph(optimize(graph), Target.host()))
 
 
-class InterpretedProgram(BackendRep):  # type: ignore[misc]
+class InterpretedProgram(BackendRep):
     """A model as a program that the reference interpreter runs."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -94,7 +94,7 @@ class InterpretedProgram(BackendRep):  # type: ignore[misc]
         return run_program(self._program, {name: np.asarray(array) for name, array in pairs})
 
 
-class RetuneBackend(Backend):  # type: ignore[misc]
+class RetuneBackend(Backend):
     """Untuned networks on the CPU of this machine."""
 
     @classmethod

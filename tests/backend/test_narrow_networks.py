@@ -61,7 +61,7 @@ def test_a_network_of_other_floats(dtype: Any, kind: int, tolerance: float) -> N
     feed = image.astype(np.float32) if dtype == np.float16 else image
     (wanted,) = onnx.reference.ReferenceEvaluator(wide).run(None, {"x": feed})
     assert found.dtype == dtype
-    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(found.astype(np.float64), np.asarray(wanted), rtol=0, atol=tolerance)
 
 
 def test_a_network_of_integers_and_conditions() -> None:
@@ -82,7 +82,7 @@ def test_a_network_of_integers_and_conditions() -> None:
         "deep": np.array([2]),
         "lowest": np.array(-1000, np.int32),
     }
-    outputs = {"count": TensorProto.INT32, "full": TensorProto.BOOL, "best": TensorProto.INT64}
+    outputs: dict[str, int] = {"count": TensorProto.INT32, "full": TensorProto.BOOL, "best": TensorProto.INT64}
     model = _model(nodes, {"tokens": (TensorProto.INT64, (2, 6))}, outputs, weights)
     tokens = np.array([[3, 0, 11, 5, 0, 1], [0, 7, 7, 2, 9, 0]])
     wanted = onnx.reference.ReferenceEvaluator(model).run(None, {"tokens": tokens})

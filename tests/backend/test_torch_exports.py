@@ -94,7 +94,7 @@ def test_exported(name: str, tmp_path: Path) -> None:
         _assert_equal([executor.get_output(place) for place in range(executor.get_num_outputs())], wanted)
 
 
-class _Choice(torch.nn.Module):  # type: ignore[misc]
+class _Choice(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
     """Two courses, of which the data chooses one."""
 
     def forward(self, x: Any) -> Any:

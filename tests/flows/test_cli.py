@@ -19,6 +19,7 @@ from compiler.frontend.zoo import NAMES
 from compiler.runtime.cuda import why_not
 from flows import cli, exits
 from flows.commands import networks
+from flows.commands.records import records_app
 from flows.parameters import TuneJob
 from tests.doubling_network import doubling_network
 from tests.flows.command_line import refused, run
@@ -140,7 +141,7 @@ def test_a_fault_of_ours_is_told_from_a_users_mistake(
 
 
 def test_every_command_that_prints_has_json_and_quiet() -> None:
-    commands = [*cli.app.registered_commands, *cli.records_app.registered_commands]
+    commands = [*cli.app.registered_commands, *records_app.registered_commands]
     for command in commands:
         assert command.callback is not None
         assert {"as_json", "quiet"} <= set(inspect.signature(command.callback).parameters), command.callback
@@ -149,7 +150,7 @@ def test_every_command_that_prints_has_json_and_quiet() -> None:
 def test_every_command_is_told_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     table, _, _ = text.partition("## Exit codes")
-    for app in (cli.app, cli.records_app):
+    for app in (cli.app, records_app):
         for command in app.registered_commands:
             assert command.callback is not None
             name = command.name or command.callback.__name__

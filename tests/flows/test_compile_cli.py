@@ -10,22 +10,16 @@ from compiler import config
 from compiler.driver.extract import extract_network
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
-from compiler.measure.log import LoggedTask, LoggedTrial, append_log, to_record
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.schedule.primitives import split
-from compiler.schedule.state import State
+from compiler.measure.log import append_log, to_record
+from compiler.measure.record import MeasureRecord
 from compiler.schedule.task import SearchTask
 from storage.parquet import ParquetRecordStore
 from tests.flows.command_line import refused, run
-
-
-def _trial(task: SearchTask) -> LoggedTrial:
-    steps = split(State.initial(task.dag), len(task.dag.ops) - 1, 0, [1])[0].steps
-    return LoggedTrial(LoggedTask.of(task), steps, (1e-6,), MeasureStatus.OK, 1.0, 1)
+from tests.trials import split_by_one
 
 
 def _record(task: SearchTask, device: str) -> MeasureRecord:
-    return replace(to_record(_trial(task), device), threads=1, target=str(task.target))
+    return replace(to_record(split_by_one(task), device), threads=1, target=str(task.target))
 
 
 def test_records_of_this_machine_then_logs_then_nothing(
@@ -34,7 +28,7 @@ def test_records_of_this_machine_then_logs_then_nothing(
     first, second, *others = extract_network("mlp", "llvm", 1).tasks
     elsewhere = [_record(task, "another machine") for task in others]
     ParquetRecordStore(folder / "state").append([_record(first, config.device_name()), *elsewhere])
-    append_log(folder / "logs" / "tuned.json", [_trial(second)])
+    append_log(folder / "logs" / "tuned.json", [split_by_one(second)])
     assert run(monkeypatch, "compile", "mlp", "--threads", "1", "--log", "logs", "-o", "out.retune", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     network = CompiledNetwork.load(folder / "out.retune")

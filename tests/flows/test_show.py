@@ -24,7 +24,7 @@ def outcome(name: str, weight: int, seconds: float) -> TaskOutcome:
 def report() -> Report:
     comparison = Comparison("untuned", (Contender("untuned", 0.1, None), Contender("tuned", 0.01, 0.0)))
     tasks = (outcome("small", 1, 1e-3), outcome("large", 9, 1e-3), outcome("unknown", 1, math.inf))
-    request = {"network": "mlp", "threads": 2, "home": "/state"}
+    request: dict[str, str | int | float | None] = {"network": "mlp", "threads": 2, "home": "/state"}
     coverage = CoverageReport.of(())
     return Report("RUNID", request, 16, 3.0, comparison, coverage, tasks, "mlp.retune", "records", "folder")
 

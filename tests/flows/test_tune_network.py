@@ -65,13 +65,16 @@ def see_what_prefect_shows(report: Report, stored: set[Path]) -> None:
     """A run has readable names and five artifacts in the database, and Prefect has kept no results."""
     with get_client(sync_client=True) as client:
         named = {"any_": ["tune-shown", "allocate-trials-shown", "compile-shown"]}
-        runs = {run.id: run for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(name=named))}
+        runs = {
+            run.id: run for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"name": named}))
+        }
         assert len(runs) == 6, "two runs of three flows"
         assert {run.state_name for run in runs.values()} == {"Completed"}
-        found = client.read_artifacts(artifact_filter=ArtifactFilter(key={"any_": list(KINDS)}))
+        found = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"key": {"any_": list(KINDS)}}))
         tuned = [run for run in runs.values() if run.name == "allocate-trials-shown"]
         newest = max(tuned, key=lambda run: str(run.created))
-        names = [run.name for run in client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [newest.id]}))]
+        of_newest = FlowRunFilter.model_validate({"id": {"any_": [newest.id]}})
+        names = [run.name for run in client.read_task_runs(flow_run_filter=of_newest)]
     assert {runs[one.flow_run_id].name for one in found if one.flow_run_id} == {"tune-shown"}
     latest = {one.key: one for one in sorted(found, key=lambda one: str(one.created))}
     assert {key: one.type for key, one in latest.items()} == KINDS

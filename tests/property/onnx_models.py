@@ -4,6 +4,7 @@ Always: all matrices have COLUMNS columns and at least one row; ONNX Runtime tak
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -42,7 +43,7 @@ class _Scope:
     scalars: list[str]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
 
-    def emit(self, op: str, *inputs: str, **attributes: object) -> str:
+    def emit(self, op: str, *inputs: str, **attributes: Any) -> str:
         name = self.names.fresh(op.lower())
         self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
         return name
@@ -195,8 +196,9 @@ def _scan(scope: _Scope) -> None:
     start = scope.emit("ReduceMean", scope.matrix(), axes=[0], keepdims=0)
     backwards, axis = int(names.rng.integers(2)), int(names.rng.integers(2))
     last, rows = names.fresh("y"), names.fresh("rows")
-    attributes = {"scan_input_directions": [backwards], "scan_output_axes": [axis], "num_scan_inputs": 1}
-    scope.nodes.append(helper.make_node("Scan", [start, scope.matrix()], [last, rows], body=body, **attributes))
+    attributes: dict[str, Any] = {"scan_input_directions": [backwards], "scan_output_axes": [axis]}
+    scan = helper.make_node("Scan", [start, scope.matrix()], [last, rows], body=body, num_scan_inputs=1, **attributes)
+    scope.nodes.append(scan)
     whole = scope.emit("Transpose", rows, perm=[1, 0]) if axis else rows
     scope.matrices.append(scope.emit("Add", whole, last))
 

@@ -1,7 +1,7 @@
 """In: a state. Out: the state after one transform. Always: one class a step, found by its tag when a log is read."""
 
 from compiler.schedule.steps.annotate import Annotate, Pragma, StorageAlign
-from compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row
+from compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row, steps_of
 from compiler.schedule.steps.loops import (
     FollowFusedSplit,
     FollowSplit,
@@ -36,4 +36,5 @@ __all__ = [
     "load_steps",
     "split_loop",
     "step_from_row",
+    "steps_of",
 ]

@@ -8,7 +8,7 @@ The log form of a step is a JSON list that starts with its tag, the form of TVM'
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -185,6 +185,11 @@ def step_from_row(row: Sequence[Any]) -> Step:
         raise ScheduleError(f"the step {row!r} must have {len(names)} fields after its tag")
     values = {name: _reader_of(name)(value) for name, value in zip(names, row[1:], strict=True)}
     return kind(**values)
+
+
+def steps_of(state: State) -> tuple[Step, ...]:
+    """The steps that led to a state."""
+    return cast(tuple[Step, ...], state.steps)
 
 
 def dump_steps(steps: Iterable[Step]) -> str:

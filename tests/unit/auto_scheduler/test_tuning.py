@@ -67,7 +67,7 @@ class Checking:
 def tuned(task: SearchTask, policy: Any, log: Path, trials: int = 100, **options: Any) -> Checking:
     """Tune with a few trials a round into a log, and see to it that the best program is right."""
     checking = Checking()
-    recording = [RecordToFile(log), checking]
+    recording: list[Any] = [RecordToFile(log), checking]
     given = {"early_stopping": 1, "num_measures_per_round": 2, "runner": Simulated(), **options}
     task.tune(TuningOptions(trials, measure_callbacks=recording, **given), search_policy=policy)
     check(task, task.apply_best(log))

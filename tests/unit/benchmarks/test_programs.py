@@ -32,6 +32,7 @@ from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
 from benchmarks.operator_networks import OPERATORS, operator_network
 from compiler.errors import MeasureError
+from compiler.frontend import zoo
 from compiler.measure import peak
 from compiler.measure.peak import measured_peak
 
@@ -269,8 +270,8 @@ def test_every_operator_is_one_tuning_task(name: str) -> None:
 
 def test_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"width": 48, "heads": 4, "hidden": 96, "words": 60, "positions": 80}
-    build = vm.zoo.build
-    monkeypatch.setattr(vm.zoo, "build", lambda name, **options: build(name, **options, **_sizes(name, small)))
+    build = zoo.build
+    monkeypatch.setattr(zoo, "build", lambda name, **options: build(name, **options, **_sizes(name, small)))
     argv = ["--only", "mlp|bert/64|gpt2", "--threads", "1", "--seconds", "0.1", "--layers", "1", "--steps", "2"]
     lines = _lines(vm.main, argv, tmp_path / "out.jsonl", capsys)
     found = {(line["case"], line["metric"]): line for line in lines}

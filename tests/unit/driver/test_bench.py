@@ -75,6 +75,9 @@ class Direct:
         for ticket in tickets:
             self.waiting.pop(ticket, None)
 
+    def close(self) -> None:
+        self.waiting.clear()
+
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:

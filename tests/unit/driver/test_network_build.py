@@ -22,12 +22,10 @@ from compiler.frontend.network import load_network
 from compiler.graph.partition import partition
 from compiler.graph.pipeline import optimize
 from compiler.graph_executor import GraphModule, cpu
-from compiler.measure.log import LoggedTask, LoggedTrial, append_log
-from compiler.measure.record import MeasureStatus
-from compiler.schedule.primitives import split
-from compiler.schedule.state import State
+from compiler.measure.log import append_log
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
+from tests.trials import split_by_one
 from tests.zoo_sizes import SMALL
 
 TARGET = Target.host()
@@ -39,15 +37,9 @@ def _tasks() -> tuple[SearchTask, ...]:
     return cut.worth_tuning()[0]
 
 
-def _trial(task: SearchTask, seconds: float = 1e-6) -> LoggedTrial:
-    """A program that no default schedule is: the first loop of the last stage is split by one."""
-    steps = split(State.initial(task.dag), len(task.dag.ops) - 1, 0, [1])[0].steps
-    return LoggedTrial(LoggedTask.of(task), steps, (seconds,), MeasureStatus.OK, 1.0, 1)
-
-
 def test_kernels_without_a_record_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, *others = _tasks()
-    append_log(tmp_path / "a.json", [_trial(first)])
+    append_log(tmp_path / "a.json", [split_by_one(first)])
     (tmp_path / "notes.txt").write_text("this is no log")
     with caplog.at_level(logging.WARNING), ApplyHistoryBest(tmp_path):
         library = build_network("mlp", TARGET)
@@ -61,7 +53,7 @@ def test_kernels_without_a_record_are_named_once(tmp_path: Path, caplog: pytest.
 
 
 def test_nothing_is_said_where_all_have_one_or_none_was_wanted(caplog: pytest.LogCaptureFixture) -> None:
-    trials = [_trial(task) for task in _tasks()]
+    trials = [split_by_one(task) for task in _tasks()]
     with caplog.at_level(logging.WARNING):
         with ApplyHistoryBest(trials):
             served = CoverageReport.of(build_network("mlp", TARGET).network.coverage)
@@ -79,8 +71,8 @@ def test_contexts_nest_and_an_option_turns_all_of_them_off(caplog: pytest.LogCap
         coverage = build_network("mlp", TARGET).network.coverage
         return {kernel.workload_key for kernel in coverage if kernel.origin == Origin.CONTEXT}
 
-    with ApplyHistoryBest([_trial(first)]):
-        with ApplyHistoryBest([_trial(second)]):
+    with ApplyHistoryBest([split_by_one(first)]):
+        with ApplyHistoryBest([split_by_one(second)]):
             assert served() == {first.workload_key, second.workload_key}
             with PassContext(config={"use_auto_scheduler": False}):
                 assert served() == set()

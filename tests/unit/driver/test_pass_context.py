@@ -1,6 +1,7 @@
 """Options of compiling networks."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,15 @@ def test_s12_options_have_defaults_and_are_known_by_name_and_type() -> None:
             assert PassContext.current().use_auto_scheduler is False
         assert PassContext.current() is context
     assert PassContext.current().use_auto_scheduler is None
-    for wrong in ({"use_auto_schedule": True}, {"tir.UnrollLoop": {}}, {"use_auto_scheduler": 1}, {3: True}):
+    mistakes: tuple[Any, ...] = (
+        {"use_auto_schedule": True},
+        {"tir.UnrollLoop": {}},
+        {"use_auto_scheduler": 1},
+        {3: True},
+    )
+    for wrong in mistakes:
         with pytest.raises(PassOptionError) as caught:
-            PassContext(config=wrong)  # type: ignore[arg-type]
+            PassContext(config=wrong)
         assert isinstance(caught.value, AttributeError)
     for level in (-1, 4, True, "3"):
         with pytest.raises(OptionError, match="opt_level"):

@@ -86,7 +86,8 @@ def test_the_first_round_begins_with_the_untuned_program_and_later_ones_do_not()
 
 
 def test_a_state_rebuilt_from_records_is_the_state_that_made_them() -> None:
-    run, stored = tuning(), []
+    run = tuning()
+    stored: list[MeasureRecord] = []
     for _ in range(7):
         index = run.choose(SchedulerOptions())
         assert index is not None
@@ -158,7 +159,8 @@ def test_a_task_without_programs_is_given_no_further_rounds() -> None:
 
 
 def test_a_run_is_stalled_when_trials_bring_nothing_also_after_a_replay() -> None:
-    run, stored = tuning(), []
+    run = tuning()
+    stored: list[MeasureRecord] = []
     for index in (0, 1, 0, 1):
         records = one_round(run, index)
         stored += records
@@ -233,7 +235,8 @@ def test_lessons_of_other_networks_are_learned_before_anything_is_measured() -> 
 
 
 def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
-    run, stored = begin([matmul(64)], [1], ORIGIN), []
+    run = begin([matmul(64)], [1], ORIGIN)
+    stored: list[MeasureRecord] = []
     for number in range(5):
         candidates = run.ask(0, 16)
         times = [(1 + zlib.crc32(one.steps_text.encode()) % 97) * 1e-4 for one in candidates]

@@ -2,7 +2,9 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +116,10 @@ def test_o5_shapes_behind_a_node_of_several_outputs() -> None:
         for part, piece in zip(parts, np.split(x, (1, 3, 5), axis=1), strict=True):
             part[...] = piece
 
-    functions = {"split": split, "join": lambda a, b, out: np.concatenate([a, b], axis=1, out=out)}
+    functions: dict[str, Callable[..., Any]] = {
+        "split": split,
+        "join": lambda a, b, out: np.concatenate([a, b], axis=1, out=out),
+    }
     x = np.random.default_rng(0).random(shapes[0], np.float32)
     with debug_executor.create(graph.dumps(), functions, cpu()) as module:
         assert module.get_graph_nodes()[2]["shape"] == [3, 3, 1, 1]

@@ -58,7 +58,7 @@ def test_n1_scalars_as_arrays_numpy_scalars_and_numbers(dtype: str) -> None:
         module.set_input("x", one)
     if dtype == "int32":
         with pytest.raises(OptionError, match="x is no array"):
-            module.set_input("x", 1 << 40)
+            module.set_input("x", 1 << 40)  # type: ignore[arg-type]
 
 
 def test_n1_broadcast_and_exp_with_a_parameter() -> None:

@@ -78,7 +78,7 @@ def value(expr: Expr, names: dict[Expr, int]) -> int:
     if isinstance(expr, Const):
         return int(expr.value)
     if isinstance(expr, Binary):
-        return int(BINARY[expr.op](np.int64(value(expr.lhs, names)), np.int64(value(expr.rhs, names))))
+        return int(BINARY[expr.op](np.array(value(expr.lhs, names)), np.array(value(expr.rhs, names))))
     return names[expr]
 
 

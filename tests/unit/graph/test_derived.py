@@ -13,7 +13,7 @@ def _counted(calls: list[str], source: Array, what: str = "negate") -> Array:
         calls.append(what)
         return -source
 
-    return derived(what, [source, np.float32([1.0])], compute)
+    return derived(what, [source, np.array([1.0], np.float32)], compute)
 
 
 def test_nothing_is_remembered_outside() -> None:
@@ -52,6 +52,6 @@ def test_only_so_many_bytes_are_kept() -> None:
 
 def test_a_small_operand_counts_by_its_content() -> None:
     store = DerivedConstants(1 << 30)
-    found = [store.result("x", [LARGE, np.float32([number])], lambda: np.zeros(1)) for number in (1, 1, 2)]
+    found = [store.result("x", [LARGE, np.array([number], np.float32)], lambda: np.zeros(1)) for number in (1, 1, 2)]
     assert found[0] is found[1]
     assert found[0] is not found[2]

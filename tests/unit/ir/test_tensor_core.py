@@ -2,7 +2,7 @@
 
 import pytest
 
-from compiler.ir.expr import Var, const
+from compiler.ir.expr import Expr, Var, const
 from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS, SUM_ELEMENTS, WARP, AsyncCopy, sum_place
 from compiler.ir.visit import substitute
 from tests.unit.lower.gpu.test_barriers import S, X
@@ -62,7 +62,7 @@ def test_a_layout_of_an_expression_is_that_of_its_values() -> None:
         for element in range(kind.left_elements):
             row, depth = kind.left_place(lane, element)
             for number in (0, 13, 31):
-                known = {lane: const(number)}
+                known: dict[Expr, Expr] = {lane: const(number)}
                 place = kind.left_place(number, element)
                 assert (substitute(row, known), substitute(depth, known)) == (const(place[0]), const(place[1]))
 

@@ -14,7 +14,7 @@ from compiler.schedule import primitives as s
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.state import State, replay
-from compiler.schedule.steps import Step
+from compiler.schedule.steps import Step, steps_of
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
@@ -46,10 +46,6 @@ def tiled(dag: ComputeDAG, cached: bool = False, fused: bool = True) -> State:
     if fused:
         state, _ = s.fuse(state, stage, [rows[0], columns[0]])
     return state
-
-
-def steps_of(state: State) -> tuple[Step, ...]:
-    return tuple(step for step in state.steps if isinstance(step, Step))
 
 
 def run(

@@ -8,6 +8,7 @@ import pytest
 from compiler import te
 from compiler.driver.build import build_kernel
 from compiler.measure.builder import LocalBuilder
+from compiler.measure.fleet import FleetRunner
 from compiler.measure.measurer import LocalMeasurer
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
@@ -18,7 +19,7 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default import default_steps
 from compiler.schedule.primitives import compute_at
 from compiler.schedule.state import State
-from compiler.schedule.steps import Split, Step
+from compiler.schedule.steps import Split, Step, steps_of
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 
@@ -46,7 +47,7 @@ def built(artifact: KernelArtifact) -> BuildResult:
     return BuildResult(artifact, MeasureStatus.OK, "", 0.0)
 
 
-def failure(runner: LocalRunner, task: SearchTask, artifact: KernelArtifact) -> MeasureResult:
+def failure(runner: LocalRunner | FleetRunner, task: SearchTask, artifact: KernelArtifact) -> MeasureResult:
     """The result of a bad kernel; the good one after it must not suffer."""
     bad, good = runner.run(task, [built(artifact), built(untuned(task))])
     assert good.status is MeasureStatus.OK, good.error
@@ -71,7 +72,7 @@ def test_compile_host_the_code_generator_refuses(measurer: LocalMeasurer) -> Non
     c = te.compute((4, 1 << 20), lambda i, j: b[i, (1 << 20) - 1 - j], "c")
     task = SearchTask("turned", ComputeDAG([a, c]), Target.host(), HardwareParams(num_cores=1))
     state = compute_at(State.initial(task.dag), "b", "c", "i")
-    (bad,) = measurer.measure(task, [state.steps])
+    (bad,) = measurer.measure(task, [steps_of(state)])
     assert bad.status is MeasureStatus.COMPILE_HOST
     assert bad.error.startswith("LoweringError")
 
@@ -112,7 +113,7 @@ def test_runtime_device_the_stack_overflows(measurer: LocalMeasurer) -> None:
     task = SearchTask("turned", ComputeDAG([a, c]), Target.host(), hardware)
     careless = replace(task, hardware=replace(hardware, stack_bytes=1 << 30))
     state = compute_at(State.initial(task.dag), "b", "c", "i")
-    (bad,) = measurer.runner.run(task, [built(build_kernel(careless, state.steps, "kernel"))])
+    (bad,) = measurer.runner.run(task, [built(build_kernel(careless, steps_of(state), "kernel"))])
     assert bad.status is MeasureStatus.RUNTIME_DEVICE
     assert "SIGSEGV" in bad.error
 
@@ -128,12 +129,14 @@ def test_runtime_device_there_is_no_memory_for_the_temporary_buffers(measurer: L
 def test_runtime_device_there_is_no_memory_for_the_tensors(measurer: LocalMeasurer) -> None:
     """All candidates of the task fail, and say why; no process is ended for it, and other tasks go on."""
     task = double(1 << 42)
-    before = measurer.runner._worker.pid
+    runner = measurer.runner
+    assert isinstance(runner, LocalRunner)
+    before = runner._worker.pid
     (bad,) = measurer.runner.run(task, [built(replace(untuned(double()), args=_args(task)))])
     assert bad.status is MeasureStatus.RUNTIME_DEVICE
     assert "MemoryError: the buffers of" in bad.error
     assert measurer.measure(double(), [default_steps(double().dag)])[0].status is MeasureStatus.OK
-    assert before in (None, measurer.runner._worker.pid)
+    assert before in (None, runner._worker.pid)
 
 
 def _args(task: SearchTask) -> tuple:  # type: ignore[type-arg]

@@ -94,7 +94,9 @@ class Lane:
 
 
 def test_guests_keep_off_between_a_take_and_the_next_that_waits() -> None:
-    lane, taken, alone = Lane(0.01, guests=1, steady=1), [], []
+    lane = Lane(0.01, guests=1, steady=1)
+    taken: list[tuple[int, int]] = []
+    alone: list[bool] = []
     with lane.start(24) as running:
         while len(taken) < 24:
             taken += running.take(3)

@@ -50,7 +50,7 @@ def test_what_is_missing_or_no_function_is_named() -> None:
     with pytest.raises(RegistryError, match=r"tests\.absent"):
         remove_global_func("tests.absent")
     with pytest.raises(RegistryError, match="takes a name and a function"):
-        register_func("tests.number", 3)  # type: ignore[type-var]
+        register_func("tests.number", 3)  # type: ignore[call-overload]
 
 
 def test_of_many_threads_one_gets_a_name() -> None:

@@ -120,11 +120,12 @@ def test_what_is_not_there_is_named() -> None:
 def test_a_wrong_argument_is_an_error_of_the_schedule(value: Any) -> None:
     dag, c = matmul()
     state, _ = s.split(State.initial(dag), "D", "i", [4])
+    lengths: Any = [value] if isinstance(value, list) else value
     calls: list[Callable[[], object]] = [
         lambda: s.split(state, value, "i", [2]),
         lambda: s.split(state, c, value, [2]),
         lambda: s.split(state, c, "i", [value if value is not None else 0]),
-        lambda: s.split(state, c, "i", value if not isinstance(value, list) else [value]),
+        lambda: s.split(state, c, "i", lengths),
         lambda: s.follow_split(state, c, "i", value, 1),
         lambda: s.follow_split(state, c, "i", 0, value),
         lambda: s.follow_fused_split(state, c, "i", [value], 0),

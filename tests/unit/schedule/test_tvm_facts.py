@@ -18,7 +18,7 @@ from compiler.schedule.bounds import infer_bounds
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.python_text import print_python_code_from_state
 from compiler.schedule.state import Annotation, Attached, Inlined, Root, State, replay
-from compiler.schedule.steps import Step, dump_steps, load_steps
+from compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
 from compiler.schedule.task import SearchTask
 from compiler.schedule.workload_registry import is_registered, register_workload_tensors, workload_key_to_tensors
 from compiler.target import HardwareParams, Target
@@ -83,7 +83,7 @@ def test_b1_a_tiled_state_prints_as_python_and_computes_the_product() -> None:
     dag, state = tiled_matmul(64)
     text = print_python_code_from_state(dag, state)
     assert "state, _ = split(state, 'C', 'i', [4, 8, 8])" in text
-    steps = tuple(step for step in state.steps if isinstance(step, Step))
+    steps = steps_of(state)
     artifact = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), steps, "tiled")
     rng = np.random.default_rng(0)
     a, b, c = (aligned_array((64, 64), "float32") for _ in range(3))
@@ -363,7 +363,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("family", PROGRAMS)
 def test_h1_steps_survive_memory_and_file(family: str, tmp_path: Path) -> None:
     dag, state = PROGRAMS[family]()
-    steps = [step for step in state.steps if isinstance(step, Step)]
+    steps = steps_of(state)
     path = tmp_path / "records.json"
     path.write_text(dump_steps(steps) + "\n")
     lines = path.read_text().splitlines()
@@ -372,14 +372,14 @@ def test_h1_steps_survive_memory_and_file(family: str, tmp_path: Path) -> None:
         again = replay(dag, load_steps(text))
         assert str(infer_bounds(again)) == str(infer_bounds(state))
         assert str(infer_bounds(again)) != str(infer_bounds(State.initial(dag)))
-        assert dump_steps([step for step in again.steps if isinstance(step, Step)]) == text
+        assert dump_steps(steps_of(again)) == text
 
 
 @pytest.mark.parametrize("family", PROGRAMS)
 def test_h2_a_record_recovers_graph_and_state(family: str) -> None:
     dag, state = PROGRAMS[family]()
     key = register_workload_tensors(dag.workload_key, (*dag.inputs, *dag.outputs))
-    record = json.dumps([key, dump_steps([step for step in state.steps if isinstance(step, Step)])])
+    record = json.dumps([key, dump_steps(steps_of(state))])
     found, steps = json.loads(record)
     recovered = ComputeDAG(workload_key_to_tensors(found))
     assert str(recovered) == str(dag)

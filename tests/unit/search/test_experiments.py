@@ -15,7 +15,7 @@ from compiler.runtime.buffers import aligned_array, aligned_copy
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.primitives import split
 from compiler.schedule.state import State
-from compiler.schedule.steps import Split, Step, dump_steps
+from compiler.schedule.steps import Split, dump_steps, steps_of
 from compiler.schedule.task import SearchTask
 from compiler.search import mutation
 from compiler.search.evolution import Breed, Brood, Generation, evaluate, evolve
@@ -37,9 +37,9 @@ OPTIONS = SearchOptions(population=128, generations=2)
 TINY = task_of("tiny", matmul(10, 10, 4))
 
 
-def steps_of(state: State) -> str:
+def text_of(state: State) -> str:
     """The history of a state as text."""
-    return dump_steps(step for step in state.steps if isinstance(step, Step))
+    return dump_steps(steps_of(state))
 
 
 class Wants(RandomModel):
@@ -63,7 +63,7 @@ def test_g1_a_good_program_is_found_from_bad_ones_under_a_model_that_reads_progr
     bad = [state for state in policy.sample_initial_population(60) if not model.has(state)]
     assert 20 <= len(bad) <= 60
     found = policy.evolutionary_search(bad, 50)
-    assert len({steps_of(state) for state in found}) == len(found) == 50
+    assert len({text_of(state) for state in found}) == len(found) == 50
     assert model.has(found[0])
     good = [model.has(state) for state in found]
     assert good == sorted(good, reverse=True), "the best come first"
@@ -94,20 +94,20 @@ def test_sketches_are_those_that_programs_are_sampled_of() -> None:
     policy = SketchPolicy(task_of("softmax", softmax(1, 1024)), RandomModel(0), OPTIONS)
     assert len(policy.generate_sketches()) == len(policy.spaces) == 9
     states = policy.sample_initial_population(27)
-    assert len({steps_of(state) for state in states}) == 27
+    assert len({text_of(state) for state in states}) == 27
     structures = {tuple(stage.op.name for stage in state.stages) for state in states}
     assert len(structures) == 4
 
 
 def test_samples_are_the_same_for_the_same_seed_and_differ_between_calls() -> None:
     first, second = (SketchPolicy(TINY, RandomModel(0), OPTIONS, seed=5) for _ in range(2))
-    texts = [[steps_of(state) for state in policy.sample_initial_population(20)] for policy in (first, second)]
+    texts = [[text_of(state) for state in policy.sample_initial_population(20)] for policy in (first, second)]
     assert texts[0] == texts[1]
-    assert [steps_of(state) for state in first.sample_initial_population(20)] != texts[0]
+    assert [text_of(state) for state in first.sample_initial_population(20)] != texts[0]
     states = first.sample_initial_population(10)
     second.sample_initial_population(20)
     second.sample_initial_population(10)
-    found = [[steps_of(one) for one in policy.evolutionary_search(states, 10)] for policy in (first, second)]
+    found = [[text_of(one) for one in policy.evolutionary_search(states, 10)] for policy in (first, second)]
     assert found[0] == found[1]
 
 
@@ -126,7 +126,7 @@ def test_what_is_known_beforehand_is_neither_proposed_nor_learned_but_bred_from(
         assert policy.best_seconds == 1e-3
         candidates = policy.ask(40, 0)
         assert not {one.steps_text for one in candidates} & {told.steps_text for told in known}
-        assert not {steps_of(one) for one in policy.evolutionary_search([], 10)} & {one.steps_text for one in known}
+        assert not {text_of(one) for one in policy.evolutionary_search([], 10)} & {one.steps_text for one in known}
     assert model.updates == 0
 
 

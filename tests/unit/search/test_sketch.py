@@ -13,8 +13,8 @@ from compiler.schedule.primitives import split
 from compiler.schedule.state import Attached, Inlined, Root, State
 from compiler.schedule.steps import CacheWrite, ComputeAt, FollowSplit, Fuse, Reorder, Rfactor, Split
 from compiler.search.options import SearchOptions
-from compiler.search.sketch import CPU_RULES, derive_sketches
-from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
+from compiler.search.sketch import derive_sketches
+from compiler.search.sketch_rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
 from compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
 from compiler.te.ops.winograd import winograd_conv2d
 from tests.unit.search.workloads import (
@@ -221,7 +221,7 @@ def test_d11_a_rule_of_ones_own_comes_first_and_may_end_the_derivation() -> None
 
 
 def test_a_condition_that_answers_nonsense_is_taken_for_the_last_word() -> None:
-    rule = PreloadCustomSketchRule(lambda *_: None, lambda _, state, __: [(state, -1)])  # type: ignore[arg-type,return-value]
+    rule = PreloadCustomSketchRule(lambda *_: None, lambda _, state, __: [(state, -1)])  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="none of 0, 1, 2"):
         (only,) = derive_sketches(matmul(64, 64, 64), CONTEXT, (rule, *CPU_RULES))
     assert only.steps == ()

@@ -1,6 +1,7 @@
 """The search's programs for tensor cores: when there are any, and that all which are legal can be lowered."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from tests.unit.simt.products import PRODUCTS, TF32, product, sampled, tensor_sp
 VTHREAD = int(Annotation.VTHREAD)
 
 
-def uses(dag: ComputeDAG, target: str, **options: bool) -> list[str]:
+def uses(dag: ComputeDAG, target: str, **options: Any) -> list[str]:
     """The kinds of instructions in the sketches for a target."""
     context = SketchContext(GPU, SearchOptions(**options), True, None, Target(target))
     steps = (step for sketch in derive_sketches(dag, context) for step in sketch.steps)

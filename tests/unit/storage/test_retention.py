@@ -5,6 +5,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,7 @@ def test_readers_and_sql_never_miss_a_record_while_processes_write_and_compact(t
     while not part_paths(tmp_path):
         time.sleep(0.01)
     compactors = [subprocess.Popen((sys.executable, "-c", COMPACTOR, str(tmp_path)), cwd=ROOT) for _ in range(2)]
+    processes: list[subprocess.Popen[Any]] = [*writers, *compactors]
     seen = 0
     try:
         for _ in range(4):
@@ -117,9 +119,9 @@ def test_readers_and_sql_never_miss_a_record_while_processes_write_and_compact(t
             assert best is not None
             assert best.seconds == 1e-3
             seen = count
-        assert [process.poll() for process in (*writers, *compactors)] == [None] * 4
+        assert [process.poll() for process in processes] == [None] * 4
     finally:
-        for process in (*writers, *compactors):
+        for process in processes:
             process.kill()
             process.wait()
     acknowledged = set()

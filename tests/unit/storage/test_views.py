@@ -36,7 +36,13 @@ def home(tmp_path: Path) -> Path:
     again = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=None, error="no answer within 11 s")
     ParquetRecordStore(root).append([first, second, third, lost, again])
     for number, latency in ((0, 8e-3), (1, 2e-3)):
-        row = {"round": number, "task_name": "dense", "trials": 2, "elapsed": 60.0 * (number + 1), "latency": latency}
+        row: dict[str, str | int | float | None] = {
+            "round": number,
+            "task_name": "dense",
+            "trials": 2,
+            "elapsed": 60.0 * (number + 1),
+            "latency": latency,
+        }
         append_round(root, "A", row)
     write_run(root, "A", DAY + 60, second)
     write_run(root, "B", None, None)

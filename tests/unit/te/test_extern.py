@@ -20,7 +20,7 @@ from compiler.schedule import primitives as s
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default import default_steps
 from compiler.schedule.state import State
-from compiler.schedule.steps import Annotate, Split, Step
+from compiler.schedule.steps import Annotate, Split, Step, steps_of
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
@@ -34,7 +34,7 @@ def sort_rows(source: Array, keys: Array, values: Array, scale: float, text: str
     """Sorts, and checks what it is given."""
     assert not source.flags.writeable
     assert keys.flags.writeable
-    assert (source.dtype, keys.dtype, values.dtype) == (np.float32, np.int64, np.float32)
+    assert (source.dtype, keys.dtype, values.dtype) == tuple(map(np.dtype, ("float32", "int64", "float32")))
     assert source.shape == keys.shape == values.shape
     if text != "ascending":
         raise KeyError(text)
@@ -201,7 +201,7 @@ def test_a_result_of_a_call_can_be_cached_for_a_reader() -> None:
     dag = sorted_rows()
     state, copy = s.cache_read(State.initial(dag), "sorted", "local", ["both"])
     state = s.compute_at(state, copy, "both", "i")
-    check(dag, tuple(step for step in state.steps if isinstance(step, Step)), np.random.default_rng(4), 1)
+    check(dag, steps_of(state), np.random.default_rng(4), 1)
 
 
 def test_malformed_definitions_say_what_is_wrong() -> None:
@@ -209,7 +209,7 @@ def test_malformed_definitions_say_what_is_wrong() -> None:
     with pytest.raises(DefinitionError, match="does not take the result z"):
         te.extern((3,), [x], lambda ins, _: te.call_packed(NAME, *ins), name="z")
     with pytest.raises(DefinitionError, match="must return call_packed"):
-        te.extern((3,), [x], lambda *_: None, name="z")  # type: ignore[arg-type, return-value]
+        te.extern((3,), [x], lambda *_: None, name="z")  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match=r"say the dtype of its results; the inputs have \['float32', 'int32'\]"):
         te.extern((3,), [x, y], lambda ins, outs: te.call_packed(NAME, *ins, *outs))
     with pytest.raises(DefinitionError, match="2 results have 3 dtypes"):

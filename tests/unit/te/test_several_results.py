@@ -95,7 +95,7 @@ def test_a_write_cache_of_two_results_is_one_new_stage_with_equal_loops() -> Non
     assert cache == state.dag.nodes[1].tensor
     assert state.dag.outputs == pair
     for handle in (*pair, pair[0].op, "pair", "pair.v1"):
-        assert s.stage_number(state, handle) == 2  # type: ignore[arg-type]
+        assert s.stage_number(state, handle) == 2
 
 
 def test_a_read_cache_holds_the_results_that_its_readers_read() -> None:

@@ -16,24 +16,17 @@ from compiler.frontend.network import load_network
 from compiler.graph.partition import partition
 from compiler.graph.pipeline import optimize
 from compiler.graph_executor import GraphModule, cpu
-from compiler.measure.log import LoggedTask, LoggedTrial, append_log
-from compiler.measure.record import MeasureStatus
-from compiler.schedule.primitives import split
-from compiler.schedule.state import State
+from compiler.measure.log import append_log
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
 from compiler.vm.compiler import VMCompiler
+from tests.trials import split_by_one
 
 TARGET = Target.host()
 
 
 def _tasks() -> tuple[SearchTask, ...]:
     return partition(optimize(load_network("mlp")), TARGET, hardware_of(TARGET, 1)).worth_tuning()[0]
-
-
-def _trial(task: SearchTask) -> LoggedTrial:
-    steps = split(State.initial(task.dag), len(task.dag.ops) - 1, 0, [1])[0].steps
-    return LoggedTrial(LoggedTask.of(task), steps, (1e-6,), MeasureStatus.OK, 1.0, 1)
 
 
 def _compiled() -> VMCompiler:
@@ -45,7 +38,7 @@ def _compiled() -> VMCompiler:
 
 def test_records_serve_and_what_has_none_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tasks = _tasks()
-    append_log(tmp_path / "log.json", [_trial(tasks[0])])
+    append_log(tmp_path / "log.json", [split_by_one(tasks[0])])
     with caplog.at_level(logging.WARNING), ApplyHistoryBest(tmp_path):
         compiler = _compiled()
     report = compiler.coverage
@@ -65,7 +58,7 @@ def test_records_serve_and_what_has_none_is_named_once(tmp_path: Path, caplog: p
 
 
 def test_an_option_turns_records_off_or_asks_for_the_warning(caplog: pytest.LogCaptureFixture) -> None:
-    trials = [_trial(task) for task in _tasks()]
+    trials = [split_by_one(task) for task in _tasks()]
     with caplog.at_level(logging.WARNING):
         with ApplyHistoryBest(trials), PassContext(config={"use_auto_scheduler": False}):
             assert _compiled().coverage.fallbacks == _compiled().coverage.tunable

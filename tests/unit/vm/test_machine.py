@@ -166,13 +166,10 @@ def test_q10_inputs_are_set_by_place_or_name_all_or_one() -> None:
     np.testing.assert_array_equal(machine.run()[1], Y - X)
     machine.set_input("main", X, y1=X)
     np.testing.assert_array_equal(machine.run()[1], X - X)
-    for setting in (
-        lambda: (machine.set_one_input("main", 1, Y), machine.set_one_input("main", 0, X)),
-        lambda: (machine.set_one_input("main", "x1", X), machine.set_one_input("main", "y1", Y)),
-        lambda: (machine.set_one_input("main", y1=Y), machine.set_one_input("main", x1=X)),
-    ):
+    for first, second in (((1, Y), (0, X)), (("x1", X), ("y1", Y)), ({"y1": Y}, {"x1": X})):
         machine.set_input("main", Y, X)
-        setting()
+        for one in (first, second):
+            machine.set_one_input("main", **one) if isinstance(one, dict) else machine.set_one_input("main", *one)
         np.testing.assert_array_equal(machine.run()[1], X - Y)
     for wrong in ((2, X), (-1, X), ("z", X), (True, X)):
         with pytest.raises(MachineError, match="no argument"):
@@ -190,7 +187,7 @@ def test_arrays_of_the_ffi_and_of_any_layout_go_in() -> None:
 
 def test_q8_outputs_may_be_given() -> None:
     machine = machine_of(sums())
-    outputs = [np.empty((3, 4), np.float32), nd.empty((3, 4))]
+    outputs: list[Any] = [np.empty((3, 4), np.float32), nd.empty((3, 4))]
     for x in (X, Y):
         machine.invoke_with_outputs("main", {"x1": x, "y1": Y}, outputs)
         np.testing.assert_array_equal(outputs[0], x + Y)

@@ -33,6 +33,7 @@ from compiler.search.transfer import Relative
 from compiler.target import Target
 from compiler.vm import specialise
 from compiler.vm.kernel_store import STORE
+from compiler.vm.piece import compile_piece
 from tests.dynamic_models import floats, model, reference, tensor
 
 TARGET = Target.host()
@@ -106,7 +107,7 @@ def test_kernels_whose_shapes_stay_are_built_once_a_process() -> None:
 
 def test_meanwhile_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    original = specialise.compile_piece
+    original = compile_piece
 
     def slow(*args: Any) -> Any:
         assert gate.wait(60)

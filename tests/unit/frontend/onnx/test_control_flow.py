@@ -1,6 +1,7 @@
 """Conditions, loops and scans are unrolled; what cannot be is refused and names the input to fix."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -125,7 +126,7 @@ def test_a_scan_is_unrolled_in_both_directions(model_of: ModelOf, agrees_with_on
         [_value("s", shape=(3,)), _value("r", shape=(3,))],
         [_value("t", shape=(3,)), _value("u", shape=(3,))],
     )
-    attributes = {"num_scan_inputs": 1, "scan_input_axes": [1], "scan_input_directions": [1]}
+    attributes: dict[str, Any] = {"num_scan_inputs": 1, "scan_input_axes": [1], "scan_input_directions": [1]}
     scan = helper.make_node(
         "Scan", ["x", "z"], ["last", "rows"], body=body, scan_output_axes=[1], scan_output_directions=[1], **attributes
     )

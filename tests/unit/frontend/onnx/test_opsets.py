@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ def _arrays(**shapes: tuple[int, ...]) -> dict[str, np.ndarray[tuple[int, ...], 
 
 
 def _axes(
-    op_type: str, x: str, y: str, axes: list[int], opset: int, since: int, **attributes: int
+    op_type: str, x: str, y: str, axes: list[int], opset: int, since: int, **attributes: Any
 ) -> list[onnx.NodeProto]:
     """A node whose axes are an attribute before operator set `since`, and an operand from then on."""
     if opset < since:
@@ -101,7 +102,7 @@ def test_every_operator_set_gives_the_same(opset: int, build: Callable[[int], on
     (value,) = model.graph.input
     shape = tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
     (wanted,) = onnx.reference.ReferenceEvaluator(build(17)).run(None, _arrays(x=shape))
-    np.testing.assert_allclose(_result(model), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(_result(model), np.asarray(wanted), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
@@ -117,12 +118,12 @@ def _sums_of_rows(batch: int | str, turns: int | str) -> onnx.ModelProto:
     """A scan as operator set 8 has it, over a batch: the running sums of rows, backwards, less the start."""
     value = helper.make_tensor_value_info
     nodes = [helper.make_node("Add", ["s", "row"], ["sum"]), helper.make_node("Neg", ["sum"], ["made"])]
-    inner = [[value(name, TensorProto.FLOAT, [2]) for name in names] for names in (("s", "row"), ("sum", "made"))]
-    body = helper.make_graph(nodes, "turn", *inner)
+    taken, made = ([value(name, TensorProto.FLOAT, [2]) for name in names] for names in (("s", "row"), ("sum", "made")))
+    body = helper.make_graph(nodes, "turn", taken, made)
     scan = helper.make_node("Scan", ["", "start", "x"], ["y", "z"], body=body, num_scan_inputs=1, directions=[1])
     outer = [{"start": [batch, 2], "x": [batch, turns, 2]}, {"y": [batch, 2], "z": [batch, turns, 2]}]
-    entries = [[value(name, TensorProto.FLOAT, dims) for name, dims in each.items()] for each in outer]
-    graph = helper.make_graph([scan], "old", *entries)
+    taken, made = ([value(name, TensorProto.FLOAT, dims) for name, dims in each.items()] for each in outer)
+    graph = helper.make_graph([scan], "old", taken, made)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
 
 

@@ -4,6 +4,7 @@ A quantum is the scale of the output. Where we and ONNX Runtime round a number t
 order of multiplications may choose the other one; that is one quantum, in a few elements.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def inputs(shape: tuple[int, ...], count: int) -> list[Floats]:
 def _model(nodes: list[onnx.NodeProto], shape: tuple[int, ...], weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
     rng = np.random.default_rng(5)
     arrays = {
-        name: rng.normal(0, (2 / max(1, np.prod(extents[1:]))) ** 0.5, extents).astype(np.float32)
+        name: rng.normal(0, (2 / max(1, math.prod(extents[1:]))) ** 0.5, extents).astype(np.float32)
         for name, extents in weights.items()
     }
     graph = helper.make_graph(

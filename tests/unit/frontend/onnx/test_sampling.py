@@ -21,7 +21,7 @@ Weights = dict[str, np.ndarray[Any, Any]]
 def test_grid_sample(
     mode: str, padding: str, corners: int, model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
-    attributes = {"mode": mode, "padding_mode": padding, "align_corners": corners}
+    attributes: dict[str, Any] = {"mode": mode, "padding_mode": padding, "align_corners": corners}
     node = helper.make_node("GridSample", ["x", "g"], ["y"], **attributes)
     agrees_with_onnxruntime(model_of([node], {"x": (2, 3, 5, 4), "g": (2, 3, 6, 2)}, opset=20))
 

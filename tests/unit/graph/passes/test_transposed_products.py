@@ -11,7 +11,7 @@ from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
 from compiler.graph.ir import Graph, Value
 from compiler.graph.ops import verify
-from compiler.graph.passes.layout_rules import reshaped_broadcast
+from compiler.graph.passes.shapes import reshaped_broadcast
 from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from compiler.graph.passes.transposed_products import TransposedProducts
 

@@ -26,7 +26,7 @@ def number(expr: Expr, values: dict[Expr, int]) -> int:
     if isinstance(expr, Const):
         return int(expr.value)
     if isinstance(expr, Binary):
-        return int(BINARY[expr.op](np.int64(number(expr.lhs, values)), np.int64(number(expr.rhs, values))))
+        return int(BINARY[expr.op](np.array(number(expr.lhs, values)), np.array(number(expr.rhs, values))))
     return values[expr]
 
 

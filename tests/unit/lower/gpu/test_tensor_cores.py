@@ -8,7 +8,7 @@ from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, WaitGroup
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.lower.gpu.tensor_cores import TensorBuilder
 from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step, StorageAlign
+from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step, StorageAlign, steps_of
 from tests.golden_texts import compared
 from tests.unit.lower.gpu.texts import texts_of
 from tests.unit.search.workloads import GPU
@@ -71,14 +71,14 @@ def test_loops_that_are_not_those_of_an_instruction_are_refused() -> None:
         Split(step.stage, step.iter, 0, (8,))
         if isinstance(step, Split) and step.stage == 4 and step.lengths == (16,)
         else step
-        for step in small().steps
+        for step in steps_of(small())
     )
     refuse_steps(
         "C.mma: tensor cores do the three innermost loops, of 16, 8, 16 turns; here they would be asked for", steps
     )
     swapped = tuple(
         Reorder(4, (0, 5, 6, 3, 1, 2, 4, 7)) if isinstance(step, Reorder) and step.stage == 4 else step
-        for step in small().steps
+        for step in steps_of(small())
     )
     refuse_steps("C.mma: the innermost loops must be over fragments of m, of n, then over m, n and k", swapped)
 
@@ -86,7 +86,7 @@ def test_loops_that_are_not_those_of_an_instruction_are_refused() -> None:
 def test_sums_are_read_by_the_lane_that_has_them() -> None:
     steps = tuple(
         Split(5, step.iter, 0, (4, 4)) if isinstance(step, Split) and step.lengths == (2, 8) else step
-        for step in small().steps
+        for step in steps_of(small())
     )
     refuse_steps(
         r"C.mma: its element .* is read in lane .* of the warp, but it lies in lane .*; split the loops", steps
@@ -95,13 +95,14 @@ def test_sums_are_read_by_the_lane_that_has_them() -> None:
 
 def test_rows_that_are_not_aligned_are_refused() -> None:
     steps = tuple(
-        StorageAlign(step.stage, step.iter, 4, 1) if isinstance(step, StorageAlign) else step for step in small().steps
+        StorageAlign(step.stage, step.iter, 4, 1) if isinstance(step, StorageAlign) else step
+        for step in steps_of(small())
     )
     refuse_steps("C.mma: rows of C.left.shared do not start at multiples of 16 bytes; align its storage", steps)
 
 
 def test_nothing_stands_inside_the_fragments() -> None:
     steps = tuple(
-        ComputeAt(2, 4, 3) if isinstance(step, ComputeAt) and step.stage == 2 else step for step in small().steps
+        ComputeAt(2, 4, 3) if isinstance(step, ComputeAt) and step.stage == 2 else step for step in steps_of(small())
     )
     refuse_steps("C.mma: nothing can be computed inside the loops over fragments; move it out", steps)

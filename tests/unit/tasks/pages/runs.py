@@ -23,12 +23,23 @@ HOSTILE = "<script>alert('x')</script> & \"friends\""
 def finished_run(home: Path, tasks: int = 9, network: str = "resnet18") -> str:
     """A run that came to its end, with failures, a kernel without a record, and everything else a page shows."""
     ledger = RunLedger(home)
-    request = {"network": network, "threads": 2, "device": "host", "target": "llvm", "home": str(home), "seed": 0}
+    request: dict[str, str | int | float | None] = {
+        "network": network,
+        "threads": 2,
+        "device": "host",
+        "target": "llvm",
+        "home": str(home),
+        "seed": 0,
+    }
     with ledger.open_or_resume(f"finished {network}", request) as run:
         records = list(_records(run.run_id, tasks))
         ParquetRecordStore(home).append(records)
         for number in range(2 * tasks):
-            row = {"round": number, "task_key": f"w{number % tasks}", "elapsed": 3.0 * (number + 1)}
+            row: dict[str, str | int | float | None] = {
+                "round": number,
+                "task_key": f"w{number % tasks}",
+                "elapsed": 3.0 * (number + 1),
+            }
             latency = None if number < tasks else 0.1 / (number - tasks + 2)
             accuracy = min(0.9, 0.5 + number / 50)
             append_round(home, run.run_id, {**row, "latency": latency, "model_pair_accuracy": accuracy})

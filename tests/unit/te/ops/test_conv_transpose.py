@@ -9,6 +9,7 @@ from compiler import te
 from compiler.schedule.dag import ComputeDAG
 from compiler.te.evaluate import evaluate
 from compiler.te.ops import OpCall
+from compiler.te.ops.call import Attribute
 from compiler.te.ops.conv_transpose import conv_transpose2d
 from compiler.te.tensor import ComputeOp
 
@@ -36,7 +37,11 @@ def test_scattered(kernel: int, stride: int, before: int, after: int, extra: int
         rows, columns = slice(row, row + 3 * stride + 1, stride), slice(column, column + 4 * stride + 1, stride)
         whole[:, rows, columns] += data.astype(np.float64) @ weight[row, column]
     x, w = te.placeholder(data.shape, name="x"), te.placeholder(weight.shape, name="w")
-    attrs = {"strides": (stride, stride), "pads": (before, before, after, after), "layout": "NHWC"}
+    attrs: dict[str, Attribute] = {
+        "strides": (stride, stride),
+        "pads": (before, before, after, after),
+        "layout": "NHWC",
+    }
     y = conv_transpose2d(OpCall("conv_transpose2d", (x, w), attrs, (1, height, width, 3), "float32", "deconv"))
     (found,) = evaluate([y], {x: data, w: weight})
     np.testing.assert_allclose(found, whole[:, before : before + height, before : before + width], atol=1e-5)
@@ -44,7 +49,7 @@ def test_scattered(kernel: int, stride: int, before: int, after: int, extra: int
 
 def test_a_window_of_whole_strides_needs_no_choice() -> None:
     x, w = te.placeholder((1, 4, 4, 2), name="x"), te.placeholder((4, 4, 2, 3), name="w")
-    attrs = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
+    attrs: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
     call = OpCall("conv_transpose2d", (x, w), attrs, (1, 8, 8, 3), "float32", "deconv", frozenset({w}))
     dag = ComputeDAG([conv_transpose2d(call)])
     (phases,) = (op for op in dag.ops if op.name == "deconv_phases")
