@@ -1,4 +1,4 @@
-"""Exit codes of every command. Always: documented in docs/cli.md."""
+"""In: how a command ended. Out: its exit code. Always: documented in docs/cli.md."""
 
 import signal
 

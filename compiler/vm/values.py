@@ -1,5 +1,7 @@
 """In: what a caller passes to the virtual machine. Out: what registers hold, and back.
 
+Always: what the machine could not hold is refused by name; an array that already fits is used as it is.
+
 Value = array            dense, starting at a multiple of 64 bytes
       | ADT              a structure: a tag and fields, which are values
       | Closure          a function with values for its first parameters

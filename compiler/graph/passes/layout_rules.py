@@ -1,5 +1,7 @@
 """In: a node that reads a transposed or reshaped value. Out: the move done later, merged or not at all, or None.
 
+Always: the network computes the same.
+
 Moves of elements sink: an operator that works in any order of the axes is done before the transpose that feeds it. So
 transposes meet the next layout change, and cancel there, or reach an output.
 """

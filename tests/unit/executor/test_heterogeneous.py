@@ -249,7 +249,7 @@ def test_what_a_gpu_has_recorded_is_launched_with_that_gpu_open() -> None:
     gpu = next(kernel for kernel in network.kernels if kernel.device is not None)
     plan = plan_of(Call("gpu", (0, 2), device=1), Call("gpu", (0, 3), device=2), Call("gpu", (2, 5), device=1))
     both = CompiledNetwork(plan, (gpu,), {1: np.zeros(16, "float32")})
-    stores = [HostStore(), CudaStore(driver, 0), CudaStore(driver, 1)]
+    stores = (HostStore(), CudaStore(driver, 0), CudaStore(driver, 1))
     executor = HeterogeneousExecutor(both, stores, replay=True)
     for _ in range(2):
         driver.asked.clear()

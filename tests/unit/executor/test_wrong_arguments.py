@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def _calls(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[[], Any
         for name, chosen in parameters.items():
             if isinstance(chosen.default, bool):
                 continue  # anything is true or false
-            args, named = [], {}
+            args: list[Any] = []
+            named: dict[str, Any] = {}
             for each in parameters.values():
                 if each.kind is kinds.VAR_KEYWORD:
                     named |= {"x": wrong} if each is chosen else {}
@@ -105,7 +107,7 @@ def _calls(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[[], Any
                         named[each.name] = value
                     else:
                         args.append(value)
-            yield f"{name}={wrong!r:.40}", lambda args=args, named=named: function(*args, **named)
+            yield f"{name}={wrong!r:.40}", partial(function, *args, **named)
 
 
 def test_wrong_arguments_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
