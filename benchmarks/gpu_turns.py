@@ -130,7 +130,9 @@ def taken_in_turn(contenders: Mapping[str, Contender], reference: str, seconds: 
                     times[backend].append(taken)
     results: dict[str, Array] = {}
     for backend, contender in contenders.items():
-        result = failures.get(backend) or attempted(backend, contender.result, max(seconds, 60.0))
+        if backend in failures:
+            continue
+        result = attempted(backend, contender.result, max(seconds, 60.0))
         if isinstance(result, Failed):
             failures[backend] = result
         else:

@@ -28,7 +28,7 @@ from compiler.errors import ArtifactError
 from compiler.vm.bytecode import decode_contents, encode_contents
 from compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
 from compiler.vm.executable import Executable
-from compiler.vm.instructions import Goto, Instruction, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
+from compiler.vm.instructions import Goto, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
 
 _DIGEST = 32
 _NUMBERS = (*LENGTHS, -1, -2, -(1 << 31), -(1 << 63))
@@ -78,7 +78,7 @@ def _rewritten(data: bytes, draw: Random) -> bytes:
     return bytes(encode_contents(replace(contents, functions=tuple(functions))))
 
 
-def _other_number(instruction: Instruction, draw: Random) -> Instruction:
+def _other_number(instruction: Any, draw: Random) -> Any:
     """One of its fields is another number; texts and types stay."""
     names = [each.name for each in fields(instruction)]
     if not names:

@@ -15,10 +15,12 @@ from benchmarks.gpu_cases import CASES, EPSILON, Array, GpuCase
 from benchmarks.gpu_peak import chains, measured_bandwidth, measured_flops
 from benchmarks.gpu_torch import COMPILED, EAGER, TorchPeers, network_makers
 from benchmarks.gpu_turns import Failed, OvertimeError, Timed, attempted, ready, taken_in_turn, time_limit
-from benchmarks.harness import Run
+from benchmarks.harness import Figure, Run
 from compiler.driver import build
+from compiler.driver.device_build import build_device_kernel
 from compiler.driver.hardware import hardware_of_gpu
 from compiler.errors import DeviceError, MeasureError
+from compiler.frontend import zoo
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import Measurement
@@ -141,7 +143,7 @@ class Peer:
 @pytest.fixture(name="driver")
 def _driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
     """A GPU that knows all kernels that are built for it from now on."""
-    driver, real = DriverDouble(), build.build_device_kernel
+    driver, real = DriverDouble(), build_device_kernel
 
     def built(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
         function = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
@@ -261,7 +263,7 @@ def test_what_takes_too_long_to_get_ready_is_left_out() -> None:
 
 def test_a_budget_is_shared_by_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     shares = gpu.Shares(100, 30, 10)
     assert shares.next() == 10
     now[0] = 1.0
@@ -286,7 +288,7 @@ def test_networks_have_lines(driver: DriverDouble, tmp_path: Path, monkeypatch: 
     torch = TorchDouble(broken=True)
     monkeypatch.setattr(gpu_torch, "torch", torch)
     monkeypatch.setattr(gpu_torch, "torch_network", lambda _: ModuleDouble(torch, network), raising=False)
-    monkeypatch.setattr(gpu.zoo, "build", lambda _: model)
+    monkeypatch.setattr(zoo, "build", lambda _: model)
     found = list(gpu.network_figures(str(path), opened(driver), Measures(), gpu.Limits(8, 60.0)))
     lines = {figure.backend: json.loads(figure.line()) for figure in found}
     assert set(lines) == {"torch", "torch-compiled", "retune"}
@@ -396,7 +398,7 @@ def test_a_whole_run_survives_what_fails(
 
 
 def test_a_gpu_that_answers_nothing_more_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    def broken() -> Iterator[gpu.Figure]:
+    def broken() -> Iterator[Figure]:
         raise DeviceError("CUDA: ILLEGAL_ADDRESS", lasting=True)
         yield
 
