@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -17,6 +18,8 @@ from compiler.errors import LoweringError
 from compiler.gpu_facts import GpuFacts, facts_of
 
 _SECONDS = 120.0
+_NOTHING = ".version 6.0\n.target sm_50\n.address_size 64\n"
+_UNKNOWN = "is not defined for option 'gpu-name'"
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _STACK = re.compile(r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill")
 _USED = re.compile(r"Used (?P<registers>\d+) registers")
@@ -63,6 +66,24 @@ class Assembled:
 def assembler() -> str | None:
     """Where `ptxas` is; None without one."""
     return shutil.which("ptxas")
+
+
+def assembles(arch: str) -> bool:
+    """Whether there is a `ptxas` and it makes machine code for an architecture: each release drops old ones, and does
+    not know new ones.
+    """
+    path = assembler()
+    return path is not None and _knows(path, arch)
+
+
+@lru_cache
+def _knows(path: str, arch: str) -> bool:
+    with tempfile.TemporaryDirectory(prefix="retune-ptxas-") as folder:
+        source = Path(folder, "nothing.ptx")
+        source.write_text(_NOTHING)
+        command = [path, f"-arch={arch}", str(source), "-o", str(Path(folder, "nothing.cubin"))]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    return _UNKNOWN not in run.stderr
 
 
 def assemble(text: str, arch: str) -> Assembled:

@@ -1,13 +1,13 @@
 """In: a search task for a GPU and transform steps. Out: a kernel artifact that a GPU runs.
 
-Always: pure and deterministic. The code is what NVIDIA's assembler makes of our PTX where there is one and the target
-names an architecture, else the PTX, which the driver assembles.
+Always: pure and deterministic. The code is what NVIDIA's assembler makes of our PTX where there is one that knows the
+architecture which the target names, else the PTX, which the driver assembles.
 """
 
 from collections.abc import Sequence
 
 from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import assemble_roomy, assembler
+from compiler.codegen.ptxas import assemble_roomy, assembles
 from compiler.errors import LoweringError, refusing_depth
 from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -30,7 +30,7 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
         text = ptx(function, task.target)
     code, kind = text.encode(), "ptx"
     said: dict[str, tuple[int, int]] = {}
-    if task.target.arch and assembler() is not None:
+    if task.target.arch and assembles(task.target.arch):
         assembled = assemble_roomy(text, task.target.arch)
         code, kind = assembled.code, "cubin"
         said = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}

@@ -7,7 +7,7 @@ are scored.
 from collections.abc import Sequence
 
 from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import assemble_roomy, assembler
+from compiler.codegen.ptxas import assemble_roomy, assembles
 from compiler.errors import RetuneError
 from compiler.gpu_facts import USUAL_ARCH
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -18,12 +18,13 @@ from compiler.schedule.task import SearchTask
 
 def spilled_bytes(task: SearchTask, steps: Sequence[Step]) -> int:
     """Bytes that threads of a program keep in memory because registers do not suffice, of one thread of every kernel; 0
-    without an assembler, or for a program that is refused before, which building it says.
+    without an assembler of the architecture, or for a program that is refused before, which building it says.
     """
-    if assembler() is None:
+    arch = task.target.arch or USUAL_ARCH
+    if not assembles(arch):
         return 0
     try:
         text = ptx(lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware), task.target)
-        return assemble_roomy(text, task.target.arch or USUAL_ARCH).spilled
+        return assemble_roomy(text, arch).spilled
     except RetuneError:
         return 0

@@ -99,6 +99,25 @@ def test_a_built_program_carries_what_its_kernels_take() -> None:
 
 
 @needs_assembler
+def test_what_the_assembler_has_dropped_is_left_to_the_driver() -> None:
+    """Every `ptxas` knows sm_80; none since 13.0 makes code for sm_70."""
+    assert ptxas.assembles("sm_80")
+    assert not ptxas.assembles("sm_999")
+    assert not ptxas.assembles("nothing")
+
+
+def test_a_program_for_an_old_gpu_is_built_where_the_assembler_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, steps = tiled(4)
+    task = replace(task, target=Target("cuda -arch=sm_70"))
+    monkeypatch.setattr(ptxas, "_knows", lambda _, arch: arch != "sm_70")
+    artifact = build_kernel(task, steps, "k")
+    assert artifact.device is not None
+    assert artifact.device.kind == "ptx"
+    assert b".target sm_70" in artifact.object_code
+    assert spilled_bytes(task, steps) == 0
+
+
+@needs_assembler
 def test_blocks_that_must_fit_bound_the_registers() -> None:
     """Launch bounds: the code says how many threads a block has, and how many blocks there is to be room for."""
     text = ptx(lower_for_gpu(fetched_product(), "k", GPU), Target("cuda", arch="sm_90"))
