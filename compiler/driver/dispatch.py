@@ -28,10 +28,20 @@ from compiler.search.transfer import Relative
 from compiler.target import Target
 
 _log = logging.getLogger(__name__)
-_active = threading.local()
 
 LOG_ENDINGS = (".json", ".jsonl", ".log")
 """How the names of logs in a folder end."""
+
+
+class _Active(threading.local):
+    """The contexts that a thread is in, the innermost last, and whether it says nothing."""
+
+    def __init__(self) -> None:
+        self.stack: list[DispatchContext] = []
+        self.silent = False
+
+
+_ACTIVE = _Active()
 
 
 @runtime_checkable
@@ -66,18 +76,18 @@ def is_enabled() -> bool:
 
 def is_silent() -> bool:
     """Whether this thread is inside `telling_nothing`."""
-    return getattr(_active, "silent", False)
+    return _ACTIVE.silent
 
 
 @contextmanager
 def telling_nothing() -> Iterator[None]:
     """Inside, nobody says that workloads have no record: the caller does, of all together."""
     before = is_silent()
-    _active.silent = True
+    _ACTIVE.silent = True
     try:
         yield
     finally:
-        _active.silent = before
+        _ACTIVE.silent = before
 
 
 class DispatchContext(ABC):
@@ -86,7 +96,7 @@ class DispatchContext(ABC):
     @staticmethod
     def current() -> "DispatchContext":
         """The innermost context of this thread; without any, one that knows nothing."""
-        stack = _stack()
+        stack = _ACTIVE.stack
         if not stack:
             stack.append(FallbackContext())
         return stack[-1]
@@ -134,21 +144,21 @@ class DispatchContext(ABC):
         """Answer with `state` from now on, whatever the records say."""
 
     def __enter__(self) -> Self:
-        if self in _stack():
+        if self in _ACTIVE.stack:
             raise OptionError("this context is entered already; make another one")
         DispatchContext.current()
-        _stack().append(self)
+        _ACTIVE.stack.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if _stack()[-1] is not self:
+        if _ACTIVE.stack[-1] is not self:
             raise OptionError("contexts must be left in the opposite order of entering them")
-        _stack().pop()
+        _ACTIVE.stack.pop()
 
     def _outer(self) -> "DispatchContext | None":
-        stack = _stack()
+        stack = _ACTIVE.stack
         if self not in stack:
             return DispatchContext.current()
         position = stack.index(self)
@@ -275,10 +285,3 @@ def _logs(path: Path) -> list[Path]:
     if not found:
         raise LogFormatError(f"the folder {path} has no log: no file there ends in {', '.join(LOG_ENDINGS)}")
     return found
-
-
-def _stack() -> list[DispatchContext]:
-    if not hasattr(_active, "stack"):
-        _active.stack = []
-    stack: list[DispatchContext] = _active.stack
-    return stack

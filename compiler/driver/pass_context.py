@@ -19,7 +19,6 @@ USE_AUTO_SCHEDULER = "use_auto_scheduler"
 _OPTIONS: Mapping[str, type] = {USE_AUTO_SCHEDULER: bool}
 _TVM_PREFIX = "relay.backend."
 _LEVELS = range(4)
-_active = threading.local()
 
 
 class PassContext:
@@ -41,8 +40,7 @@ class PassContext:
     @staticmethod
     def current() -> "PassContext":
         """The innermost context of this thread; without any, one with the defaults."""
-        stack = _stack()
-        return stack[-1] if stack else _DEFAULT
+        return _ACTIVE.stack[-1] if _ACTIVE.stack else _DEFAULT
 
     @property
     def use_auto_scheduler(self) -> bool | None:
@@ -50,15 +48,15 @@ class PassContext:
         return self.config.get(USE_AUTO_SCHEDULER)
 
     def __enter__(self) -> Self:
-        _stack().append(self)
+        _ACTIVE.stack.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not _stack() or _stack()[-1] is not self:
+        if not _ACTIVE.stack or _ACTIVE.stack[-1] is not self:
             raise OptionError("pass contexts must be left in the opposite order of entering them")
-        _stack().pop()
+        _ACTIVE.stack.pop()
 
 
 def _known(name: object) -> str:
@@ -75,11 +73,12 @@ def _typed(name: str, value: object) -> object:
     return value
 
 
-def _stack() -> list[PassContext]:
-    if not hasattr(_active, "stack"):
-        _active.stack = []
-    stack: list[PassContext] = _active.stack
-    return stack
+class _Active(threading.local):
+    """The contexts that a thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[PassContext] = []
 
 
+_ACTIVE = _Active()
 _DEFAULT = PassContext()

@@ -19,6 +19,7 @@ import numpy as np
 from compiler import config
 from compiler.errors import OptionError
 from compiler.runtime.artifact import Array
+from compiler.runtime.registry import registration
 from compiler.schedule.task import SearchTask
 from compiler.te.tensor import Tensor
 
@@ -108,11 +109,7 @@ def register_task_input_check_func(func_name: Any, f: Any = None, override: bool
 
     Raises: OptionError when the name is taken, unless `override`.
     """
-    if callable(func_name):
-        return _registered(func_name.__name__, func_name, override)
-    if f is not None:
-        return _registered(func_name, f, override)
-    return lambda decorated: _registered(func_name, decorated, override)
+    return registration(_registered, func_name, f, override)
 
 
 def special_inputs(task: SearchTask) -> dict[int, Array]:

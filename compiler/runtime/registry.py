@@ -40,11 +40,18 @@ def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
     function's own is taken. Returns the function.
     Raises: RegistryError when the name is taken, unless `override`.
     """
+    return registration(_registered, func_name, f, override)
+
+
+def registration(register: Callable[[str, Any, bool], Any], func_name: Any, f: Any, override: bool) -> Any:
+    """What a function that registers others does of a function alone, which has a name of its own, of a name and a
+    function, and as a decorator of a name alone. `register` takes the name, the function, and whether it overrides.
+    """
     if callable(func_name):
-        return _registered(func_name.__name__, func_name, override)
+        return register(func_name.__name__, func_name, override)
     if f is not None:
-        return _registered(func_name, f, override)
-    return lambda decorated: _registered(func_name, decorated, override)
+        return register(func_name, f, override)
+    return lambda decorated: register(func_name, decorated, override)
 
 
 def _registered(name: str, function: F, override: bool) -> F:

@@ -10,6 +10,7 @@ put right afterwards:
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Expr
@@ -33,7 +34,7 @@ def rewrite_tensor_shape(tensor: Tensor, shape: Sequence[int]) -> None:
     """
     op = _input_of(tensor)
     new = PlaceholderOp(op.name, tuple(shape), op.dtype)
-    if _size(new.shape) != _size(op.shape):
+    if prod(new.shape) != prod(op.shape):
         raise DefinitionError(f"{op.name}: the shape {new.shape} does not hold the elements of {op.shape}")
     object.__setattr__(op, "shape", new.shape)
 
@@ -70,10 +71,3 @@ def _input_of(tensor: Tensor) -> PlaceholderOp:
     if not isinstance(tensor.op, PlaceholderOp):
         raise DefinitionError(f"{tensor.name} is computed; only an input can be laid out anew")
     return tensor.op
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size

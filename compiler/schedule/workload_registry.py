@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from compiler.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
+from compiler.runtime.registry import registration
 from compiler.te.compute import placeholder
 from compiler.te.tensor import Tensor
 
@@ -36,13 +37,9 @@ def register_workload(func_name: Any, f: Any = None, override: bool = False) -> 
     Raises: DuplicateWorkloadError when the name is taken, unless `override`; UnregisteredWorkloadError for a name that
     is no text.
     """
-    if callable(func_name):
-        return _registered(func_name.__name__, func_name, override)
-    if not isinstance(func_name, str):
+    if not callable(func_name) and not isinstance(func_name, str):
         raise UnregisteredWorkloadError(f"a workload is registered under a text, not {func_name!r}")
-    if f is not None:
-        return _registered(func_name, f, override)
-    return lambda decorated: _registered(func_name, decorated, override)
+    return registration(_registered, func_name, f, override)
 
 
 def _registered(name: str, function: F, override: bool) -> F:

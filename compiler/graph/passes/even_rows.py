@@ -7,6 +7,7 @@ none. A softmax along such an axis sees minus infinity there and gives zeros, wh
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -227,11 +228,4 @@ class _Rewriter:
 def _unmoved(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
     """The axis that a reshape leaves as it is: as long, with as many elements in front of it."""
     places = [place for place, extent in enumerate(after) if extent == before[axis] != 1]
-    return next((place for place in places if _size(after[:place]) == _size(before[:axis])), None)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+    return next((place for place in places if prod(after[:place]) == prod(before[:axis])), None)

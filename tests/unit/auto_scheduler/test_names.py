@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler import auto_scheduler, te
+from compiler import auto_scheduler
 from compiler.driver.build import build_kernel
 from compiler.errors import OptionError, UnknownWorkloadError, UnregisteredWorkloadError
 from compiler.schedule import workload_registry
-from compiler.te.tensor import Tensor
+from tests.unit.auto_scheduler.scripts import matmul
 
 NO = inspect.Parameter.empty
 """A parameter without a default."""
@@ -182,13 +182,6 @@ def test_all_names_are_there() -> None:
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload_registry, "_REGISTRY", {})
-
-
-def matmul(n: int, m: int, depth: int) -> list[Tensor]:
-    a, b = te.placeholder((n, depth), name="A"), te.placeholder((depth, m), name="B")
-    k = te.reduce_axis(depth, "k")
-    attrs = {"layout_free_placeholders": (b,)}
-    return [a, b, te.compute((n, m), lambda i, j: te.sum(a[i, k] * b[k, j], k), "C", attrs)]
 
 
 def test_a_task_is_made_of_a_function_a_key_or_a_graph() -> None:

@@ -16,10 +16,9 @@ from compiler.features.touch import touches
 from compiler.features.warp import warp_access
 from compiler.gpu_facts import facts_of
 from compiler.ir.affine import flat_index
-from compiler.ir.expr import Binary, Const, Expr
+from compiler.ir.expr import Expr
 from compiler.ir.interval import as_index
 from compiler.ir.kernel import INDICES, Kernel
-from compiler.ir.numeric import BINARY
 from compiler.ir.stmt import For, If, Let, LoopKind, Stmt, Store
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.choices import choices_of
@@ -31,6 +30,7 @@ from compiler.search.options import SearchOptions
 from compiler.search.policy import SketchPolicy
 from compiler.search.prior import prior_scores
 from compiler.search.space import build_spaces
+from tests.indices import value_of
 from tests.unit.search.workloads import GPU, gpu_task_of, matmul
 
 BLOCK, THREAD, VECTOR = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.VECTORIZE
@@ -73,15 +73,6 @@ def test_sectors_of_a_warp(state: State, read: int, written: int) -> None:
     assert (taken.sectors[0], write.sectors[0]) == (read, written)
 
 
-def value(expr: Expr, names: dict[Expr, int]) -> int:
-    """What an index is."""
-    if isinstance(expr, Const):
-        return int(expr.value)
-    if isinstance(expr, Binary):
-        return int(BINARY[expr.op](np.array(value(expr.lhs, names)), np.array(value(expr.rhs, names))))
-    return names[expr]
-
-
 @dataclass(frozen=True)
 class Write:
     """A statement that writes, what is named around it, the conditions it stands under, and how many neighbours each
@@ -119,9 +110,9 @@ def in_kernel(kernel: Kernel, name: str) -> int:
     for thread in range(min(32, kernel.threads)):
         names: dict[Expr, int] = defaultdict(int, {INDICES[LoopKind.THREAD_X]: thread})
         for let in found.lets:
-            names[let.var] = value(let.value, names)
-        if all(value(condition, names) for condition in found.conditions):
-            words |= {value(form, names) + lane for lane in range(found.lanes)}
+            names[let.var] = value_of(let.value, names)
+        if all(value_of(condition, names) for condition in found.conditions):
+            words |= {value_of(form, names) + lane for lane in range(found.lanes)}
     return max(Counter(word % 32 for word in words).values())
 
 

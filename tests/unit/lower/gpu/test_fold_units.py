@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from compiler.ir.expr import Binary, Buffer, Const, Expr, Var
-from compiler.ir.numeric import BINARY
+from compiler.ir.expr import Buffer, Expr, Var
 from compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
 from compiler.lower.gpu.fold_units import FoldUnits
+from tests.indices import value_of
 
 T, V = Var("t"), Var("v")
 X = Buffer("x", (4096,), "int64")
@@ -19,15 +19,6 @@ def folded(index: Expr, turns: int, lanes: int) -> Expr:
         result = result.body
     assert isinstance(result, Store)
     return result.indices[0]
-
-
-def number(expr: Expr, values: dict[Expr, int]) -> int:
-    """What an index is."""
-    if isinstance(expr, Const):
-        return int(expr.value)
-    if isinstance(expr, Binary):
-        return int(BINARY[expr.op](np.array(number(expr.lhs, values)), np.array(number(expr.rhs, values))))
-    return values[expr]
 
 
 def test_a_vector_moves_in_one_digit_alone() -> None:
@@ -53,5 +44,5 @@ def test_every_index_is_what_it_was() -> None:
             for t in range(7):
                 for v in range(lanes):
                     values: dict[Expr, int] = {T: t, V: v}
-                    assert number(before, values) == number(after, values), (str(before), str(after))
+                    assert value_of(before, values) == value_of(after, values), (str(before), str(after))
     assert changed > 10
