@@ -4,7 +4,8 @@ with made-up times, whose next programs must be those that the run would have as
     python -m benchmarks.resume [--only REGEX] [--seconds S] [--out FILE] [--programs N] [--batch N]
 
 A ResNet-18 is searched, without the workflow engine, until `--programs` programs are stored or `--seconds` are over;
-then the store is read and the run replayed, as after a crash, and once more as the history of a new run.
+then the store is read and the run replayed, as after a crash: with what was kept of what its programs look like, and
+without; and once more as the history of a new run.
 """
 
 import tempfile
@@ -16,13 +17,16 @@ from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import made_up_seconds
 from benchmarks.tuning import begin_tuning
 from compiler.driver.extract import ExtractedNetwork, extract_network
+from compiler.driver.looks import KEEP_ROUNDS, fresh_looks, recall_looks
 from compiler.driver.tuning import Tuning
 from compiler.errors import MeasureError
+from compiler.features import FEATURE_VERSION
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
 from compiler.search.policy import Candidate
 from compiler.search.task_scheduler import SchedulerOptions
 from storage.files import new_id
+from storage.looks import LookStore
 from storage.parquet import ParquetRecordStore
 
 NETWORKS = ("resnet18", "mlp")
@@ -42,8 +46,9 @@ def asked(tuning: Tuning, count: int) -> tuple[int | None, tuple[Candidate, ...]
     return index, () if index is None else tuning.ask(index, count)
 
 
-def search(tuning: Tuning, store: ParquetRecordStore, run: Run) -> tuple[int | None, list[str]]:
-    """Search and store; what would have been asked for next."""
+def search(tuning: Tuning, root: Path, run: Run) -> tuple[int | None, list[str]]:
+    """Search and store, as the flows do; what would have been asked for next."""
+    store, looks = ParquetRecordStore(root), looks_of(root)
     began = time.monotonic()
     while True:
         index, candidates = asked(tuning, run.options["batch"])
@@ -57,6 +62,13 @@ def search(tuning: Tuning, store: ParquetRecordStore, run: Run) -> tuple[int | N
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
         store.append(records)
         tuning.tell(index, records)
+        if tuning.rounds % KEEP_ROUNDS == 0 and (fresh := fresh_looks(tuning)) is not None:
+            looks.save(*fresh)
+
+
+def looks_of(root: Path) -> LookStore:
+    """Where the run keeps what its programs look like."""
+    return LookStore(root, "llvm", "made up", 1, FEATURE_VERSION)
 
 
 def measure(name: str, run: Run) -> list[Figure]:
@@ -64,19 +76,24 @@ def measure(name: str, run: Run) -> list[Figure]:
     network = extract_network(name, "llvm", 1)
     with tempfile.TemporaryDirectory(prefix="retune-resume-") as folder:
         first = begin_tuning(network)
-        expected = search(first, ParquetRecordStore(Path(folder)), run)
+        expected = search(first, Path(folder), run)
         began = time.perf_counter()
         records = read(Path(folder), network)
         done = time.perf_counter()
-        again = begin_tuning(network)
-        again.replay({}, records)
-        resumed = time.perf_counter()
-        index, candidates = asked(again, run.options["batch"])
-        if (index, [candidate.steps_text for candidate in candidates]) != expected:
-            raise MeasureError(f"{name}: the run that went on asks for other programs")
+        seconds = {}
+        for how, kept in (("", looks_of(Path(folder))), (", nothing kept but records", None)):
+            before = time.perf_counter()
+            again = begin_tuning(network)
+            recall_looks(again, kept.load() if kept else [], records)
+            again.replay({}, records)
+            seconds[f"run replayed{how}"] = time.perf_counter() - before
+            index, candidates = asked(again, run.options["batch"])
+            if (index, [candidate.steps_text for candidate in candidates]) != expected:
+                raise MeasureError(f"{name}: the run that went on asks for other programs")
         warm = begin_tuning(network)
         history = {key: [one for one in records if one.task_key == key] for key in network.task_keys}
         before = time.perf_counter()
+        recall_looks(warm, looks_of(Path(folder)).load(), records)
         warm.replay(history, ())
         learned = time.perf_counter()
     details: dict[str, object] = {"programs": len(records), "rounds": first.rounds, "tasks": len(network.tasks)}
@@ -86,7 +103,7 @@ def measure(name: str, run: Run) -> list[Figure]:
 
     return [
         figure("records read", done - began),
-        figure("run replayed", resumed - done),
+        *(figure(metric, value) for metric, value in seconds.items()),
         figure("history learned by a new run", learned - before),
     ]
 

@@ -9,6 +9,7 @@ import time
 
 from prefect import flow
 
+from compiler.driver.looks import KEEP_ROUNDS
 from compiler.driver.tuning import Tuning, TuningSummary
 from compiler.search.task_scheduler import SchedulerOptions
 from flows.parameters import TuneJob
@@ -19,7 +20,7 @@ from tasks.measure import measure
 from tasks.sample import sample
 from tasks.show import ProgressBar
 from tasks.store import note_round, recall, store
-from tasks.train import begin_tuning, keep_lessons, recall_lessons, replay, train
+from tasks.train import begin_tuning, keep_lessons, keep_looks, recall_lessons, recall_looks, replay, train
 from tasks.workers import Workers, open_workers
 
 
@@ -36,7 +37,9 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
         others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
-    replay(run_id, tuning, known.history, known.own, lessons, known.foreign)
+    looks = recall_looks(run_id, home, tuning.origin) if known.own or known.programs else []
+    replay(run_id, tuning, known.history, known.own, lessons, known.foreign, looks)
+    keep_looks(run_id, home, tuning)
     budget = job.budget
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     began = time.monotonic() - tuning.elapsed
@@ -51,8 +54,11 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
                 break
             count = budget.round_size(job.batch, tuning.live, tuning.trials)
             tune_round(job, tuning, index, count, workers, began)
+            if tuning.rounds % KEEP_ROUNDS == 0:
+                keep_looks(run_id, home, tuning)
             bar.show(budget.spent(tuning.trials, time.monotonic() - began))
     bar.show(1.0)
+    keep_looks(run_id, home, tuning)
     keep_lessons(run_id, home, tuning)
     return tuning.summary()
 

@@ -13,12 +13,16 @@ import numpy as np
 from compiler.schedule.steps import load_steps
 from compiler.search.asked import Told
 from compiler.search.genome import Rows, keys_of
+from compiler.search.looks import KeptLooks, Look
 from compiler.search.prior import merit
 from compiler.search.scored import Features, TaskFeatures
 from compiler.search.space import SketchSpace
 
 _JUDGED = 256
 """By how many results, the latest ones, first principles are judged."""
+
+_KEPT = 2048
+"""So many looks, the latest ones, are there for whoever asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +34,6 @@ class Known:
     space: int
     row: Rows
     guess: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """A program as the model sees it: its features, None where its steps do not fit the task; and, of one that a space
-    contains, the number of that space, its key and its row there.
-    """
-
-    features: Features | None
-    space: int = 0
-    key: int = 0
-    row: Rows | None = None
 
 
 class ToldPrograms:
@@ -56,7 +48,8 @@ class ToldPrograms:
         self._features = features
         self._trust = trust
         self._known: dict[str, Known] = {}
-        self._expected: dict[str, _Look] = {}
+        self._expected: dict[str, Look] = {}
+        self._fresh: dict[str, Look] = {}
 
     def expect(self, programs: Iterable[str]) -> None:
         """Look at programs that are going to be told: quicker at once than in each round.
@@ -65,6 +58,15 @@ class ToldPrograms:
         """
         fresh = dict.fromkeys(text for text in programs if text not in self._expected)
         self._expected |= self._look(list(fresh))
+
+    def recall(self, programs: Iterable[str], kept: KeptLooks) -> None:
+        """Take over what an earlier process saw of programs that are going to be told, as far as it still holds."""
+        self._expected |= kept.at({text for text in programs if text not in self._expected}, self._spaces)
+
+    def fresh(self) -> dict[str, Look]:
+        """What was looked at, by steps text, and not taken over, since this was asked last."""
+        found, self._fresh = self._fresh, {}
+        return found
 
     def take(self, results: Sequence[Told]) -> list[Features | None]:
         """Remember every result; features (S, F) of each, None where the steps do not fit the task.
@@ -116,9 +118,9 @@ class ToldPrograms:
     def _valid(self) -> list[Known]:
         return [known for known in self._known.values() if isfinite(known.seconds)]
 
-    def _look(self, texts: Sequence[str]) -> dict[str, _Look]:
+    def _look(self, texts: Sequence[str]) -> dict[str, Look]:
         """Place programs in the spaces and extract their features, of all that are alike at once."""
-        looks: dict[str, _Look] = {}
+        looks: dict[str, Look] = {}
         placed: list[list[tuple[str, Rows]]] = [[] for _ in self._spaces]
         for text in texts:
             steps = load_steps(text)
@@ -128,11 +130,14 @@ class ToldPrograms:
                     placed[number].append((text, row))
                     break
             else:
-                looks[text] = _Look(self._features.of_steps(steps))
+                looks[text] = Look(self._features.of_steps(steps))
         for number, found in enumerate(placed):
             space = self._spaces[number]
             for which, group in space.groups(np.stack([row for _, row in found])) if found else ():
                 keys = keys_of(number, group.rows)
                 for entry, key, row, block in zip(which, keys, group.rows, self._features.of_group(group), strict=True):
-                    looks[found[int(entry)][0]] = _Look(block, number, int(key), row)
+                    looks[found[int(entry)][0]] = Look(block, number, int(key), row)
+        self._fresh |= looks
+        for text in list(self._fresh)[: max(0, len(self._fresh) - _KEPT)]:
+            del self._fresh[text]
         return looks
