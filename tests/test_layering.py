@@ -6,6 +6,7 @@ Always: imports point down, stand at the top, and each dependency has one door.
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,12 @@ class Import:
         return f"{self.path}:{self.line} imports {self.module}"
 
 
+@cache
+def imports() -> tuple[Import, ...]:
+    """Every import in the packages. Read once, by the first test that asks."""
+    return tuple(_imports())
+
+
 def _imports() -> Iterator[Import]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -120,9 +127,6 @@ def _imports_from(node: ast.ImportFrom, path: str, *, nested: bool) -> Iterator[
         yield Import(path, node.lineno, deeper if is_module or is_package else module, nested)
 
 
-IMPORTS = tuple(_imports())
-
-
 def _top(module: str) -> str:
     return module.partition(".")[0]
 
@@ -143,7 +147,7 @@ def test_every_part_of_the_compiler_has_a_rank() -> None:
 def test_packages_import_only_what_is_below_them() -> None:
     wrong = [
         str(each)
-        for each in IMPORTS
+        for each in imports()
         if _top(each.module) in PACKAGES
         and _top(each.path.replace("/", ".")) != "compiler"
         and not any(
@@ -158,7 +162,7 @@ def test_pages_are_drawn_without_the_workflow_engine() -> None:
     allowed = ("tasks.pages", "storage", "compiler")
     wrong = [
         str(each)
-        for each in IMPORTS
+        for each in imports()
         if each.path.startswith("tasks/pages/")
         and (_top(each.module) == "prefect" or (_top(each.module) in PACKAGES and not each.module.startswith(allowed)))
     ]
@@ -168,7 +172,7 @@ def test_pages_are_drawn_without_the_workflow_engine() -> None:
 def test_the_compiler_imports_nothing_above_it() -> None:
     wrong = [
         str(each)
-        for each in IMPORTS
+        for each in imports()
         if each.path.startswith("compiler/") and _top(each.module) in ("storage", "tasks", "flows")
     ]
     assert wrong == []
@@ -176,7 +180,7 @@ def test_the_compiler_imports_nothing_above_it() -> None:
 
 def test_parts_of_the_compiler_import_only_lower_parts() -> None:
     wrong = []
-    for each in IMPORTS:
+    for each in imports():
         here, there = _part(each.path), _part(each.module)
         if not each.path.startswith("compiler/") or _top(each.module) != "compiler" or "" in (here, there):
             continue
@@ -188,14 +192,18 @@ def test_parts_of_the_compiler_import_only_lower_parts() -> None:
 @pytest.mark.parametrize("dependency", sorted(DOORS))
 def test_a_dependency_has_one_door(dependency: str) -> None:
     wrong = [
-        str(each) for each in IMPORTS if _top(each.module) == dependency and not each.path.startswith(DOORS[dependency])
+        str(each)
+        for each in imports()
+        if _top(each.module) == dependency and not each.path.startswith(DOORS[dependency])
     ]
     assert wrong == []
 
 
 def test_imports_are_absolute_and_at_the_top() -> None:
     wrong = [
-        str(each) for each in IMPORTS if each.module.startswith(".") or (each.nested and _top(each.module) in PACKAGES)
+        str(each)
+        for each in imports()
+        if each.module.startswith(".") or (each.nested and _top(each.module) in PACKAGES)
     ]
     assert wrong == []
 

@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -203,8 +204,13 @@ def test_steps_are_parsed_and_not_evaluated(text: str, tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """Every call in the packages: where, what, and the call."""
+@cache
+def calls() -> tuple[tuple[str, str, ast.Call], ...]:
+    """Every call in the packages: where, what, and the call. Read once, by the first test that asks."""
+    return tuple(_calls())
+
+
+def _calls() -> Iterator[tuple[str, str, ast.Call]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -212,35 +218,32 @@ def calls() -> Iterator[tuple[str, str, ast.Call]]:
                     yield path.relative_to(ROOT).as_posix(), ast.unparse(node.func), node
 
 
-CALLS = tuple(calls())
-
-
 def places(*names: str) -> set[str]:
     """The files that call something of these names."""
-    return {path for path, name, _ in CALLS if name in names or name.rpartition(".")[2] in names}
+    return {path for path, name, _ in calls() if name in names or name.rpartition(".")[2] in names}
 
 
 def test_nothing_is_unpickled_but_by_two_modules_that_say_so() -> None:
-    loaders = {path for path, name, _ in CALLS if name in ("pickle.loads", "pickle.load", "pickle.Unpickler")}
+    loaders = {path for path, name, _ in calls() if name in ("pickle.loads", "pickle.load", "pickle.Unpickler")}
     assert loaders == UNPICKLERS
     strangers = {"dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-    assert not {(path, name) for path, name, _ in CALLS if name.partition(".")[0] in strangers}
+    assert not {(path, name) for path, name, _ in calls() if name.partition(".")[0] in strangers}
 
 
 def test_no_text_becomes_code_and_no_shell_is_asked() -> None:
-    assert not [(path, name) for path, name, _ in CALLS if name in ("eval", "exec", "runpy.run_path")]
+    assert not [(path, name) for path, name, _ in calls() if name in ("eval", "exec", "runpy.run_path")]
     assert not places("system", "popen", "getoutput")
-    assert not [path for path, _, call in CALLS if any(keyword.arg == "shell" for keyword in call.keywords)]
+    assert not [path for path, _, call in calls() if any(keyword.arg == "shell" for keyword in call.keywords)]
 
 
 def test_arrays_are_read_without_pickles_and_archives_are_not_unpacked() -> None:
-    readers = [(path, call) for path, name, call in CALLS if name in ("np.load", "np.lib.format.read_array")]
+    readers = [(path, call) for path, name, call in calls() if name in ("np.load", "np.lib.format.read_array")]
     assert readers
     for path, call in readers:
         allowed = [ast.unparse(each.value) for each in call.keywords if each.arg == "allow_pickle"]
         assert allowed == ["False"], path
     assert not places("extractall", "unpack_archive", "fromfile")
-    assert not [name for _, name, _ in CALLS if re.search(r"(archive|zip|tar)\w*\.extract$", name)]
+    assert not [name for _, name, _ in calls() if re.search(r"(archive|zip|tar)\w*\.extract$", name)]
 
 
 def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
