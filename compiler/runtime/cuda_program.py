@@ -40,9 +40,10 @@ class DeviceProgram:
         self._kernels = driver.load(artifact.object_code, self._code.kind, shared)
 
     def bind(self, arrays: Sequence[DeviceArray], workspace: int = 0) -> Callable[[], None]:
-        """A call with these arguments, in order; `workspace` is the address of as many bytes as the artifact wants.
+        """A call with these arguments, in order, which keeps them; `workspace` is the address of as many bytes as the
+        artifact wants.
 
-        Raises: DeviceError for arrays that do not fit.
+        Raises: DeviceError for arrays that do not fit, lie on several GPUs, or share memory of which some is written.
         """
         artifact = self.artifact
         if len(arrays) != len(artifact.args):
@@ -51,16 +52,35 @@ class DeviceProgram:
             if (array.shape, array.dtype) != (spec.shape, spec.dtype):
                 wanted, given = f"{spec.dtype}{list(spec.shape)}", f"{array.dtype}{list(array.shape)}"
                 raise DeviceError(f"{artifact.name}: {spec.name} is {wanted}, the array given for it is {given}")
+        self._check_memory(arrays)
         if artifact.workspace_bytes and not workspace:
             raise DeviceError(f"{artifact.name} needs {artifact.workspace_bytes} bytes of workspace")
-        addresses = [*(array.address for array in arrays), *(workspace + start for start in self._code.workspace)]
+        kept = tuple(arrays)
+        addresses = [*(array.address for array in kept), *(workspace + start for start in self._code.workspace)]
 
-        def call() -> None:
+        def call(_: object = kept) -> None:
             for launch in self._code.launches:
                 kernel = self._kernels[launch.name]
                 self._driver.launch(self._stream, kernel, launch.grid, launch.block, addresses, launch.shared)
 
         return call
+
+    def _check_memory(self, arrays: Sequence[DeviceArray]) -> None:
+        """Kernels take it for granted that what they write is nothing else."""
+        named = list(zip(self.artifact.args, arrays, strict=True))
+        for place, (spec, array) in enumerate(named):
+            for other, its in named[:place]:
+                if array.device != its.device:
+                    where = f"{spec.name} lies on {array.device}, {other.name} on {its.device}"
+                    raise DeviceError(f"{self.artifact.name}: {where}")
+                start, end = max(array.address, its.address), min(_end(array), _end(its))
+                if start < end and (spec.is_output or other.is_output):
+                    both = f"{other.name} and {spec.name} share memory"
+                    raise DeviceError(f"{self.artifact.name}: {both}, and one of them is written")
+
+
+def _end(array: DeviceArray) -> int:
+    return array.address + array.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
 """Calls of kernels on a GPU, of which a double stands for one."""
 
+import gc
+import weakref
+
 import numpy as np
+import pytest
 
 from compiler import te
 from compiler.driver.build import build_kernel
 from compiler.driver.hardware import hardware_of
+from compiler.errors import DeviceError
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.runtime.cuda_array import DeviceArray
 from compiler.runtime.cuda_program import DeviceProgram
@@ -14,6 +19,41 @@ from compiler.schedule.steps import Annotate, ComputeAt, Split
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
 from tests.cuda_double import DriverDouble
+from tests.unit.lower.small import doubled
+from tests.unit.search.workloads import GPU
+
+
+def doubling() -> tuple[DeviceProgram, DriverDouble]:
+    """y = 2 x, of 16 numbers."""
+    task = SearchTask("t", doubled(16), Target("cuda"), GPU)
+    steps = (Annotate(1, 0, Annotation.THREAD_X),)
+    driver = DriverDouble([lower_for_gpu(replay(task.dag, steps), "k", GPU)])
+    return DeviceProgram(driver, "stream", build_kernel(task, steps, "k")), driver
+
+
+def test_what_a_kernel_writes_must_be_nothing_else() -> None:
+    program, driver = doubling()
+    both = DeviceArray.made(driver, "stream", 0, (32,), "float32")
+    first, middle, last = (both.view(start, (16,), "float32") for start in (0, 32, 64))
+    program.bind([first, last])
+    for wrong in ([first, first], [first, middle], [last, middle]):
+        with pytest.raises(DeviceError, match="k: x and y share memory, and one of them is written"):
+            program.bind(wrong)
+    with pytest.raises(DeviceError, match=r"k: y lies on cuda\(1\), x on cuda\(0\)"):
+        program.bind([first, DeviceArray.made(driver, "stream", 1, (16,), "float32")])
+
+
+def test_a_call_keeps_its_arrays() -> None:
+    program, driver = doubling()
+    given = [DeviceArray.made(driver, "stream", 0, (16,), "float32") for _ in range(2)]
+    kept = [weakref.ref(array) for array in given]
+    call = program.bind(given)
+    del given
+    gc.collect()
+    assert all(one() is not None for one in kept)
+    del call
+    gc.collect()
+    assert all(one() is None for one in kept)
 
 
 def test_a_kernel_with_much_shared_memory_is_launched_with_it() -> None:
