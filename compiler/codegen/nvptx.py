@@ -21,8 +21,8 @@ from compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from compiler.codegen.warp_shuffle import shuffled
 from compiler.errors import LoweringError, TargetError
 from compiler.gpu_facts import facts_of
-from compiler.ir.alignment import VECTOR_BYTES, first_alignment, start_alignment
-from compiler.ir.expr import Buffer, Expr
+from compiler.ir.alignment import VECTOR_BYTES, element_alignment, first_alignment, start_alignment
+from compiler.ir.expr import Buffer, Expr, Var
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt, walk_stmt
 from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
@@ -209,11 +209,21 @@ class _DeviceEmitter(BodyEmitter):
         self.writer.put(f"store {kind} {stored.text}, ptr {pointer}, align {align}")
         self.writer.loaded.pop(stmt.buffer.name, None)
 
+    def known(self, atom: Expr) -> int | None:
+        """The value of a variable whose loop is written out."""
+        bound = self.env.get(atom) if isinstance(atom, Var) else None
+        return bound if isinstance(bound, int) else None
+
     def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:
-        """Bytes that divide the address of an access: a vector is moved at once only if all of its own do."""
+        """Bytes that divide the address of an access: a vector is moved at once only if all of its own do. Elements
+        that a thread reads or writes one by one are often neighbours, which LLVM moves at once where it knows as much.
+        """
         item = item_bytes(buffer.dtype)
+        if lanes == 1:
+            own = buffer.scope in ("local", "register")
+            return item if own else element_alignment(buffer, self.form(buffer, indices), self.known)
         ramp = self.env.get(self.vector) if self.vector is not None else None
-        if lanes == 1 or self.vector is None or not isinstance(ramp, Ramp):
+        if self.vector is None or not isinstance(ramp, Ramp):
             return item
         first = gcd(first_alignment(buffer, indices, self.vector), start_alignment(buffer))
         turn = ramp.lanes if ramp.base is not None else 0  # of a long loop's turns each begins a multiple of it further

@@ -1,12 +1,13 @@
-"""In: the indices of an access in a vector loop. Out: how far its first element is known to be aligned.
+"""In: the indices of an access. Out: how far its element, in a vector loop its first one, is known to be aligned.
 
 Always: proved from the indices alone, whatever the values of the variables; what is not known counts as one element.
 """
 
+from collections.abc import Callable
 from math import gcd
 
 from compiler.dtype import item_bytes
-from compiler.ir.affine import flat_index
+from compiler.ir.affine import Affine, flat_index
 from compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Var
 from compiler.ir.visit import walk
 
@@ -30,6 +31,20 @@ def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
         return item
     apart = gcd(form.const, *(coefficient * _divisor(atom) for atom, coefficient in rest.items()))
     return gcd(apart * item, VECTOR_BYTES)
+
+
+def element_alignment(buffer: Buffer, form: Affine, known: Callable[[Expr], int | None]) -> int:
+    """Bytes, at most 16, that divide the address of the element at a flat index, where `known` gives the values that
+    some variables have.
+    """
+    place, apart = form.const, 0
+    for atom, coefficient in form.terms.items():
+        value = known(atom)
+        if value is None:
+            apart = gcd(apart, coefficient * _divisor(atom))
+        else:
+            place += coefficient * value
+    return gcd(gcd(place, apart) * item_bytes(buffer.dtype), start_alignment(buffer))
 
 
 def _divisor(expr: Expr) -> int:

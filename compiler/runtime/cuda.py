@@ -140,15 +140,15 @@ class _CoreDriver:
         loaded = self._tried(lambda: make(code))
         kernels = {name: self._tried(partial(loaded.get_kernel, name)) for name in shared}
         most = self._bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        asking = {name: nbytes for name, nbytes in shared.items() if nbytes}
         here = _described(self._device)
-        for name, nbytes in shared.items():
+        for name, nbytes in asking.items():
             if nbytes > here.max_shared_memory_per_block:
                 raise DeviceError(
                     f"{name} needs {nbytes} bytes of shared memory in a block, {here.name} has "
                     f"{here.max_shared_memory_per_block}: tune for -arch={here.arch}"
                 )
-            if nbytes:
-                self._checked(self._bindings.cuKernelSetAttribute(most, nbytes, kernels[name].handle, here.number))
+            self._checked(self._bindings.cuKernelSetAttribute(most, nbytes, kernels[name].handle, here.number))
         return kernels
 
     def launch(

@@ -21,6 +21,7 @@ from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from compiler.search.options import SearchOptions
 from compiler.search.space import build_spaces
 from compiler.target import Target
+from tests.unit.codegen.test_ptxas import tiled
 from tests.unit.lower.small import doubled, fetched_product
 from tests.unit.search.workloads import GPU, gpu_task_of
 from tests.unit.simt.operators import OPERATORS
@@ -109,6 +110,16 @@ def test_threads_move_vectors_at_once_where_they_are_aligned() -> None:
         text = ptx(lower_for_gpu(replay(dag, (*steps, Annotate(1, 0, BLOCK))), "k", GPU, check=True), Target("cuda"))
         assert (re.search(r"ld\.global(\.nc)?\.v4", text) is not None) is together
         assert ("st.global.v4" in text) is together
+
+
+def test_neighbours_that_a_thread_reads_one_by_one_are_moved_at_once() -> None:
+    """A tile of 4 x 4 reads four neighbours of both factors a step, and writes four of the result."""
+    task, steps = tiled(4)
+    function = lower_for_gpu(replay(task.dag, steps), "k", GPU)
+    text = ptx(function, task.target)
+    assert "ld.shared.v4" in text
+    assert "st.global.v4" in text
+    assert any(kernel.dynamic_shared == 0 for kernel in function.kernels)
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"])

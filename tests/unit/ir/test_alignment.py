@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from compiler.ir.alignment import first_alignment
+from compiler.ir.affine import flat_index
+from compiler.ir.alignment import element_alignment, first_alignment
 from compiler.ir.expr import Buffer, Expr, Load, Var
 
 V, A, B = Var("v"), Var("i"), Var("j")
@@ -38,6 +39,36 @@ def test_rows_and_types_count() -> None:
     assert first_alignment(Buffer("h", (64, 4), "float16"), (A, V), V) == 8
     assert first_alignment(Buffer("b", (64,), "int8"), (A * 16 + V,), V) == 16
     assert first_alignment(FLAT, (Load(Buffer("t", (8,), "int64"), (A,)) + V,), V) == 4
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "expected"),
+    [
+        (A * 4, 1, 16),
+        (A * 4 + V, 1, 4),
+        (A * 4 + V, 2, 8),
+        (A * 4 + V, 4, 16),
+        (A * 4 + V * 2, 2, 16),
+        (A * 8 + V + 1, 1, 8),
+        (A * 6 + V, 0, 8),
+        (A + V, 4, 4),
+        ((A % 4) * 2 + V, 0, 8),
+    ],
+)
+def test_of_an_element_the_values_of_variables_may_be_known(index: Expr, value: int, expected: int) -> None:
+    known: dict[Expr, int] = {V: value}
+    assert element_alignment(FLAT, flat_index(FLAT.shape, (index,)), known.get) == expected
+
+
+def test_no_element_is_less_aligned_than_said() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        step, other, most, start, known = (int(number) for number in rng.integers(0, 9, 5))
+        index = A * step + (B * other) % (most + 1) + V * 3 + start
+        values: dict[Expr, int] = {V: known}
+        said = element_alignment(FLAT, flat_index(FLAT.shape, (index,)), values.get) // 4
+        places = [i * step + (j * other) % (most + 1) + 3 * known + start for i in range(6) for j in range(6)]
+        assert all(place % said == 0 for place in places), index
 
 
 def test_no_place_is_less_aligned_than_said() -> None:
