@@ -26,7 +26,7 @@ from compiler.ir.stmt import (
     walk_stmt,
 )
 from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
-from compiler.ir.visit import walk
+from compiler.ir.visit import parts, walk
 
 CHUNKS_PER_TURN = 4
 """A long vector loop handles this many vectors a turn."""
@@ -178,7 +178,7 @@ class BodyEmitter(ExpressionEmitter):
     def _native_lanes(self, body: Stmt) -> int:
         buffers = {stmt.buffer for stmt in walk_stmt(body) if isinstance(stmt, Store)}
         for stmt in walk_stmt(body):
-            loads = (node for expr in exprs_of(stmt) for node in walk(expr) if isinstance(node, Load))
+            loads = (node for expr in exprs_of(stmt) for node in parts(expr) if isinstance(node, Load))
             buffers |= {load.buffer for load in loads if load.buffer.scope == "register"}
         return max(1, self.vector_bytes // max(item_bytes(buffer.dtype) for buffer in buffers))
 
@@ -279,7 +279,7 @@ def _accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
     """Every element that is read or written."""
     for stmt in walk_stmt(body):
         for expr in exprs_of(stmt):
-            for node in walk(expr):
+            for node in parts(expr):
                 if isinstance(node, Load):
                     yield node.buffer, node.indices
         if isinstance(stmt, Store):

@@ -14,7 +14,7 @@ from compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
 from compiler.codegen.values import Place, Scalar, Value
 from compiler.errors import LoweringError
 from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
-from compiler.ir.visit import walk
+from compiler.ir.visit import parts
 
 
 class ExpressionEmitter(ConditionEmitter, DotEmitter):
@@ -130,7 +130,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         condition = self.holds(expr.condition)
         if isinstance(condition, bool):
             return self.evaluate(expr.then if condition else expr.otherwise)
-        reads = any(_may_fault(node) for side in (expr.then, expr.otherwise) for node in walk(side))
+        reads = any(_may_fault(node) for side in (expr.then, expr.otherwise) for node in parts(side))
         if not reads:
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
             lanes = max(condition.lanes, then.lanes)
@@ -166,7 +166,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         load, other = expr.then, expr.otherwise
         if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
             return None
-        if any(_may_fault(node) for index in load.indices for node in walk(index)):
+        if any(_may_fault(node) for index in load.indices for node in parts(index)):
             return None
         lanes = self.lanes_of(load.indices)
         place = self.place(load.buffer, load.indices)
@@ -188,7 +188,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         load, other = expr.then, expr.otherwise
         if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
             return None
-        if any(_may_fault(node) for index in load.indices for node in walk(index)):
+        if any(_may_fault(node) for index in load.indices for node in parts(index)):
             return None
         place = self.place(load.buffer, load.indices)
         if place.stride != 1 or self.storage[load.buffer].lanes > 1:

@@ -14,7 +14,7 @@ from compiler.errors import LoweringError
 from compiler.ir.affine import Affine, flat_index
 from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
 from compiler.ir.stmt import Stmt
-from compiler.ir.visit import walk
+from compiler.ir.visit import parts, walk
 
 
 class MemoryEmitter(ABC):
@@ -59,7 +59,7 @@ class MemoryEmitter(ABC):
             return 1
         key = (id(exprs), self.vector)
         if key not in self.moves:
-            self.moves[key] = (any(node == self.vector for expr in exprs for node in walk(expr)), exprs)
+            self.moves[key] = (any(node == self.vector for expr in exprs for node in parts(expr)), exprs)
         return ramp.lanes if self.moves[key][0] else 1
 
     def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Place:
@@ -104,7 +104,7 @@ class MemoryEmitter(ABC):
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
         """The value of an index that is not affine, and the scope it belongs to (-1: here and now)."""
-        if any(isinstance(node, Load) for node in walk(expr)):
+        if any(isinstance(node, Load) for node in parts(expr)):
             # Not remembered: what it reads may be written between two uses.
             return self.as_index(self.evaluate(expr)), -1
         key = ("atom", expr, tuple((node, self.env.get(node)) for node in walk(expr) if isinstance(node, Var)))

@@ -1,11 +1,13 @@
 """In: an expression. Out: its children, or a rebuilt expression.
 
-Always: the only traversal code; a node that does not change is returned as it is.
+Always: the only traversal code; a node that does not change is returned as it is. A node that stands in several places
+of an expression, as what a Winograd transform reads does, is rebuilt once, and its one new form stands there then.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 from compiler.ir.expr import Binary, BinaryOp, Const, Expr, binary
 
@@ -13,9 +15,19 @@ _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 
 
 def _child_fields(kind: Any) -> tuple[str, ...]:
-    if kind not in _FIELDS:
-        _FIELDS[kind] = tuple(field.name for field in fields(kind) if field.init)
-    return _FIELDS[kind]
+    """The fields of a class of nodes that may hold operands."""
+    found = _FIELDS.get(kind)
+    if found is None:
+        found = tuple(field.name for field in fields(kind) if field.init and not _is_plain(field.type))
+        _FIELDS[kind] = found
+    return found
+
+
+def _is_plain(annotation: object) -> bool:
+    """Whether a field of this type holds no expression for sure."""
+    if isinstance(annotation, UnionType):
+        return all(map(_is_plain, get_args(annotation)))
+    return isinstance(annotation, type) and not get_args(annotation) and not issubclass(annotation, Expr)
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
@@ -31,17 +43,41 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """The node and everything below it, parents first."""
-    yield expr
-    for child in children(expr):
-        yield from walk(child)
+    """The node and everything below it, parents first; what stands in several places comes as often."""
+    left = [expr]
+    while left:
+        node = left.pop()
+        yield node
+        left.extend(children(node)[::-1])
+
+
+def parts(expr: Expr) -> Iterator[Expr]:
+    """As `walk`, but every node comes once, however often it stands in the expression."""
+    left, known = [expr], {id(expr)}
+    while left:
+        node = left.pop()
+        yield node
+        for child in children(node)[::-1]:
+            if id(child) not in known:
+                known.add(id(child))
+                left.append(child)
 
 
 def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it)."""
-    expr = _rebuilt(expr, lambda child: transform(child, rule))
-    result = rule(expr)
-    return expr if result is None else result
+    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it). A rule's answer depends
+    on the node alone.
+    """
+    done: dict[int, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        result = done.get(id(node))
+        if result is None:
+            rebuilt = _rebuilt(node, visit)
+            answer = rule(rebuilt)
+            result = done[id(node)] = rebuilt if answer is None else answer
+        return result
+
+    return visit(expr)
 
 
 def _rebuilt(expr: Expr, visit: Callable[[Expr], Expr]) -> Expr:
@@ -51,8 +87,8 @@ def _rebuilt(expr: Expr, visit: Callable[[Expr], Expr]) -> Expr:
         value = getattr(expr, name)
         if isinstance(value, Expr):
             new: object = visit(value)
-        elif isinstance(value, tuple) and any(isinstance(item, Expr) for item in value):
-            items = tuple(visit(item) if isinstance(item, Expr) else item for item in value)
+        elif isinstance(value, tuple):
+            items = tuple([visit(item) if isinstance(item, Expr) else item for item in value])
             new = items if any(a is not b for a, b in zip(items, value, strict=True)) else value
         else:
             continue
@@ -74,9 +110,15 @@ def _divides_by_zero(node: Binary) -> bool:
 
 def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
     """Replace every node that is a key of `mapping`, all at once: what is put in is not looked at again."""
+    kinds = set(map(type, mapping))
+    done: dict[int, Expr] = {}
 
     def visit(node: Expr) -> Expr:
         # Looked up before it is rebuilt: a rebuilt node may fold to an operand that is a key by chance, as `0 + i`.
-        return mapping[node] if node in mapping else _rebuilt(node, visit)
+        result = done.get(id(node))
+        if result is None:
+            known = mapping.get(node) if type(node) in kinds else None  # a large node takes long to look up
+            result = done[id(node)] = _rebuilt(node, visit) if known is None else known
+        return result
 
     return visit(expr)

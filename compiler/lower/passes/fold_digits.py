@@ -13,7 +13,7 @@ from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
 from compiler.ir.interval import Ranges, as_index, limits
 from compiler.ir.stmt import LoopFunction, Stmt, map_inner, map_own, ranges_inside
-from compiler.ir.visit import transform, walk
+from compiler.ir.visit import parts, transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def _folded(stmt: Stmt, ranges: Ranges) -> Stmt:
 
 def simplified(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the quotients and remainders that the ranges of the variables decide."""
-    if not any(_is_digit(node) for node in walk(expr)):
+    if not any(map(_is_digit, parts(expr))):
         return expr
     return transform(expr, lambda node: _digit(node, ranges) if isinstance(node, Binary) and _is_digit(node) else None)
 

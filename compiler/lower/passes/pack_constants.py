@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from compiler.ir.affine import Affine, affine
 from compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, Var, const
 from compiler.ir.stmt import LEAVES, Block, For, Let, LoopFunction, Stmt, exprs_of, map_exprs
-from compiler.ir.visit import transform, walk
+from compiler.ir.visit import parts, transform
 from compiler.packing import Packing
 
 
@@ -65,8 +65,9 @@ def _reads(stmt: Stmt, param: Buffer, around: dict[Var, int]) -> Iterator[tuple[
     product is summed over are the innermost.
     """
     for expr in exprs_of(stmt):
-        inside = around | {node.var: node.width for node in walk(expr) if isinstance(node, Dot)}
-        for node in walk(expr):
+        nodes = list(parts(expr))
+        inside = around | {node.var: node.width for node in nodes if isinstance(node, Dot)}
+        for node in nodes:
             if isinstance(node, Load) and node.buffer == param:
                 yield node, inside
     if isinstance(stmt, Block):
