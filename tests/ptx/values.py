@@ -1,0 +1,172 @@
+"""In: bits of registers and a type of PTX. Out: numbers, and what instructions without side effects make of them.
+
+Always: a register is 64 bits, of which a narrower type takes the lowest.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.ptx.program import Instruction, PtxError
+
+Bits = NDArray[np.uint64]
+Numbers = NDArray[Any]
+Mask = NDArray[np.bool_]
+
+TYPES: dict[str, type[np.generic]] = {
+    **{f"{letter}{bits}": getattr(np, f"uint{bits}") for letter in "bu" for bits in (8, 16, 32, 64)},
+    **{f"s{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
+}
+_WIDER: dict[str, type[np.generic]] = {"f16": np.float32, "f32": np.float64, "f64": np.longdouble}
+
+
+def size_of(kind: str) -> int:
+    """Bytes of a type."""
+    return np.dtype(TYPES[kind]).itemsize
+
+
+def numbers(bits: Bits, kind: str) -> Numbers:
+    """What bits mean."""
+    dtype = np.dtype(TYPES[kind])
+    return np.asarray(bits.astype(f"uint{8 * dtype.itemsize}").view(dtype))
+
+
+def bits_of(values: Numbers) -> Bits:
+    """How numbers lie in registers."""
+    values = np.ascontiguousarray(values)
+    return np.asarray(values.view(f"uint{8 * values.itemsize}").astype(np.uint64))
+
+
+def from_bfloat16(bits: Numbers) -> NDArray[np.float32]:
+    """The numbers that bfloat16 stand for."""
+    return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> Bits:
+    """The nearest bfloat16, even ones between two."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    rounded = (bits + np.uint64(0x7FFF) + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
+    return np.where(np.isnan(values), np.uint64(0x7FFF), rounded)
+
+
+def to_tf32(values: NDArray[np.float32]) -> Bits:
+    """The nearest numbers of 10 bits of fraction, away from zero between two."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    return np.where(np.isfinite(values), (bits + np.uint64(0x1000)) & np.uint64(0xFFFFE000), bits)
+
+
+def compared(how: str, one: Numbers, other: Numbers) -> Mask:
+    """A comparison; those whose names end in u hold for NaN too."""
+    known: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }
+    torn = np.isnan(one) | np.isnan(other) if one.dtype.kind == "f" else np.zeros(one.shape, np.bool_)
+    if how == "nan":
+        return torn
+    holds = np.asarray(known[how.removesuffix("u")](one, other))
+    return holds | torn if how.endswith("u") else holds & ~torn
+
+
+def converted(instruction: Instruction, given: Sequence[Bits]) -> Bits:
+    """What `cvt` makes of its arguments."""
+    *modes, target, source = instruction.parts[1:]
+    values = [from_bfloat16(bits) if source == "bf16" else numbers(bits, source) for bits in given]
+    if len(values) == 2:
+        high, low = (_narrowed(value, target.removesuffix("x2")) for value in values)
+        return high << np.uint64(16) | low
+    (value,) = values
+    if target in ("bf16", "tf32"):
+        return _narrowed(value, target)
+    for mode in modes:
+        if mode not in _ROUNDINGS:
+            raise PtxError(f"unknown: {instruction.text}")
+        value = _ROUNDINGS[mode](value)
+    return bits_of(value.astype(TYPES[target]))
+
+
+_ROUNDINGS: dict[str, Callable[[Numbers], Numbers]] = {
+    "rn": lambda value: value,
+    "rni": np.rint,
+    "rzi": np.trunc,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+}
+
+
+def _narrowed(value: Numbers, kind: str) -> Bits:
+    if kind == "bf16":
+        return to_bfloat16(value)
+    return to_tf32(value) if kind == "tf32" else bits_of(value.astype(TYPES[kind]))
+
+
+def computed(instruction: Instruction, given: Sequence[Bits]) -> Bits:
+    """What an instruction of arithmetic or logic makes of its arguments."""
+    name, kind = instruction.parts[0], instruction.kind
+    if name in ("shl", "shr"):
+        return _shifted(name, numbers(given[0], kind), given[1], 8 * size_of(kind))
+    if "wide" in instruction.parts or "hi" in instruction.parts:
+        return _long_product(instruction, given)
+    values = [numbers(bits, kind) for bits in given]
+    if name in ("fma", "mad"):
+        wide = _WIDER.get(kind, TYPES[kind])
+        one, other, addend = (value.astype(wide) for value in values)
+        return bits_of((one * other + addend).astype(TYPES[kind]))
+    if name == "bfe":
+        return _field(values[0], int(given[1][0]), int(given[2][0]))
+    if name not in _PLAIN:
+        raise PtxError(f"unknown: {instruction.text}")
+    return bits_of(np.asarray(_PLAIN[name](*values)).astype(TYPES[kind]))
+
+
+_PLAIN: dict[str, Callable[..., Numbers]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "rcp": lambda value: 1 / value,
+    "sqrt": np.sqrt,
+    "neg": np.negative,
+    "abs": np.abs,
+    "max": np.fmax,
+    "min": np.fmin,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "copysign": lambda sign, size: np.copysign(size, sign),
+}
+
+
+def _shifted(name: str, value: Numbers, count: Bits, width: int) -> Bits:
+    """Shifts by the width and more leave nothing, or the sign."""
+    places = np.minimum(count & np.uint64(0xFFFFFFFF), np.uint64(width))
+    below = np.minimum(places, np.uint64(width - 1)).astype(value.dtype)
+    if name == "shl":
+        return bits_of(np.where(places == width, 0, value << below).astype(value.dtype))
+    gone = (places == width) & (value.dtype.kind != "i")
+    return bits_of(np.where(gone, 0, value >> below).astype(value.dtype))
+
+
+def _long_product(instruction: Instruction, given: Sequence[Bits]) -> Bits:
+    """Products in twice the width: all of them, or the upper half."""
+    kind, width = instruction.kind, 8 * size_of(instruction.kind)
+    one, other = ([int(value) for value in numbers(bits, kind)] for bits in given[:2])
+    products = [first * second for first, second in zip(one, other, strict=True)]
+    if "hi" in instruction.parts:
+        return np.array([product >> width & (1 << width) - 1 for product in products], np.uint64)
+    wide = np.array([product & (1 << 2 * width) - 1 for product in products], np.uint64)
+    return wide + given[2] if len(given) == 3 else wide
+
+
+def _field(value: Numbers, start: int, length: int) -> Bits:
+    """So many bits from a place on; of signed ones the highest is the sign."""
+    above = 8 * value.itemsize - start - length
+    return bits_of(value << value.dtype.type(above) >> value.dtype.type(above + start))

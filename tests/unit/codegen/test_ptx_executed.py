@@ -1,0 +1,120 @@
+"""The PTX of programs for GPUs, executed on a processor instruction by instruction: what LLVM made of them is right."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.codegen.nvptx import ptx
+from compiler.driver.hardware import hardware_of
+from compiler.ir.expr import Expr
+from compiler.ir.kernel import DeviceFunction
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate
+from compiler.search.options import SearchOptions
+from compiler.search.space import build_spaces
+from compiler.simt.execute import execute
+from compiler.target import Target
+from compiler.te.evaluate import evaluate
+from tests.property.programs import inputs_of
+from tests.ptx.machine import run_ptx
+from tests.ptx.program import PtxError
+from tests.unit.lower.small import fetched_product
+from tests.unit.search.workloads import GPU, gpu_task_of
+from tests.unit.simt.operators import OPERATORS
+from tests.unit.simt.products import PRODUCTS, TF32, lowered, product, sampled, tensor_space
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_ptx_of_every_operator_computes_the_definition(name: str) -> None:
+    dag = OPERATORS[name]()
+    rng = np.random.default_rng(7)
+    values = inputs_of(dag, rng)
+    wanted = evaluate(dag.outputs, values)
+    for space in build_spaces(gpu_task_of(name, dag), SearchOptions()):
+        _, group = next(iter(space.groups(space.sample(rng, 64))))
+        row = group.rows[space.legal(group)][0]
+        function = lower_for_gpu(replay(dag, space.steps(row)), "k", GPU)
+        text = ptx(function, Target("cuda"))
+        for one, other in zip(run_ptx(text, function, [values[tensor] for tensor in dag.inputs]), wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=text)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_ptx_of_tensor_cores_computes_what_the_lowered_program_does(name: str) -> None:
+    dag = PRODUCTS[name]()
+    values = list(inputs_of(dag, np.random.default_rng(1)).values())
+    (steps,) = list(sampled(tensor_space(dag), 1))[:1]
+    assert_same(lowered(dag, steps), values, TF32)
+
+
+def assert_same(function: DeviceFunction, values: list[np.ndarray], target: Target) -> None:
+    """The PTX computes what the function does, but for the order in which tensor cores add."""
+    found, wanted = run_ptx(ptx(function, target), function, values), execute(function, values)
+    for one, other in zip(found, wanted, strict=True):
+        exact = other.astype(np.float64)
+        assert np.abs(one.astype(np.float64) - exact).max() <= 1e-6 * np.abs(exact).max() or one.itemsize == 2
+        np.testing.assert_allclose(one.astype(np.float64), exact, rtol=1e-2, atol=1e-2 * np.abs(exact).max())
+
+
+def test_shared_memory_that_a_launch_gives() -> None:
+    target = Target("cuda -arch=sm_80")
+    hardware = hardware_of(target, 1)
+    dag = product(128, 64, 160)
+    values = list(inputs_of(dag, np.random.default_rng(1)).values())
+    for steps in sampled(tensor_space(dag, target, hardware), 200):
+        function = lower_for_gpu(replay(dag, steps), "k", hardware)
+        if function.kernels[0].dynamic_shared:
+            assert_same(function, values, target)
+            return
+    pytest.fail("no program takes that much")
+
+
+@pytest.mark.parametrize("function", [te.exp, te.log, te.sqrt, te.tanh, te.erf, te.sigmoid, te.rsqrt, te.floor])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_functions_are_as_exact_as_on_a_processor(function: Callable[[Expr], Expr], dtype: str) -> None:
+    x = te.placeholder((256,), dtype, "x")
+    dag = ComputeDAG([x, te.compute((256,), lambda i: function(x[i]), "y")])
+    device = lower_for_gpu(replay(dag, (Annotate(1, 0, Annotation.THREAD_X),)), "k", GPU)
+    spread = np.random.default_rng(0).normal(0, 8, 256).astype(dtype)
+    spread[:8] = [0, 1, -1, 88.5, -103.5, np.inf, -np.inf, np.nan]
+    ((found,), (wanted,)) = run_ptx(ptx(device, Target("cuda")), device, [spread]), execute(device, [spread])
+    kind = np.finfo(dtype)
+    np.testing.assert_allclose(found, wanted, rtol=5 * float(kind.eps), atol=float(kind.smallest_normal))
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "fault"),
+    [
+        (r"bar\.sync", "@%p1 bar.sync", "ended before|different barriers|never come"),
+        (r"(ld\.global\.nc\.b32 .*)\]", r"\1+2]", "not aligned: ld"),
+        (r"(st\.global\.b32 \t\[\w*%\w+)\]", r"\1+65536]", "nothing lies at 0x1.*: st"),
+        (r"(st\.shared\.b32 \t\[)%\w+", r"\g<1>4096", "nothing lies at 0x1000: st.shared"),
+        (r"fma\.rn\.f32", "fmb.rn.f32", "unknown: fmb"),
+    ],
+)
+def test_what_no_gpu_would_answer_for_is_found(written: str, instead: str, fault: str) -> None:
+    function, values = fetched()
+    text = ptx(function, Target("cuda"))
+    assert re.search(written, text)
+    with pytest.raises(PtxError, match=fault):
+        run_ptx(re.sub(written, instead, text), function, values)
+
+
+def test_other_instructions_compute_something_else() -> None:
+    function, values = fetched()
+    text, (wanted,) = ptx(function, Target("cuda")), execute(function, values)
+    np.testing.assert_allclose(run_ptx(text, function, values)[0], wanted, rtol=1e-5, atol=1e-5)
+    broken = text.replace("fma.rn.f32", "add.rn.f32")
+    assert not np.allclose(run_ptx(broken, function, values)[0], wanted)
+
+
+def fetched() -> tuple[DeviceFunction, list[np.ndarray]]:
+    """C = A B with a row of A in shared memory, and A and B."""
+    function = lower_for_gpu(fetched_product(), "k", GPU)
+    rng = np.random.default_rng(0)
+    return function, [rng.normal(size=buffer.shape).astype("float32") for buffer in function.params[:2]]
