@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from prefect import Flow, flow
 
 from compiler.driver.bench import DeviceFacts
-from compiler.measure.cuda_runner import gpu_identity
+from compiler.driver.hardware import target_on
+from compiler.measure.cuda_runner import gpu_here
 from compiler.measure.fleet import BUILD, device_queue
+from compiler.target import Target
 from flows.parameters import TuneJob
 from tasks.fleet import describe_device
 from tasks.plan import FleetPlan
@@ -20,13 +22,16 @@ AnyFlow = TypeVar("AnyFlow", bound=Flow[Any, Any])
 
 
 def located(job: TuneJob) -> TuneJob:
-    """The job with what its fleet's device says of itself: target, cores, cache; or with the name of its GPU, as far as
-    there is one. What was asked for stays.
+    """The job with what its fleet's device says of itself: target, cores, cache; or with the name of its GPU, and
+    that one's architecture where none is asked for, as far as there is one. What was asked for stays.
 
-    Raises: MeasureError when no worker serves the device.
+    Raises: MeasureError when no worker serves the device; TargetError when the GPU runs no code for the target.
     """
     if job.gpu is not None:
-        return replace(job, machine=gpu_identity(job.gpu))
+        device = gpu_here(job.gpu)
+        if device is None:  # which is said where the first program would be launched
+            return job
+        return replace(job, machine=device.identity, target=str(target_on(Target(job.target), device)))
     if job.plan is None:
         return job
     facts = reaching_fleet(describe_on, job)(job.on_device, job.plan)

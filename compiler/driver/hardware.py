@@ -7,8 +7,10 @@ from dataclasses import fields, replace
 
 from compiler.codegen.cpu import describe, vector_bytes
 from compiler.codegen.nvptx import check_gpu
+from compiler.codegen.ptxas import assembles
 from compiler.config import usable_processors
-from compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
+from compiler.errors import TargetError
+from compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of, runs_code
 from compiler.runtime.cuda_driver import GpuDevice
 from compiler.target import HardwareParams, Target
 
@@ -51,6 +53,31 @@ def hardware_of_gpu(device: GpuDevice) -> HardwareParams:
         warp_size=device.warp_size,
         facts=device.facts,
     )
+
+
+def target_on(target: Target, device: GpuDevice) -> Target:
+    """A target as it is tuned on a GPU: for that one's architecture where none is named, since code for the oldest one
+    has neither its tensor cores nor its shared memory.
+
+    Raises: TargetError when the GPU does not run code for the architecture that is named.
+    """
+    if not target.arch:
+        here = Target("cuda", arch=device.arch, math=target.math)
+        return here if _is_known(here) else target
+    if not runs_code(device.arch, target.arch, assembled=assembles(target.arch)):
+        raise TargetError(
+            f"target {str(target)!r}: the GPU here, {device.name}, is {device.arch} and runs no code for "
+            f"{target.arch}; name {device.arch}, or none"
+        )
+    return target
+
+
+def _is_known(target: Target) -> bool:
+    try:
+        check_gpu(target)
+    except TargetError:
+        return False
+    return True
 
 
 def completed(hardware: HardwareParams, target: Target) -> HardwareParams:

@@ -55,14 +55,6 @@ def gpu_here(number: int) -> GpuDevice | None:
     return found
 
 
-def gpu_identity(number: int) -> str:
-    """The identity of a GPU of this machine, as records carry it: the same text means that times may be compared. Empty
-    when there is no such GPU.
-    """
-    device = gpu_here(number)
-    return "" if device is None else device.identity
-
-
 def gpu_of_key(key: str) -> int | None:
     """The number of the GPU that a device of a fleet is: 1 for the key cuda:1, 0 for cuda; None for any other key."""
     found = _KEY.fullmatch(key)

@@ -13,10 +13,14 @@ from compiler.driver.compile_network import compile_graph
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
 from compiler.driver.extract import ExtractedNetwork, extract_network
+from compiler.driver.hardware import target_on
 from compiler.errors import OptionError
 from compiler.executor.library import Library
+from compiler.measure.cuda_runner import gpu_here
 from compiler.measure.record import MeasureRecord
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from compiler.runtime.cuda_driver import GpuDevice
+from compiler.target import Target
 from flows.commands.arguments import Network, Shapes, TargetText, Threads
 from flows.commands.output import Json, Output, Quiet
 from flows.commands.records import Store, home_of
@@ -47,13 +51,16 @@ def compile_network(
     count = config.thread_count(config.usable_cores()) if threads is None else threads
     if not is_thread_count(count):
         raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {count}")
+    gpu = gpu_here(0) if Target(target or HOST).is_gpu else None
+    if gpu is not None and not Target(target or HOST).arch:
+        target = str(target_on(Target(target or HOST), gpu))
     extracted = extract_network(network, target or HOST, count, tuple(shape or ()), winograd)
     path = to or Path(f"{extracted.name}.retune")
     with ApplyHistoryBest(list(log or ())), telling_nothing():
         compiled = compile_graph(
             extracted.graph,
             extracted.target,
-            _records(extracted, home_of(store)),
+            _records(extracted, home_of(store), gpu),
             threads=extracted.threads,
             cut=extracted.partition,
         )
@@ -63,11 +70,14 @@ def compile_network(
     output.say("\n".join(lines), **_fields(coverage), network=path)
 
 
-def _records(extracted: ExtractedNetwork, home: Place) -> dict[str, MeasureRecord]:
-    """The best records of the network's tasks on this machine."""
-    known = ParquetRecordStore(home).best_per_task(
-        target=str(extracted.target), device=config.device_name(), threads=extracted.threads
-    )
+def _records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> dict[str, MeasureRecord]:
+    """The best records of the network's tasks on this machine; for a GPU that this one lacks, of all machines."""
+    device: str | None = config.device_name()
+    threads: int | None = extracted.threads
+    if extracted.target.is_gpu:
+        device = gpu.identity if gpu is not None and gpu.arch == extracted.target.arch else None
+        threads = None  # of the host, which computes nothing
+    known = ParquetRecordStore(home).best_per_task(target=str(extracted.target), device=device, threads=threads)
     return {key: known[key] for key in extracted.task_keys if key in known}
 
 

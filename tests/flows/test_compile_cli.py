@@ -12,8 +12,12 @@ from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.measure.log import append_log, to_record
 from compiler.measure.record import MeasureRecord
+from compiler.schedule.default_gpu import default_gpu_steps
+from compiler.schedule.steps import dump_steps
 from compiler.schedule.task import SearchTask
+from flows.commands import compile as compile_module
 from storage.parquet import ParquetRecordStore
+from tests.cuda_double import DEVICE
 from tests.flows.command_line import refused, run
 from tests.trials import split_by_one
 
@@ -38,6 +42,25 @@ def test_records_of_this_machine_then_logs_then_nothing(
     assert [each["task_key"] for each in said["fallbacks"]] == [task.workload_key for task in others]
     assert said["tunable"] == 2 + len(others)
     GraphExecutor(network).run()
+
+
+def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of a GPU are kept under its name, not under that of the processor beside it."""
+    first, second, *_ = extract_network("mlp", "cuda -arch=sm_90", 1).tasks
+    made = [(first, DEVICE.identity), (second, "another GPU")]
+    records = [
+        replace(_record(task, device), steps=dump_steps(default_gpu_steps(task.dag)), threads=7)
+        for task, device in made
+    ]
+    ParquetRecordStore(folder / "state").append(records)
+    for gpu, target, count in ((DEVICE, "cuda", 1), (None, "cuda -arch=sm_90", 2)):
+        monkeypatch.setattr(compile_module, "gpu_here", lambda _, gpu=gpu: gpu)
+        arguments = ("--threads", "1", "--target", target, "-o", "out.retune", "--quiet")
+        assert run(monkeypatch, "compile", "mlp", *arguments) == 0
+        coverage = CompiledNetwork.load(folder / "out.retune").coverage
+        assert [kernel.origin for kernel in coverage].count("record") == count
 
 
 def test_kernels_without_a_record_are_named(

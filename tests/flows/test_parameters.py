@@ -7,11 +7,22 @@ import pytest
 
 from compiler import config
 from compiler.errors import OptionError, TargetError
+from flows import located as located_module
 from flows.parameters import DEFAULT_TRIALS, TuneJob
+from tests.cuda_double import DEVICE
 
 
 def job(**options: Any) -> TuneJob:
     return TuneJob.checked("mlp", **options)
+
+
+def test_a_job_for_a_gpu_is_for_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = job(target="cuda", threads=1)
+    monkeypatch.setattr(located_module, "gpu_here", lambda _: DEVICE)
+    found = located_module.located(asked)
+    assert (found.target, found.device) == ("cuda -arch=sm_90", DEVICE.identity)
+    monkeypatch.setattr(located_module, "gpu_here", lambda _: None)
+    assert located_module.located(asked) == asked
 
 
 def test_defaults_are_filled_in() -> None:

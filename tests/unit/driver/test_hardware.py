@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.driver.hardware import completed, hardware_of, hardware_of_gpu
+from compiler.driver.hardware import completed, hardware_of, hardware_of_gpu, target_on
 from compiler.errors import TargetError
 from compiler.gpu_facts import facts_of
 from compiler.target import HardwareParams, Target
@@ -54,6 +54,18 @@ def test_of_a_gpu_that_is_not_known_a_block_has_what_all_give() -> None:
 def test_a_gpu_that_kernels_cannot_be_made_for_is_refused(arch: str, why: str) -> None:
     with pytest.raises(TargetError, match=why):
         hardware_of(Target("cuda", arch=arch), 1)
+
+
+def test_a_target_without_an_architecture_is_that_of_the_gpu_that_is_there() -> None:
+    assert str(target_on(Target("cuda"), DEVICE)) == "cuda -arch=sm_90"
+    assert str(target_on(Target("cuda -math=tf32"), DEVICE)) == "cuda -arch=sm_90 -math=tf32"
+    assert target_on(Target("cuda"), replace(DEVICE, arch="sm_999")) == Target("cuda")  # newer than LLVM
+    assert target_on(Target("cuda -arch=sm_90"), DEVICE) == Target("cuda -arch=sm_90")
+
+
+def test_a_gpu_that_runs_no_code_for_the_target_is_told_before_anything_is_built() -> None:
+    with pytest.raises(TargetError, match=r"the GPU here, Double, is sm_90 and runs no code for sm_120; name sm_90"):
+        target_on(Target("cuda -arch=sm_120"), DEVICE)
 
 
 def test_what_no_processor_can_be_without_is_filled_in() -> None:
