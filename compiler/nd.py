@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import BFLOAT16, number_type
-from compiler.errors import ArtifactError, OptionError
-from compiler.runtime.buffers import aligned_array
+from compiler.dtype import BFLOAT16
+from compiler.errors import ArtifactError
+from compiler.runtime.buffers import empty as _empty
 from compiler.runtime.device import Device, require_cpu
 from compiler.runtime.device import cpu as _cpu
 from compiler.runtime.ffi import NDArray, tensor_of
@@ -22,9 +22,13 @@ __all__ = ["NDArray", "array", "empty", "from_dlpack"]
 def array(values: Any, device: Device | None = None) -> NDArray:
     """A copy of the values, which are an array or nested lists.
 
-    Raises: OptionError for another device than the processor; ArtifactError for a type that NumPy cannot pass on.
+    Raises: OptionError for another device than the processor; ArtifactError for a type that NumPy cannot pass on, or
+    lists of different lengths.
     """
-    source = values.numpy() if isinstance(values, NDArray) else np.asarray(values)
+    try:
+        source = values.numpy() if isinstance(values, NDArray) else np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise ArtifactError(f"the values make no array: {error}") from None
     made = empty(source.shape, source.dtype.name, device)
     made.numpy()[...] = source
     return made
@@ -37,16 +41,9 @@ def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = 
     ArtifactError for a type that NumPy cannot pass on, or when there is no memory.
     """
     require_cpu(_cpu() if device is None else device)
-    if dtype == BFLOAT16:
+    if isinstance(dtype, str) and dtype == BFLOAT16:
         raise ArtifactError("NumPy cannot pass arrays of bfloat16 on; make them with PyTorch and use from_dlpack")
-    extents = tuple(int(extent) for extent in shape)
-    if min(extents, default=0) < 0:
-        raise OptionError(f"an array cannot have the shape {list(extents)}")
-    try:
-        name = number_type(dtype)
-    except ValueError as error:
-        raise OptionError(str(error)) from None
-    return from_dlpack(aligned_array(extents, name))
+    return from_dlpack(_empty(shape, dtype))
 
 
 def from_dlpack(source: Any) -> NDArray:

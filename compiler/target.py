@@ -94,6 +94,8 @@ class Target:
 
 
 def _parsed(text: str) -> tuple[str, dict[str, str]]:
+    if not isinstance(text, str):
+        raise TargetError(f"a target is a text, such as 'llvm -mcpu=znver4', not {text!r:.80}")
     words = text.split()
     if not words or words[0] not in _OPTIONS:
         raise TargetError(f"target {text!r}: the first word must be one of {', '.join(_OPTIONS)}")

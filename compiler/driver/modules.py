@@ -17,6 +17,7 @@ from compiler.schedule.default import default_steps
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
+from compiler.te.checks import checked_name
 from compiler.te.prim_func import PrimFunc, create_prim_func
 from compiler.te.tensor import Tensor
 
@@ -37,7 +38,9 @@ def build(
     found for the function (or a state), or a mapping of them by name. One function is called `name`, "main" by default.
     Raises: DefinitionError when there is nothing to build, and as `build_kernel`.
     """
-    chosen = Target(target) if isinstance(target, str) else target
+    chosen = target if isinstance(target, Target | None) else Target(target)
+    if name is not None:
+        checked_name("a function", name)
     if isinstance(what, Mapping):
         if name is not None or not isinstance(steps, Mapping | None):
             raise DefinitionError("the functions of a mapping have their names there; give their steps by name too")
@@ -48,7 +51,7 @@ def build(
         by_name = dict(steps) if isinstance(steps, Mapping) else {} if steps is None else {title: steps}
     if not functions:
         raise DefinitionError("there is nothing to build: the mapping has no functions")
-    if unknown := sorted(set(by_name) - set(functions)):
+    if unknown := sorted(map(str, set(by_name) - set(functions))):
         raise DefinitionError(f"steps are given for {', '.join(unknown)}; the functions are {', '.join(functions)}")
     return Module([_function(title, each, chosen, by_name.get(title)) for title, each in functions.items()])
 
@@ -70,7 +73,9 @@ def _function(name: str, what: Buildable, target: Target | None, steps: Steps | 
     if steps is None:
         steps = default_steps(task.dag)
     elif not isinstance(steps, Sequence):
-        steps = [step for step in steps.steps if isinstance(step, Step)]
+        steps = getattr(steps, "steps", None)
+    if not isinstance(steps, Sequence) or not all(isinstance(step, Step) for step in steps):
+        raise DefinitionError(f"{name}: the steps of a program, or a state, are needed, not {steps!r:.80}")
     # A symbol of its own: a program that loads the module has a `main` too.
     return as_function(name, build_kernel(task, steps, f"retune_{name}"), task.target, order)
 

@@ -26,7 +26,7 @@ def save_json(value: Any) -> str:
     """
     try:
         return str(to_json(convert(value)))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise ArtifactError(f"a {type(value).__name__} cannot be saved as JSON: {error}") from error
 
 
@@ -83,6 +83,7 @@ def assert_structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> 
 def _difference(lhs: Any, rhs: Any, map_free_vars: bool) -> str | None:
     try:
         found = mismatch(lhs, rhs, map_free_vars)
-    except TypeError:  # an object that the FFI does not look into
-        return None if lhs == rhs else f"{lhs} and {rhs}"
+    except (TypeError, BufferError):  # an object that the FFI does not look into
+        same = lhs == rhs
+        return None if (same if isinstance(same, bool) else lhs is rhs) else f"{lhs} and {rhs}"
     return None if found is None else f"{found[0]} of the first, {found[1]} of the second"

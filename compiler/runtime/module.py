@@ -14,6 +14,7 @@ from compiler.runtime.ffi import FFIModule, PackedFunc, new_function, open_libra
 from compiler.runtime.linking import LINKERS
 from compiler.runtime.loader import load_entry
 from compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
+from compiler.runtime.paths import path_of
 from compiler.runtime.seal import check_seal
 from compiler.runtime.timed_functions import TimedFunctions
 
@@ -79,7 +80,12 @@ class Module(TimedFunctions):
         return self.is_dso_exportable
 
     def import_module(self, module: "Module") -> None:
-        """Look for functions in that module too. Raises: ArtifactError when that module imports this one."""
+        """Look for functions in that module too.
+
+        Raises: ArtifactError when that is no module, or imports this one.
+        """
+        if not isinstance(module, Module):
+            raise ArtifactError(f"a module imports modules, not {module!r:.80}")
         if self is module or any(self is each for each in module._all_imports()):
             raise ArtifactError("a module cannot import itself")
         self._imports.append(module)
@@ -105,6 +111,8 @@ class Module(TimedFunctions):
         return found
 
     def _own(self, name: str) -> PackedFunc | None:
+        if not isinstance(name, str):
+            return None
         if name not in self._loaded:
             if name in self._functions:
                 function = self._functions[name]
@@ -148,7 +156,7 @@ class Module(TimedFunctions):
         Raises: ArtifactError for another ending, when there is no linker or it fails, when a function has no object
         code because it was loaded from a library, or when the file cannot be written.
         """
-        path = Path(path)
+        path = path_of(path)
         if path.suffix not in (_LIBRARY, _ARCHIVE):
             raise ArtifactError(f"{path}: a module is exported to {_LIBRARY} or {_ARCHIVE}")
         modules = [self, *self._all_imports()]
@@ -169,7 +177,7 @@ class Module(TimedFunctions):
 
     def save(self, path: str | Path) -> Path:
         """Write an archive (.tar) of the module, which needs no linker. Raises: as `export_library`."""
-        if Path(path).suffix != _ARCHIVE:
+        if path_of(path).suffix != _ARCHIVE:
             raise ArtifactError(f"{path}: a module is saved as {_ARCHIVE}; export_library makes a shared library")
         return self.export_library(path)
 
@@ -180,7 +188,7 @@ def load_module(path: str | Path) -> Module:
     Code runs with your rights: load only files that you trust.
     Raises: ArtifactError when the file is missing, damaged, or neither.
     """
-    path = Path(path)
+    path = path_of(path)
     if not path.is_file():
         raise ArtifactError(f"{path}: there is no such file")
     if path.suffix == _LIBRARY:

@@ -5,8 +5,10 @@ Always: nothing is wrapped: a `PackedFunc` is the FFI's own function.
 
 from typing import Any
 
-from compiler.runtime.ffi import PackedFunc, object_use_count
+from compiler.errors import ArtifactError
+from compiler.runtime.ffi import FFIObject, PackedFunc
 from compiler.runtime.ffi import convert as _convert
+from compiler.runtime.ffi import object_use_count as _object_use_count
 
 __all__ = ["PackedFunc", "convert", "object_use_count"]
 
@@ -17,5 +19,19 @@ def convert(value: Any) -> Any:
     Lists and tuples become `Array`, dicts `Map`, functions `PackedFunc`, arrays of NumPy and of whoever speaks DLPack
     `NDArray` on the same memory; texts and bytes stay what they are, and so do numbers. Any other object is
     passed on as it is and comes back as the same object.
+    Raises: ArtifactError for an array of elements that DLPack does not have.
     """
-    return _convert(value)
+    try:
+        return _convert(value)
+    except BufferError as error:
+        raise ArtifactError(f"the FFI takes no such array: {error}") from error
+
+
+def object_use_count(value: FFIObject) -> int:
+    """How many references there are to an object of the FFI; 0 after it was moved away.
+
+    Raises: ArtifactError for what is none.
+    """
+    if not hasattr(value, "__chandle__"):
+        raise ArtifactError(f"an object of the FFI has references to count, not {value!r:.80}")
+    return _object_use_count(value)

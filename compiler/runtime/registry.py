@@ -78,7 +78,7 @@ def get_global_func(name: str, allow_missing: bool = False) -> "PackedFunc | Non
 
     Raises: RegistryError for an unknown name.
     """
-    function: PackedFunc | None = _ffi().get_function(name, allow_missing=True)
+    function: PackedFunc | None = _ffi().get_function(_checked(name), allow_missing=True)
     if function is None and not allow_missing:
         raise RegistryError(f"no function {name} is registered in this process; register it with register_func")
     return function
@@ -117,10 +117,16 @@ def remove_global_func(name: str) -> None:
     Raises: RegistryError for an unknown name.
     """
     with _LOCK:
-        if _ffi().get_function(name, allow_missing=True) is None:
+        if _ffi().get_function(_checked(name), allow_missing=True) is None:
             raise RegistryError(f"no function {name} is registered in this process, so none can be removed")
         _ffi().remove_function(name)
         _PYTHON.pop(name, None)
+
+
+def _checked(name: object) -> str:
+    if not isinstance(name, str):
+        raise RegistryError(f"functions are registered by names, not by {name!r:.80}")
+    return name
 
 
 def _ffi() -> Any:

@@ -17,6 +17,7 @@ from compiler.errors import OptionError
 from compiler.runtime.artifact import Array
 
 _GROWTH = 1.618
+_MOST_FLUSHED = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class TimeEvaluator:
 
     def __post_init__(self) -> None:
         counts = (self.number, self.repeat, self.repeats_to_cooldown, self.limit_zero_time_iterations)
+        whole = isinstance(self.flush_bytes, int) and not isinstance(self.flush_bytes, bool)
+        if not whole or self.flush_bytes > _MOST_FLUSHED:
+            raise OptionError(f"flush_bytes must be a number of bytes up to {_MOST_FLUSHED}, not {self.flush_bytes!r}")
         for amount in (self.min_repeat_ms, self.cooldown_ms, self.flush_bytes):
             if not isinstance(amount, int | float):
                 raise OptionError(f"min_repeat_ms, cooldown_ms and flush_bytes must be numbers, not {amount!r}")

@@ -51,6 +51,8 @@ def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
     Raises: DefinitionError when a tensor is listed twice, an input is missing, or nothing is computed.
     """
     checked_name("a function", name)
+    if not isinstance(args, Sequence) or not all(isinstance(tensor, Tensor) for tensor in args):
+        raise DefinitionError(f"{name}: a function is made of a list of tensors, not of {args!r:.80}")
     if len(set(args)) != len(args):
         raise DefinitionError(f"{name}: a tensor is listed twice")
     if all(isinstance(tensor.op, PlaceholderOp) for tensor in args):

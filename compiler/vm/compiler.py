@@ -18,13 +18,14 @@ from compiler.codegen.cpu import describe
 from compiler.driver.compile_network import KnownProgram, made_for
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import is_enabled, is_silent
-from compiler.errors import MachineError, ModelError, ModelFormatError
+from compiler.errors import MachineError, ModelError, ModelFormatError, OptionError
 from compiler.frontend.network import load_network_program
 from compiler.frontend.onnx.program import load_program
 from compiler.graph.ir import Array, Graph
 from compiler.graph.pipeline import optimize
 from compiler.graph.program import MAIN, Call, Function, Program, of_graph
 from compiler.graph.region import GraphRegion, Param
+from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.target import Target
 from compiler.vm.executable import Executable
 from compiler.vm.library import VMLibrary
@@ -51,7 +52,7 @@ def compile(
     Raises: ModelError when the network cannot be read or a parameter fits no input; TargetError; LoweringError.
     """
     compiler = VMCompiler(threads=threads, best=best)
-    if params:
+    if params is not None:
         compiler.set_params(params)
     compiler.lower(mod, target, target_host)
     compiler.codegen()
@@ -62,6 +63,11 @@ class VMCompiler:
     """Compiles a network step by step: `set_params`, `lower`, `codegen`, `get_exec`."""
 
     def __init__(self, *, threads: int = 1, best: Mapping[str, KnownProgram] | None = None) -> None:
+        """Raises: OptionError for a number of threads that cannot be, or programs that are none."""
+        if not is_thread_count(threads):
+            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r:.80}")
+        if not isinstance(best, Mapping | None) or not all(map(_is_program, (best or {}).values())):
+            raise OptionError(f"best is tuned programs by workload key, not {best!r:.80}")
         self._threads = threads
         self._best = dict(best or {})
         self._params: dict[str, Array] = {}
@@ -71,6 +77,8 @@ class VMCompiler:
 
     def set_params(self, params: Params) -> None:
         """Fix inputs, by name, before `lower`. Raises: ModelFormatError when a value is no array."""
+        if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
+            raise ModelFormatError(f"parameters are arrays by the names of inputs, not {params!r:.80}")
         for name, value in params.items():
             array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
             if array.dtype.hasobject:
@@ -97,7 +105,7 @@ class VMCompiler:
         """
         del target_host
         _machine(target)
-        if params:
+        if params is not None:
             self.set_params(params)
         program = self._program(mod)
         functions = {name: _optimized(function, program) for name, function in program.functions.items()}
@@ -161,6 +169,10 @@ class VMCompiler:
             program = load_program(mod, constants=self._params)
         program.verify()
         return program
+
+
+def _is_program(one: object) -> bool:
+    return all(hasattr(one, name) for name in ("steps", "record_id", "seconds"))
 
 
 def _machine(target: Target | str | None) -> Target:

@@ -25,6 +25,8 @@ class Executable:
 
     def __init__(self, contents: Contents, library: VMLibrary | None = None) -> None:
         """Raises: ArtifactError when anything in the contents does not fit."""
+        if not isinstance(contents, Contents) or not isinstance(library, VMLibrary | None):
+            raise ArtifactError("an executable is made of Contents and a VMLibrary; compile makes one of a network")
         contents.verify()
         self.contents = contents
         self.library = library or VMLibrary()
@@ -46,7 +48,7 @@ class Executable:
 
     def function_index(self, name: str) -> int:
         """The number of a function. Raises: ArtifactError when there is none of that name."""
-        if name not in self._index:
+        if not isinstance(name, str) or name not in self._index:
             raise ArtifactError(f"the executable has no function {name!r}; it has {', '.join(self.globals)}")
         return self._index[name]
 
@@ -147,8 +149,8 @@ class Executable:
         Raises: ArtifactError that names what is missing, was bound before, unknown, no array of numbers, or not the one
         that was taken out; then nothing has changed.
         """
-        if not isinstance(constants, Mapping):
-            raise ArtifactError(f"constants are bound by their names, not from a {type(constants).__name__}")
+        if not isinstance(constants, Mapping) or not all(isinstance(name, str) for name in constants):
+            raise ArtifactError(f"constants are bound by their names, not from {constants!r:.80}")
         wanted = {one.name: (one, place) for one, place in self._late_bound()}
         again = sorted(set(constants) & self._bound)
         if again:
@@ -186,6 +188,8 @@ class Executable:
     @classmethod
     def load_exec(cls, bytecode: bytes | bytearray, lib: VMLibrary | None = None) -> "Executable":
         """What `save` wrote. Raises: ArtifactError when the bytes are damaged, of another version, or inconsistent."""
+        if not isinstance(bytecode, bytes | bytearray):
+            raise ArtifactError(f"bytecode is bytes, as Executable.save gives them, not a {type(bytecode).__name__}")
         return cls(decode_contents(bytes(bytecode)), lib)
 
     def export_library(self, path: str | Path) -> Path:

@@ -24,6 +24,7 @@ from compiler.executor.params import load_param_dict, save_param_dict
 from compiler.runtime.arguments import is_thread_count
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
+from compiler.runtime.paths import path_of
 from compiler.runtime.processor import check_processor
 from compiler.runtime.published import published
 from compiler.vm.contents import LateBound
@@ -71,8 +72,11 @@ class VMLibrary:
         check_processor("the executable", self.about)
 
     def export_library(self, path: str | Path, bytecode: bytes | None = None) -> Path:
-        """Write the library, and the bytecode if given, into one file. Raises: ArtifactError when that fails."""
-        path = Path(path)
+        """Write the library, and the bytecode if given, into one file.
+
+        Raises: ArtifactError when that fails; OptionError for what is no path.
+        """
+        path = path_of(path)
         names = list(self.regions)
         rows = [{"name": name, "kind": one.kind, "fixed": dict(one.fixed)} for name, one in self.regions.items()]
         programs = [[one.workload_key, one.steps, one.seconds, one.record_id] for one in self.programs]
@@ -99,6 +103,7 @@ class VMLibrary:
     @classmethod
     def load_with_code(cls, path: str | Path) -> "tuple[VMLibrary, bytes | None]":
         """The library, and the bytecode when the file has it. Raises: as `load`."""
+        path = path_of(path)
         try:
             with zipfile.ZipFile(path) as archive:
                 return cls._read(archive), _member(archive, "bytecode")

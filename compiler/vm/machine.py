@@ -136,7 +136,7 @@ class VirtualMachine:
     def get_input_index(self, input_name: str, func_name: str = MAIN) -> int:
         """The number of an argument, -1 when there is none of that name. Raises: ArtifactError for another function."""
         names = [param.name for param in self._signature(func_name)]
-        return names.index(input_name) if input_name in names else -1
+        return names.index(input_name) if isinstance(input_name, str) and input_name in names else -1
 
     # Running
 

@@ -19,7 +19,7 @@ class VMOptions:
     prepared_bytes: int = 2 << 30
 
     def __post_init__(self) -> None:
-        if self.specialise not in (NOW, BACKGROUND, NEVER):
+        if not isinstance(self.specialise, str) or self.specialise not in (NOW, BACKGROUND, NEVER):
             raise OptionError(f"specialise is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialise!r}")
         if isinstance(self.specialisations, bool) or not isinstance(self.specialisations, int):
             raise OptionError(f"specialisations must be a whole number, not {self.specialisations!r}")

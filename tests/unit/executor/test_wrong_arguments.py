@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 import pytest
 
 from compiler import debug_executor, graph_executor
-from compiler.errors import RetuneError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.graph_executor import Library, cpu, create, save_param_dict
 from tests.doubling_network import SHAPE, doubling_network
 from tests.graphs import ARITHMETIC, one_call, weighted
+from tests.wrong_arguments import refusals
 
 BLOB = save_param_dict({"w": np.ones(4, "float32")})
 
@@ -64,11 +63,6 @@ GOOD: dict[str, Any] = {
 }
 """What fits a parameter of this name, of whichever function."""
 
-WRONG: tuple[Any, ...] = (
-    None, True, 7, -1, 1.5, float("nan"), "no such thing", "a\0b", b"bytes", (), [], [[1], [2, 3]], {}, {"a": 1},
-    {7: 7}, np.ones(3), np.ones(4, "U1"), object(), print, int,
-)  # fmt: skip
-
 def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     """All that a script can call, by what it is called in this test."""
     weights = create(weighted().dumps(), ARITHMETIC, cpu())
@@ -88,43 +82,14 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     debugging.exit()
 
 
-def _calls(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Calls of a function in which one argument is wrong, and which one it is."""
-    parameters = inspect.signature(function).parameters
-    kinds = inspect.Parameter
-    for wrong in WRONG:
-        for name, chosen in parameters.items():
-            if isinstance(chosen.default, bool):
-                continue  # anything is true or false
-            args: list[Any] = []
-            named: dict[str, Any] = {}
-            for each in parameters.values():
-                if each.kind is kinds.VAR_KEYWORD:
-                    named |= {"x": wrong} if each is chosen else {}
-                elif each is chosen or each.default is kinds.empty or each.kind is not kinds.POSITIONAL_ONLY:
-                    value = wrong if each is chosen else GOOD[each.name]
-                    if each.kind is kinds.KEYWORD_ONLY:
-                        named[each.name] = value
-                    else:
-                        args.append(value)
-            yield f"{name}={wrong!r:.40}", partial(function, *args, **named)
-
-
 def test_wrong_arguments_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    raw, refused = [], 0
-    for name, function in _functions():
-        for what, call in _calls(function):
-            try:
-                call()
-            except RetuneError as error:
-                refused += 1
-                if "\n" in str(error) or not str(error):
-                    raw.append(f"{name}({what}): {error}")
-            except (AttributeError, NotImplementedError) as error:  # what TVM's names raise where ours say why
-                if "has no function" not in str(error) and "debug_executor" not in str(error):
-                    raw.append(f"{name}({what}): {type(error).__name__}: {error}")
-            except Exception as error:
-                raw.append(f"{name}({what}): {type(error).__name__}: {error}")
+    refused, raw = refusals(_functions(), GOOD, _is_fine)
     assert raw == []
     assert refused > 1000
+
+
+def _is_fine(error: Exception) -> bool:
+    """What TVM's names raise where ours say why."""
+    ours = "has no function" in str(error) or "debug_executor" in str(error)
+    return isinstance(error, AttributeError | NotImplementedError) and ours
