@@ -3,10 +3,11 @@
     python -m benchmarks.vm [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--layers N] [--steps N]
 
 Cases: `mlp`, all of whose shapes are known when it is compiled; `bert/N`, BERT with a symbolic number of tokens that is
-given N of them; `gpt2_greedy`, a block of GPT-2 in a loop that appends a word a turn. Lines: time of a run in the
-machine, in the graph executor with kernels for the very shapes, and their ratio (of the loop: the time of a run, and
-its ratio to the time in the loop's regions alone); seconds of the first call at a length that was not met before, and
-kernels that were built for it; of the second call.
+given N of them; `gpt2_greedy`, a block of GPT-2 in a loop that appends a word a turn; `loop`, whose body is three
+operations on 64 numbers, for what a turn costs. Lines: time of a run in the machine, in the graph executor with kernels
+for the very shapes, and their ratio (of the loop: the time of a run, and its ratio to the time in the loop's regions
+alone); seconds of the first call at a length that was not met before, and kernels that were built for it; of the second
+call.
 
 Kernels are first guesses of the search: those for 64 tokens, fitted to other lengths in the machine and the executor;
 beside them the executor with guesses for the very length.
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.harness import Figure, Run, in_turn, parse
 from compiler import vm
@@ -60,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         lengths = [length for length in LENGTHS if run.wants(f"bert/{length}")]
         if lengths:
             for figure in symbolic(run, threads, lengths):
+                run.write(figure)
+        if run.wants("loop"):
+            for figure in turns(run, threads):
                 run.write(figure)
         if run.wants("gpt2_greedy"):
             for figure in greedy(run, threads):
@@ -110,6 +116,34 @@ def greedy(run: Run, threads: int) -> Iterator[Figure]:
     seconds = in_turn({"machine": lambda: machine.invoke("main")}, turns=3, turn_seconds=run.seconds / 3)
     yield Figure("gpt2_greedy", "retune", threads, "machine", seconds["machine"] * 1e3, "ms", details=details)
     yield Figure("gpt2_greedy", "retune", threads, "machine / regions", statistics.median(shares), "", details=details)
+
+
+def turns(run: Run, threads: int) -> Iterator[Figure]:
+    """A loop with next to nothing in it."""
+    machine = vm.VirtualMachine(vm.compile(_loop(), threads=threads), cpu(), threads=threads)
+    x = np.ones((1, 64), np.float32)
+    most = 64
+
+    def called(count: int) -> Callable[[], object]:
+        arguments = np.asarray(count), x
+        return lambda: machine.run(*arguments)
+
+    seconds = in_turn({"none": called(0), "all": called(most)}, turns=max(3, round(run.seconds / 2 / _TURN_SECONDS)))
+    yield Figure("loop", "retune", threads, "call without a turn", seconds["none"] * 1e6, "µs")
+    yield Figure("loop", "retune", threads, "turn", (seconds["all"] - seconds["none"]) / most * 1e6, "µs")
+
+
+def _loop() -> onnx.ModelProto:
+    make, info, kind = helper.make_node, helper.make_tensor_value_info, TensorProto
+    nodes = [make("Add", ["a", "w"], ["b"]), make("Tanh", ["b"], ["c"]), make("Mul", ["c", "w"], ["d"])]
+    given = [info("turn", kind.INT64, []), info("go", kind.BOOL, []), info("a", kind.FLOAT, [1, 64])]
+    results = [info("goes_on", kind.BOOL, []), info("d", kind.FLOAT, [1, 64])]
+    body = helper.make_graph([make("Identity", ["go"], ["goes_on"]), *nodes], "turn", given, results)
+    inputs = [info("count", kind.INT64, []), info("x", kind.FLOAT, [1, 64])]
+    weights = [numpy_helper.from_array(np.linspace(0, 1, 64, dtype=np.float32), "w")]
+    loop = make("Loop", ["count", "", "x"], ["y"], body=body)
+    graph = helper.make_graph([loop], "loop", inputs, [info("y", kind.FLOAT, [1, 64])], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def _calls(
