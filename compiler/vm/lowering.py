@@ -8,11 +8,11 @@ jumps, loops a jump back with a counter, the function of a loop's body a closure
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.errors import UnknownValueError
+from compiler.errors import ShapeMismatchError
 from compiler.executor.network import CompiledNetwork, Coverage
 from compiler.graph.ir import Array, Graph
 from compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement, defines, reads
-from compiler.graph.region import Region, Shape
+from compiler.graph.region import Region
 from compiler.runtime.artifact import KernelArtifact
 from compiler.target import Target
 from compiler.vm.contents import MAIN, Contents, VMFunction
@@ -22,16 +22,9 @@ from compiler.vm.loop_code import LoopCode
 from compiler.vm.network_code import write_network
 from compiler.vm.piece import TunedPrograms, compile_piece
 from compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, RANK_FUNC, REGION, SHAPE_FUNC
+from compiler.vm.shape_flow import ShapeFlow, Shapes
 from compiler.vm.values import TUPLE
 from compiler.vm.writer import FunctionWriter, Shaped, Tables, sizes_of, write_shaped
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a value before the program runs."""
-
-    dtype: str | None
-    shape: Shape | None
 
 
 @dataclass(slots=True)
@@ -58,8 +51,12 @@ class Lowering:
     regions: dict[str, StoredRegion] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
     coverage: dict[str, Coverage] = field(default_factory=dict)
-    _functions: dict[tuple[str, int], int] = field(default_factory=dict)
+    flow: ShapeFlow = field(init=False)
+    _functions: dict[tuple[str, int, Shapes | None], int] = field(default_factory=dict)
     _region_names: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.flow = ShapeFlow(self.program)
 
     def lowered(self) -> Lowered:
         """Lower all that `main` may call. Raises: what compiling a graph raises; DefinitionError for a region of whose
@@ -71,14 +68,18 @@ class Lowering:
         kernels, coverage = tuple(self.kernels.values()), tuple(self.coverage.values())
         return Lowered(contents, kernels, self.regions, self.arrays, coverage)
 
-    def function(self, name: str, captured: int) -> int:
-        """The number of a function. Its last `captured` parameters come first, as those of a closure do."""
-        key = (name, captured)
+    def function(self, name: str, captured: int, given: Shapes | None = None) -> int:
+        """The number of a function that is called with arguments of these shapes. Its last `captured` parameters come
+        first, as those of a closure do.
+        """
+        key = (name, captured, given)
         if key not in self._functions:
-            title = f"{name}.{captured}" if any(other == name for other, _ in self._functions) else name
+            others = sum(other == name for other, _, _ in self._functions)
+            title = f"{name}.{others}" if others else name
             self._functions[key] = number = len(self.tables.functions)
             self.tables.functions.append(None)
-            self.tables.functions[number] = FunctionLowering(self, title, self.program.functions[name], captured).done()
+            function = self.program.functions[name]
+            self.tables.functions[number] = FunctionLowering(self, title, function, captured, given).done()
         return self._functions[key]
 
     def compiled(self, graph: Graph) -> CompiledNetwork:
@@ -119,7 +120,9 @@ class Lowering:
 class FunctionLowering:
     """One function while it is lowered: registers by name, and what is known of the values."""
 
-    def __init__(self, lowering: Lowering, title: str, function: Function, captured: int) -> None:
+    def __init__(
+        self, lowering: Lowering, title: str, function: Function, captured: int, given: Shapes | None
+    ) -> None:
         params = function.params[len(function.params) - captured :], function.params[: len(function.params) - captured]
         ordered = [param for part in params for param in part]
         self._lowering = lowering
@@ -127,7 +130,8 @@ class FunctionLowering:
         self._function = function
         self.writer = FunctionWriter(lowering.tables, title, [param.name for param in ordered])
         self._registers = {param.name: number for number, param in enumerate(ordered)}
-        self._known = {param.name: Known(param.dtype, param.shape) for param in function.params}
+        self._flow = lowering.flow
+        self._shapes = self._flow.params(function, given)
 
     def done(self) -> VMFunction:
         """Lower the body and the results."""
@@ -162,6 +166,7 @@ class FunctionLowering:
                 self._branch(statement)
             case Loop():
                 self._loop(statement)
+        self._shapes |= self._flow.defined(statement, self._shapes)
 
     def _define(self, names: Sequence[str], registers: Sequence[int]) -> None:
         """Name the registers; one that has a name already is copied, so that each can be killed alone."""
@@ -179,41 +184,30 @@ class FunctionLowering:
         region = call.region
         pairs = list(zip(region.inputs, call.inputs, strict=True))
         fixed = {mine: name for mine, name in pairs if name not in self._registers}
-        network = None if isinstance(call, HostCall) else self._static(call, fixed)
+        network = None if isinstance(call, HostCall) else self._static(call)
         if network is not None:
             sources = dict(pairs)
             names = [sources[network.plan.buffers[number].name] for number in network.plan.inputs]
             registers = [self.register(name) for name in names]
             outputs = write_network(self.writer, network, registers)
-            specs = [network.plan.buffers[number] for number in network.plan.outputs]
-            known = [Known(spec.dtype, spec.shape) for spec in specs]
         else:
             shaped = self._lowering.shaped(region, fixed, host=isinstance(call, HostCall))
             registers = [self._registers[name] for mine, name in pairs if mine not in fixed]
             outputs = write_shaped(self.writer, shaped, registers, region.results)
-            known = [Known(result.dtype, result.shape) for result in region.results]
-        self._known |= dict(zip(call.outputs, known, strict=True))
         self._define(call.outputs, outputs)
 
-    def _static(self, call: Call, fixed: Mapping[str, str]) -> CompiledNetwork | None:
-        """The region, compiled, when all its shapes are known; else None."""
-        region, constants = call.region, self._program.constants
-        shapes: dict[str, Shape] = {}
-        for mine, name in zip(region.inputs, call.inputs, strict=True):
-            shape = constants[name].shape if mine in fixed else self._known_shape(name)
-            if shape is None or (mine in region.determining and mine not in fixed):
-                return None
-            shapes[mine] = shape
-        values = {mine: constants[name] for mine, name in fixed.items()}
-        try:
-            graph = region.specialise(shapes, values, constants)
-        except UnknownValueError:
-            return None
-        return self._lowering.compiled(graph)
+    def _static(self, call: Call) -> CompiledNetwork | None:
+        """The region, compiled, when all its shapes are known; else None.
 
-    def _known_shape(self, name: str) -> Shape | None:
-        known = self._known.get(name)
-        return None if known is None else known.shape
+        Raises: ShapeMismatchError when they do not fit, and the region is called in every run.
+        """
+        try:
+            graph = self._flow.graph(call, self._shapes)
+        except ShapeMismatchError:
+            if self._function.name == MAIN:
+                raise
+            return None
+        return None if graph is None else self._lowering.compiled(graph)
 
     # Control flow
 
@@ -231,7 +225,7 @@ class FunctionLowering:
         self._define(branch.outputs, outputs)
 
     def _arm(self, arm: Arm, outputs: Sequence[int]) -> None:
-        number = self._lowering.function(arm.function, 0)
+        number = self._lowering.function(arm.function, 0, self._flow.of(arm.inputs, self._shapes))
         given = tuple(self.register(name) for name in arm.inputs)
         call = self.writer.fresh()
         self.writer.emit(Invoke(number, call, given))
@@ -248,7 +242,7 @@ class FunctionLowering:
 
     def _loop(self, loop: Loop) -> None:
         writer, body = self.writer, self._program.functions[loop.body]
-        number = self._lowering.function(loop.body, len(loop.captured))
+        number = self._lowering.function(loop.body, len(loop.captured), self._flow.turn(loop, self._shapes))
         closure = writer.fresh() if loop.captured else None
         if closure is not None:
             free = tuple(self.register(name) for name in loop.captured)

@@ -438,6 +438,45 @@ def test_inputs_that_are_set_one_by_one_must_fit_each_other() -> None:
     np.testing.assert_array_equal(machine.run(), x + y)
 
 
+def _staying(rows: int | str) -> onnx.ModelProto:
+    """A loop whose body takes one of two ways of the same shape, and a product of what comes out."""
+    ways = [
+        helper.make_graph([node(op, ["carried"], [op])], op, [], [tensor(op, [rows, 4])]) for op in ("Tanh", "Neg")
+    ]
+    nodes = [
+        node("ReduceSum", ["carried"], ["sum"], keepdims=0),
+        node("Less", ["sum", "zero"], ["negative"]),
+        node("If", ["negative"], ["way"], then_branch=ways[0], else_branch=ways[1]),
+        node("Add", ["way", "x"], ["more"]),
+        node("Identity", ["on"], ["on_again"]),
+    ]
+    carried = [tensor("i", [], INT64), tensor("on", [], BOOL), tensor("carried", None)]
+    body = helper.make_graph(nodes, "body", carried, [tensor("on_again", [], BOOL), tensor("more", None)])
+    outer = [node("Loop", ["count", "", "x"], ["last"], body=body), node("MatMul", ["last", "w"], ["out"])]
+    fed = [tensor("count", [], INT64), tensor("x", [rows, 4])]
+    weights = {"zero": np.zeros((), np.float32), "w": floats(4, 2)}
+    return model(outer, fed, [tensor("out", [rows, 2])], weights)
+
+
+def test_what_control_flow_does_not_reshape_is_compiled_with_the_network() -> None:
+    assert vm.compile(_staying(3)).library.regions == {}
+    assert len(vm.compile(_staying("n")).library.regions) > 0
+    for rows in (3, "n"):
+        check(_staying(rows), *({"count": np.array(turns), "x": floats(3, 4, seed=turns)} for turns in (0, 1, 6)))
+
+
+def test_a_way_whose_shapes_do_not_fit_is_refused_when_it_is_taken() -> None:
+    fits = helper.make_graph([node("Neg", ["x"], ["a"])], "fits", [], [tensor("a", [None] * 2)])
+    not_fit = helper.make_graph([node("MatMul", ["x", "w"], ["b"])], "does_not", [], [tensor("b", [None] * 2)])
+    branch = node("If", ["c"], ["out"], then_branch=fits, else_branch=not_fit)
+    fed = [tensor("c", [], BOOL), tensor("x", [3, 4])]
+    source = model([branch], fed, [tensor("out", [None] * 2)], {"w": floats(5, 2)})
+    machine = machine_of(source)
+    np.testing.assert_array_equal(machine.run(np.array(True), floats(3, 4)), -floats(3, 4))
+    with pytest.raises(ShapeMismatchError, match="MatMul"):
+        machine.run(np.array(False), floats(3, 4))
+
+
 @pytest.mark.parametrize(("count", "on"), [([2, 3], [True]), ([], [True]), ([3], [True, True]), ([3], [])])
 def test_a_loop_is_told_by_single_numbers(count: list[int], on: list[bool]) -> None:
     body = helper.make_graph(
