@@ -147,14 +147,19 @@ def compare_stream(
     """
     gpu, task = _open(), _task(key)
     yield STARTED
-    watch = _watch(gpu, options)
-    calls = [_bound(gpu, task, artifact) for artifact in artifacts]
-    looks = [watch.look(call) for call in calls]
-    costs: list[list[float]] = [[] for _ in calls]
-    for _ in range(turns):
-        for call, look, found in zip(calls, looks, costs, strict=True):
-            found.extend(watch.passes(call, 1, look))
-        yield STARTED
+    costs: list[list[float]] = [[] for _ in artifacts]
+    try:
+        watch = _watch(gpu, options)
+        calls = [_bound(gpu, task, artifact) for artifact in artifacts]
+        looks = [watch.look(call) for call in calls]
+        for _ in range(turns):
+            for call, look, found in zip(calls, looks, costs, strict=True):
+                found.extend(watch.passes(call, 1, look))
+            yield STARTED
+    except DeviceError as failure:
+        if failure.lasting:  # what comes next is not to find CUDA broken
+            _end(failure)
+        raise
     for found in costs:
         yield MeasureResult(tuple(found), MeasureStatus.OK, "", 0.0)
 

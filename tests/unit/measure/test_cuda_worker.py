@@ -141,11 +141,14 @@ def test_a_program_after_one_that_broke_cuda_is_not_to_blame(
     def broken(*_: object) -> None:
         raise DeviceError("CUDA: ILLEGAL_ADDRESS", lasting=True)
 
-    monkeypatch.setattr(gpu, "load", broken)
     monkeypatch.setattr(os, "_exit", end)
+    gpu.failing = broken
+    with pytest.raises(SystemExit):
+        list(cuda_worker.compare_stream("key", [built()], 2, OPTIONS))
+    monkeypatch.setattr(gpu, "load", broken)
     with pytest.raises(SystemExit):
         run(built())
-    assert ended == [cuda_worker.BROKEN]
+    assert ended == [cuda_worker.BROKEN] * 2
 
 
 def test_the_cache_is_emptied_before_each_call_and_that_is_not_timed(gpu: DriverDouble) -> None:
