@@ -6,7 +6,7 @@ import json
 import struct
 import tokenize
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 from zipfile import BadZipFile
@@ -41,14 +41,7 @@ UNREADABLE = (
 
 def lessons_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
     """The batches in one compressed archive of arrays."""
-    header = {"feature_version": FEATURE_VERSION, "tasks": [batch.task_key for batch in batches]}
-    arrays: dict[str, NDArray[Any]] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
-    for index, batch in enumerate(batches):
-        arrays[f"features{index}"] = batch.features
-        arrays[f"seconds{index}"] = batch.seconds
-    buffer = BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
+    return archived(batches, {}, {})
 
 
 def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
@@ -58,22 +51,43 @@ def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
     """
     try:
         with np.load(BytesIO(data), allow_pickle=False) as arrays:
-            header = json.loads(arrays["header"].tobytes())
-            version = header["feature_version"]
-            if version != FEATURE_VERSION:
-                raise StoreError(
-                    f"what was learned is of features of version {version}, this is version {FEATURE_VERSION}"
-                )
-            return [batch_in(arrays, index, key) for index, key in enumerate(header["tasks"])]
+            return list(batches_in(arrays, header_of(arrays, "what was learned is")))
     except UNREADABLE as error:
         raise CorruptRecordError(f"this is nothing to learn from: {error}") from error
 
 
-def batch_in(arrays: Mapping[str, NDArray[Any]], index: int, task_key: object) -> TrainingBatch:
-    """Batch number `index` of an archive.
+def archived(batches: Sequence[TrainingBatch], facts: Mapping[str, object], more: Mapping[str, bytes]) -> bytes:
+    """Batches in one compressed archive of arrays, with `facts` in its header and `more` beside them."""
+    header = {"feature_version": FEATURE_VERSION, **facts, "tasks": [batch.task_key for batch in batches]}
+    texts = {"header": json.dumps(header).encode(), **more}
+    arrays: dict[str, NDArray[Any]] = {name: np.frombuffer(text, dtype=np.uint8) for name, text in texts.items()}
+    for index, batch in enumerate(batches):
+        arrays[f"features{index}"] = batch.features
+        arrays[f"seconds{index}"] = batch.seconds
+    buffer = BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
 
-    Raises: an error of `UNREADABLE` when it is missing or of other types.
+
+def header_of(arrays: Mapping[str, NDArray[Any]], what: str) -> Mapping[str, Any]:
+    """The header of an archive, for errors `what` it is.
+
+    Raises: StoreError when the features are of another version; an error of `UNREADABLE` when there is none.
     """
+    header: Mapping[str, Any] = json.loads(arrays["header"].tobytes())
+    version = header["feature_version"]
+    if version != FEATURE_VERSION:
+        raise StoreError(f"{what} of features of version {version}, this is version {FEATURE_VERSION}; train anew")
+    return header
+
+
+def batches_in(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> Iterator[TrainingBatch]:
+    """The batches of an archive. Raises: an error of `UNREADABLE` when one is missing or of other types."""
+    for index, task_key in enumerate(header["tasks"]):
+        yield _batch_in(arrays, index, task_key)
+
+
+def _batch_in(arrays: Mapping[str, NDArray[Any]], index: int, task_key: object) -> TrainingBatch:
     features, seconds = arrays[f"features{index}"], arrays[f"seconds{index}"]
     if not isinstance(task_key, str) or features.dtype != np.float32 or seconds.dtype != np.float64:
         raise TypeError(f"batch {index} is of {features.dtype} and {seconds.dtype}, for the task {task_key!r}")

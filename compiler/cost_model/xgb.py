@@ -5,7 +5,6 @@ batch and a bounded sample of what came before (everything, while that is little
 larger but still bounded sample, when the data have doubled or the trees have become many.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,12 +18,12 @@ from numpy.typing import NDArray
 
 from compiler.cost_model.base import TrainingBatch
 from compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
-from compiler.cost_model.lessons import UNREADABLE, batch_in
+from compiler.cost_model.lessons import UNREADABLE, archived, batches_in, header_of
 from compiler.cost_model.metrics import ModelMetrics, judge
 from compiler.cost_model.random import random_scores
 from compiler.cost_model.saved_trees import check_trees
 from compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
-from compiler.features import FEATURE_NAMES, FEATURE_VERSION
+from compiler.features import FEATURE_NAMES
 from compiler.runtime.published import published
 
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -244,25 +243,16 @@ class XGBModel:
 
     def to_bytes(self) -> bytes:
         """The whole model, trees and data; what `from_bytes` makes of it goes on exactly as this one would."""
-        header = {
-            "feature_version": FEATURE_VERSION,
+        facts = {
             "seed": self._seed,
             "options": asdict(self._options),
             "updates": self._updates,
             "scratch_size": self._scratch_size,
             "trees": self._trees,
             "trained_on": self._trained_on,
-            "tasks": [batch.task_key for batch in self._history.batches],
         }
-        arrays: dict[str, NDArray[Any]] = {"header": _bytes_array(json.dumps(header).encode())}
-        if self._booster is not None:
-            arrays["booster"] = _bytes_array(bytes(self._booster.save_raw("json")))
-        for index, batch in enumerate(self._history.batches):
-            arrays[f"features{index}"] = batch.features
-            arrays[f"seconds{index}"] = batch.seconds
-        buffer = BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
-        return buffer.getvalue()
+        trees = {} if self._booster is None else {"booster": bytes(self._booster.save_raw("json"))}
+        return archived(self._history.batches, facts, trees)
 
     @classmethod
     def from_bytes(cls, data: bytes, threads: int = 1) -> Self:
@@ -272,20 +262,13 @@ class XGBModel:
         """
         try:
             with np.load(BytesIO(data), allow_pickle=False) as arrays:
-                header = json.loads(arrays["header"].tobytes())
-                version = header["feature_version"]
-                if version != FEATURE_VERSION:
-                    raise StoreError(
-                        f"the cost model was trained on features of version {version}, "
-                        f"this is version {FEATURE_VERSION}; train it anew"
-                    )
+                header = header_of(arrays, "the cost model is")
                 model = cls(_count(header, "seed"), threads, _options_of(header["options"]))
                 model._updates = _count(header, "updates")
                 model._scratch_size = _count(header, "scratch_size")
                 model._trees = _count(header, "trees")
                 model._trained_on = _count(header, "trained_on")
-                for index, task_key in enumerate(header["tasks"]):
-                    batch = batch_in(arrays, index, task_key)
+                for batch in batches_in(arrays, header):
                     cls._check(batch)
                     model._history.append(batch)
                 if "booster" in arrays:
@@ -354,7 +337,3 @@ def _options_of(row: Mapping[str, Any]) -> XGBOptions:
         if not fits or not 0 <= value < 2**31:
             raise TypeError(f"the option {name} is {value!r}")
     return options
-
-
-def _bytes_array(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, dtype=np.uint8)

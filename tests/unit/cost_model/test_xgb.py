@@ -9,8 +9,7 @@ import pytest
 import xgboost
 from numpy.typing import NDArray
 
-from compiler.cost_model import TrainingBatch, XGBModel, XGBOptions
-from compiler.cost_model import xgb as xgb_module
+from compiler.cost_model import TrainingBatch, XGBModel, XGBOptions, lessons
 from compiler.cost_model.history import History, TrainingRows
 from compiler.cost_model.xgb import pack_sum_objective
 from compiler.errors import CorruptRecordError, OptionError, StoreError
@@ -269,7 +268,7 @@ def test_an_adaptive_model_waits_for_a_fifth_more() -> None:
 
 def test_a_model_of_other_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = trained().to_bytes()
-    monkeypatch.setattr(xgb_module, "FEATURE_VERSION", FEATURE_VERSION + 1)
+    monkeypatch.setattr(lessons, "FEATURE_VERSION", FEATURE_VERSION + 1)
     with pytest.raises(StoreError, match="features of version"):
         XGBModel.from_bytes(data)
 
