@@ -11,18 +11,11 @@ from compiler.graph.ir import Attribute, Node, Value
 from compiler.graph.ops import infer_value
 from compiler.te.ops import OpCall, lower_op
 from compiler.te.tensor import Tensor
+from tests.attributes import CONV, POOL
 
 Attrs = Mapping[str, Attribute]
 Shapes = tuple[tuple[int, ...], ...]
 
-CONV: dict[str, Attribute] = {
-    "strides": (1, 1),
-    "pads": (1, 1, 1, 1),
-    "dilations": (1, 1),
-    "groups": 1,
-    "layout": "NHWC",
-}
-POOL: dict[str, Attribute] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
 MAX_POOL: dict[str, Attribute] = {**POOL, "dilations": (1, 1)}
 AVG_POOL: dict[str, Attribute] = {**POOL, "count_include_pad": False}
 

@@ -4,15 +4,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute, Graph, Value
-
-CONV: dict[str, Attribute] = {
-    "strides": (1, 1),
-    "pads": (1, 1, 1, 1),
-    "dilations": (1, 1),
-    "groups": 1,
-    "layout": "NHWC",
-}
+from compiler.graph.ir import Graph, Value
+from tests.attributes import CONV
 
 
 def start() -> tuple[GraphBuilder, str]:

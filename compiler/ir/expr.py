@@ -11,7 +11,7 @@ The grammar (all nodes carry `dtype`, a NumPy type name):
          | Not(value)
          | Select(condition, then, otherwise)     lazy: the side not taken is not evaluated
          | Cast(dtype, value)
-         | Call(name, args, dtype)                a math intrinsic, see `INTRINSICS`
+         | Call(name, args, dtype)                a math intrinsic that `numeric` knows
          | Load(buffer, indices)                  loop IR only; tensor expressions read tensors instead
          | Dot(dtype, var, width, lhs, rhs)       loop IR only: the sum of lhs * rhs over a few values of var
 """
@@ -35,10 +35,6 @@ _NOT_OF_BOOLS = frozenset({BinaryOp.SUB, BinaryOp.DIV, BinaryOp.FLOORDIV, Binary
 
 TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 """Functions of a circle's or a hyperbola's angle, in radians, and their inverses."""
-INTRINSICS = frozenset(
-    {"exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "round", "abs", "fma", "isnan"}
-    | {"bits"}  # the value of another type, of as many bytes, that is the same in memory
-) | set(TRIGONOMETRIC)
 
 Operand = Union["Expr", int, float, bool]
 

@@ -79,7 +79,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 def intrinsic(name: str, values: Sequence[Array], dtype: str) -> Array:
     """What an intrinsic makes of arrays of one element type."""
-    if name == "bits":
+    if name == "bits":  # the value of another type, of as many bytes, that is the same in memory
         return np.ascontiguousarray(values[0]).view(dtype).reshape(values[0].shape)
     if values[0].dtype.name in HALVES:
         values = [value.astype("float32") for value in values]

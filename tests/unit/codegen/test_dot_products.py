@@ -18,6 +18,7 @@ from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, Reorder, Split, Step
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+from tests.unit.codegen.fenced import fenced
 
 HOST = Target.host()
 BYTES = ("uint8", "int8", "int32")
@@ -82,14 +83,8 @@ def computed(task: SearchTask, steps: tuple[Step, ...]) -> tuple[np.ndarray, np.
         drawn = rng.integers(info.min, info.max, tensor.shape, tensor.dtype, endpoint=True)
         values.append(np.where(rng.integers(2, size=tensor.shape) > 0, drawn, rng.choice([info.min, info.max])))
     artifact = build_kernel(task, steps, "kernel")
-    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
-    for fence, spec, value in zip(fences, artifact.args, values, strict=False):
-        flat = value.astype(spec.dtype)
-        fence.array.reshape(-1)[:] = flat.reshape(-1) if spec.packing is None else spec.packing.pack(flat)
-    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
-    assert [fence.damage() for fence in fences] == [""] * len(fences)
     wide = "float64" if is_float(task.dag.outputs[0].dtype) else "int64"
-    return fences[-1].array, values[0].astype(wide) @ values[1].astype(wide)
+    return fenced(artifact, values), values[0].astype(wide) @ values[1].astype(wide)
 
 
 @needs_bytes

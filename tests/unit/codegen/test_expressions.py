@@ -9,8 +9,6 @@ from compiler import te
 from compiler.driver.build import build_kernel, kernel_source
 from compiler.errors import DefinitionError
 from compiler.ir.expr import Expr
-from compiler.runtime.buffers import FencedArray
-from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Step
@@ -18,6 +16,7 @@ from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
 from compiler.te.tensor import Tensor
+from tests.unit.codegen.fenced import fenced
 
 LENGTH = 53
 """Three full vectors of float32 and a remainder of five, so that every width is used."""
@@ -26,12 +25,7 @@ LENGTH = 53
 def run(inputs: list[Tensor], output: Tensor, values: list[np.ndarray], steps: tuple[Step, ...]) -> np.ndarray:
     dag = ComputeDAG([*inputs, output])
     artifact = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), steps, "kernel")
-    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
-    for fence, value in zip(fences, values, strict=False):
-        fence.array[...] = value
-    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
-    assert [fence.damage() for fence in fences] == [""] * len(fences)
-    return fences[-1].array
+    return fenced(artifact, values)
 
 
 def check(inputs: list[Tensor], output: Tensor, values: list[np.ndarray], rtol: float = 1e-6) -> None:

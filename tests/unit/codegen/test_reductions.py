@@ -5,25 +5,19 @@ import pytest
 
 from compiler import te
 from compiler.driver.build import build_kernel, kernel_source
-from compiler.runtime.buffers import FencedArray
-from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
 from compiler.te.tensor import Tensor
+from tests.unit.codegen.fenced import fenced
 
 
 def computed(dag: ComputeDAG, values: list[np.ndarray], vector_bytes: int = 64) -> np.ndarray:
     task = SearchTask("t", dag, Target.host(), HardwareParams(1, vector_unit_bytes=vector_bytes))
     assert ".part0" in kernel_source(task, (), "loops")
     artifact = build_kernel(task, (), "kernel")
-    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
-    for fence, value in zip(fences, values, strict=False):
-        fence.array[...] = value
-    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
-    assert [fence.damage() for fence in fences] == [""] * len(fences)
-    return fences[-1].array
+    return fenced(artifact, values)
 
 
 def of_rows(combiner: str, dtype: str, length: int) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,6 @@ from compiler import te
 from compiler.driver.build import build_kernel
 from compiler.dtype import epsilon, is_float
 from compiler.ir.expr import Expr
-from compiler.runtime.buffers import FencedArray
-from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, Step
@@ -18,6 +16,7 @@ from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
 from compiler.te.tensor import Tensor
+from tests.unit.codegen.fenced import fenced
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 HALVES = ["float16", "bfloat16"]
@@ -31,12 +30,7 @@ def run(inputs: list[Tensor], output: Tensor, values: list[np.ndarray], vector: 
     steps: tuple[Step, ...] = (Annotate(stage, len(output.shape) - 1, Annotation.VECTORIZE),) if vector else ()
     width = 32 if target == PLAIN else 64
     artifact = build_kernel(SearchTask("t", dag, target, HardwareParams(1, width)), steps, "kernel")
-    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
-    for fence, value in zip(fences, values, strict=False):
-        fence.array[...] = value
-    load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
-    assert [fence.damage() for fence in fences] == [""] * len(fences)
-    return fences[-1].array
+    return fenced(artifact, values)
 
 
 def check(inputs: list[Tensor], output: Tensor, values: list[np.ndarray], ulps: float = 0.0) -> None:

@@ -16,7 +16,7 @@ from compiler.frontend.onnx.importer import load_model
 from compiler.frontend.zoo import NAMES, build
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Attribute, Graph, Value
+from compiler.graph.ir import Graph, Value
 from compiler.graph.partition import partition
 from compiler.graph.pipeline import optimize
 from compiler.runtime.artifact import KernelArtifact
@@ -24,17 +24,10 @@ from compiler.schedule.state import Annotation
 from compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step, dump_steps
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
+from tests.attributes import CONV, POOL
 from tests.zoo_sizes import SMALL
 
 TARGET = Target.host()
-CONV: dict[str, Attribute] = {
-    "strides": (1, 1),
-    "pads": (1, 1, 1, 1),
-    "dilations": (1, 1),
-    "groups": 1,
-    "layout": "NHWC",
-}
-POOL: dict[str, Attribute] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
 
 
 @dataclass(frozen=True)

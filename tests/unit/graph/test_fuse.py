@@ -7,7 +7,8 @@ from compiler.graph.builder import GraphBuilder
 from compiler.graph.fuse import fuse
 from compiler.graph.ir import Graph, Value
 from compiler.graph.ops import FusionKind
-from tests.small_graphs import CONV, bias, conv, small_graphs, start
+from tests.attributes import CONV
+from tests.small_graphs import bias, conv, small_graphs, start
 
 
 def _groups(graph: Graph) -> list[str]:

@@ -12,20 +12,14 @@ from compiler.frontend.onnx.importer import load_model
 from compiler.frontend.zoo import NAMES, build
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate as evaluate_graph
-from compiler.graph.ir import Array, Attribute, Graph, Value
+from compiler.graph.ir import Array, Graph, Value
 from compiler.graph.partition import Partition, partition
 from compiler.graph.pipeline import optimize
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate
+from tests.attributes import CONV
 
 _SLOW = pytest.mark.slow
-CONV: dict[str, Attribute] = {
-    "strides": (1, 1),
-    "pads": (1, 1, 1, 1),
-    "dilations": (1, 1),
-    "groups": 1,
-    "layout": "NHWC",
-}
 
 
 def cut(graph: Graph) -> Partition:

@@ -11,14 +11,7 @@ from compiler.graph.partition import Partition, partition, with_alternatives
 from compiler.graph.winograd import WINOGRAD, Winograd
 from compiler.target import HardwareParams, Target
 from compiler.te.evaluate import evaluate as evaluate_tensors
-
-CONV: dict[str, Attribute] = {
-    "strides": (1, 1),
-    "pads": (1, 1, 1, 1),
-    "dilations": (1, 1),
-    "groups": 1,
-    "layout": "NHWC",
-}
+from tests.attributes import CONV
 
 
 def cut(graph: Graph, rewrites: tuple[Winograd, ...] = WINOGRAD) -> Partition:

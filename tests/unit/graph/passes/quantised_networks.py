@@ -6,14 +6,9 @@ import numpy as np
 
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Attribute, Graph, Value
+from tests import attributes
 
-CONV: dict[str, Attribute] = {
-    "strides": (1, 1),
-    "pads": (1, 1, 1, 1),
-    "dilations": (1, 1),
-    "groups": 1,
-    "layout": "NCHW",
-}
+CONV: dict[str, Attribute] = {**attributes.CONV, "layout": "NCHW"}
 
 
 class Network:

@@ -13,7 +13,8 @@ from compiler.graph.ops import OPS
 from compiler.te.evaluate import evaluate
 from compiler.te.ops import LOWERINGS, OpCall, lower_op
 from compiler.te.tensor import ComputeOp
-from tests.operator_cases import CASES, CONV, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
+from tests.attributes import CONV
+from tests.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 
 
 def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
