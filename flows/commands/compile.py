@@ -21,9 +21,8 @@ from compiler.measure.record import MeasureRecord
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.cuda_driver import GpuDevice
 from compiler.target import Target
-from flows.commands.arguments import Network, Shapes, TargetText, Threads
+from flows.commands.arguments import Network, Shapes, Store, TargetText, Threads, home_of
 from flows.commands.output import Json, Output, Quiet
-from flows.commands.records import Store, home_of
 from flows.commands.tune import HOST
 from storage.parquet import ParquetRecordStore
 from storage.place import Place

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from flows import exits
+from flows.commands.arguments import Store
 from flows.commands.output import Json, Mode, Output, Quiet
-from flows.commands.records import Store
 from flows.doctor import machine, services
 from flows.doctor.finding import Finding, Verdict
 

@@ -13,8 +13,8 @@ import typer
 
 from compiler import config
 from compiler.errors import StoreError
+from flows.commands.arguments import Store, state_folder_of
 from flows.commands.output import Json, Mode, Quiet
-from flows.commands.records import Store, state_folder_of
 from storage.files import make_folder
 from storage.place import veiled, veiled_places
 

@@ -13,22 +13,13 @@ from compiler import config
 from compiler.errors import OptionError
 from compiler.measure.log import append_log, from_record, read_log, to_record
 from compiler.measure.record import MeasureRecord
+from flows.commands.arguments import Store, home_of
 from flows.commands.output import Column, Json, Output, Quiet, finite, milliseconds
 from storage.compaction import Retention, compact
 from storage.parquet import ParquetRecordStore
-from storage.place import Place, is_remote, local_folder
 from storage.query import run_query
 
 records_app = typer.Typer(help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True)
-
-Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        help="State folder: records, runs, results; or a URL such as s3://bucket/folder for the first two. "
-        "Default: $RETUNE_HOME or ./.retune.",
-    ),
-]
 
 UNKNOWN_DEVICE = "unknown"
 """Where the trials of an imported log ran, unless told: no machine takes them for its own."""
@@ -190,17 +181,6 @@ def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = Fal
         ),
         **asdict(found),
     )
-
-
-def home_of(store: str | None) -> Place:
-    """Where the records are that `--store` names, or the configured state folder."""
-    return store if store and is_remote(store) else state_folder_of(store)
-
-
-def state_folder_of(store: str | None) -> Path:
-    """The state folder that `--store` names; the configured one where it names none."""
-    folder = local_folder(store) if store and not is_remote(store) else None
-    return config.load(flags={"home": folder}).home
 
 
 def _records(store: str | None) -> ParquetRecordStore:

@@ -2,8 +2,8 @@
 
 from compiler import config
 from compiler.settings import FILE
+from flows.commands.arguments import Store
 from flows.commands.output import Column, Json, Output, Quiet
-from flows.commands.records import Store
 from storage.place import is_remote, local_folder
 
 

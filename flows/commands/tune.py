@@ -19,9 +19,8 @@ import typer
 from compiler import config
 from compiler.driver.extract import extract_network
 from compiler.errors import StoreError
-from flows.commands.arguments import Network, Shapes, TargetText, Threads
+from flows.commands.arguments import Network, Shapes, Store, TargetText, Threads
 from flows.commands.output import Json, Mode, Quiet
-from flows.commands.records import Store
 from flows.parameters import DEFAULT_TRIALS, TuneJob
 from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
