@@ -5,7 +5,10 @@ each after it was acknowledged; ROUNDS of 0 goes on until the process is killed.
 """
 
 import itertools
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,15 @@ from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 
 CPU = "llvm -mcpu=znver5"
+
+_ROOT = Path(__file__).parents[3]
+_OWNER = """
+import sys, time
+from storage.runs import RunLedger
+run = RunLedger(sys.argv[1]).open_or_resume("f", {})
+print(run.run_id, flush=True)
+time.sleep(60)
+"""
 
 _BASE = MeasureRecord(
     record_id="",
@@ -56,6 +68,19 @@ def failed(task_key: str, **changes: object) -> MeasureRecord:
     status = MeasureStatus.RUN_TIMEOUT
     record = replace(_BASE, record_id=new_id(), task_key=task_key, costs=(), status=status)
     return replace(record, **{"error": "no answer within 10 s", **changes})  # type: ignore[arg-type]
+
+
+@contextmanager
+def another_owner(place: Path | str) -> Iterator[tuple[str, int]]:
+    """The run "f" of a ledger while another process works on it, and that process, which is killed in the end."""
+    owner = subprocess.Popen((sys.executable, "-c", _OWNER, str(place)), cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    try:
+        yield owner.stdout.readline().strip(), owner.pid
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
 
 
 def part_paths(root: Path, target: str | None = None, task_key: str | None = None) -> list[Path]:

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,8 @@ from storage.place import open_medium
 from storage.query import connect, run_query
 from storage.rounds import append_round, rounds_of
 from storage.runs import RunLedger
-from tests.unit.storage.samples import failed, timed
+from tests.unit.storage.samples import another_owner, failed, timed
 from tests.unit.storage.test_parquet import ROOT, WRITER
-from tests.unit.storage.test_runs import OWNER
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -191,17 +189,12 @@ def test_artifacts_and_lessons(place: str) -> None:
 
 
 def test_a_run_of_a_killed_process_is_resumed_at_once(s3_place: str) -> None:
-    owner = subprocess.Popen((sys.executable, "-c", OWNER, s3_place), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    run_id = owner.stdout.readline().strip()
     ledger = RunLedger(s3_place)
-    try:
-        with pytest.raises(StoreError, match=f"process {owner.pid} of .* is working on this run already"):
-            ledger.open_or_resume("f", {})
-    finally:
-        owner.send_signal(signal.SIGKILL)
-        owner.wait()
-        owner.stdout.close()
+    with (
+        another_owner(s3_place) as (run_id, process),
+        pytest.raises(StoreError, match=f"process {process} of .* is working on this run already"),
+    ):
+        ledger.open_or_resume("f", {})
     with ledger.open_or_resume("f", {}) as run:
         assert run.run_id == run_id
         assert run.is_resumed

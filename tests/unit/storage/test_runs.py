@@ -3,24 +3,13 @@
 import json
 import logging
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from compiler.errors import CorruptRecordError, StoreError
 from storage.runs import RunLedger
-
-ROOT = Path(__file__).parents[3]
-OWNER = """
-import sys, time
-from storage.runs import RunLedger
-run = RunLedger(sys.argv[1]).open_or_resume("f", {})
-print(run.run_id, flush=True)
-time.sleep(60)
-"""
+from tests.unit.storage.samples import another_owner
 
 
 def test_a_fresh_fingerprint_starts_a_run(tmp_path: Path) -> None:
@@ -64,18 +53,9 @@ def test_a_run_has_one_owner_even_in_one_process(tmp_path: Path) -> None:
 
 
 def test_kill_9_frees_the_run(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", OWNER, str(tmp_path))
-    owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    run_id = owner.stdout.readline().strip()
     ledger = RunLedger(tmp_path)
-    try:
-        with pytest.raises(StoreError, match=f"process {owner.pid} is working"):
-            ledger.open_or_resume("f", {})
-    finally:
-        os.kill(owner.pid, signal.SIGKILL)
-        owner.wait()
-        owner.stdout.close()
+    with another_owner(tmp_path) as (run_id, process), pytest.raises(StoreError, match=f"process {process} is working"):
+        ledger.open_or_resume("f", {})
     with ledger.open_or_resume("f", {}) as run:
         assert run.run_id == run_id
         assert run.is_resumed

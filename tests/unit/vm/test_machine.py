@@ -2,8 +2,6 @@
 
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from compiler.vm.instructions import AllocStorage, AllocTensor, InvokePacked, Ki
 from compiler.vm.memory import NaiveAllocator, PooledAllocator, allocator
 from compiler.vm.values import argument
 from tests.dynamic_models import floats
+from tests.unit.vm.fresh import run_afresh
 
 
 def sums(shape: tuple[int, ...] = (3, 4), dtype: str = "float32") -> Graph:
@@ -257,19 +256,9 @@ def test_q15_executables_print_and_survive_files(tmp_path: Path) -> None:
 def test_q15_a_fresh_process_loads_no_compiler(tmp_path: Path) -> None:
     x = floats(5, 24)
     path = vm.compile(layers()).export_library(tmp_path / "layers.retune")
-    np.save(tmp_path / "x.npy", x)
-    script = (
-        "import sys, numpy as np\n"
-        "from compiler import vm\n"
-        "from compiler.runtime.device import cpu\n"
-        f"machine = vm.VirtualMachine(vm.Executable.load({str(path)!r}), cpu())\n"
-        f"np.save({str(tmp_path / 'out.npy')!r}, machine.run(np.load({str(tmp_path / 'x.npy')!r})))\n"
-        "print([name for name in ('onnx', 'compiler.driver', 'compiler.codegen') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), by_executor(layers(), x=x)[0])
+    found, modules = run_afresh(path, x)
+    assert not {"onnx", "compiler.driver", "compiler.codegen"} & set(modules)
+    np.testing.assert_array_equal(found, by_executor(layers(), x=x)[0])
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

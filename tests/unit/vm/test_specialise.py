@@ -1,7 +1,5 @@
 """Regions that are compiled for the shapes that turn up: what is kept, shared, tuned, and done meanwhile."""
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from compiler.vm import specialise
 from compiler.vm.kernel_store import STORE
 from compiler.vm.piece import compile_piece
 from tests.dynamic_models import floats, model, reference, tensor
+from tests.unit.vm.fresh import run_afresh
 
 TARGET = Target.host()
 WEIGHTS = {"w": floats(32, 48), "v": floats(48, 16)}
@@ -231,18 +230,8 @@ def test_q14_weights_of_what_is_compiled_later_are_bound_late_too(tmp_path: Path
 def test_a_fresh_process_compiles_what_it_meets(tmp_path: Path) -> None:
     x = floats(6, 32)
     path = vm.compile(two_products()).export_library(tmp_path / "net.retune")
-    np.save(tmp_path / "x.npy", x)
-    script = (
-        "import numpy as np\n"
-        "from compiler import vm\n"
-        "from compiler.runtime.device import cpu\n"
-        f"machine = vm.VirtualMachine(vm.Executable.load({str(path)!r}), cpu())\n"
-        f"np.save({str(tmp_path / 'out.npy')!r}, machine.run(np.load({str(tmp_path / 'x.npy')!r})))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
     expected = reference(two_products(), {"x": x})[0]
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run_afresh(path, x)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_q6_what_is_dynamic_has_a_shape_function() -> None:
