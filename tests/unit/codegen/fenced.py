@@ -14,7 +14,8 @@ def fenced(artifact: KernelArtifact, values: Sequence[NDArray[Any]]) -> NDArray[
     """What the kernel writes into its last array; `values` come first, packed where it wants them so."""
     fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
     for fence, spec, value in zip(fences, artifact.args, values, strict=False):
-        fence.array[...] = value if spec.packing is None else spec.packing.pack(value.astype(spec.dtype))
+        flat = value.reshape(-1) if spec.packing is None else spec.packing.pack(value.astype(spec.dtype))
+        fence.array.reshape(-1)[:] = flat
     load_kernels([artifact])[artifact.name].bind([fence.array for fence in fences], 1)()
     assert [fence.damage() for fence in fences] == [""] * len(fences)
     return fences[-1].array
