@@ -6,9 +6,9 @@ Always: deterministic; operations of one name are told apart by a number, severa
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.expr import Buffer, Call, Expr, Load, Select
-from compiler.ir.visit import transform
-from compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor, TensorRead
+from compiler.ir.expr import Call, Expr, Select
+from compiler.te.prim_func import with_named_reads
+from compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor
 
 _MAX_LINE = 256
 _OMITTED = " ..(omitted).. "
@@ -110,13 +110,7 @@ class _Names:
 
     def printable(self, body: Expr) -> Expr:
         """The body with every tensor under its name here."""
-
-        def rename(node: Expr) -> Expr | None:
-            if not isinstance(node, TensorRead):
-                return None
-            return Load(Buffer(self.of_tensor(node.tensor), node.tensor.shape, node.tensor.dtype), node.indices)
-
-        return transform(body, rename)
+        return with_named_reads(body, self.of_tensor)
 
 
 def _extern_line(op: ExternOp, op_id: int, names: _Names) -> str:

@@ -4,7 +4,7 @@ Always: a description; how the loops are run is for a schedule.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler.errors import DefinitionError
@@ -136,7 +136,7 @@ def _loops(op: ComputeOp, names: dict[Tensor, str]) -> Iterator[str]:
         yield f"{pad}for {_over(op.body.axes)}:"
         pad += "    "
         values = op.body.join(targets, op.values)
-    yield f"{pad}{left} = {', '.join(str(_renamed(value, names)) for value in values)}"
+    yield f"{pad}{left} = {', '.join(str(with_named_reads(value, names.__getitem__)) for value in values)}"
 
 
 def _over(axes: Sequence[Axis]) -> str:
@@ -144,10 +144,12 @@ def _over(axes: Sequence[Axis]) -> str:
     return f"{', '.join(map(str, axes))} in {run}({', '.join(str(axis.extent) for axis in axes)})"
 
 
-def _renamed(value: Expr, names: dict[Tensor, str]) -> Expr:
+def with_named_reads(value: Expr, name_of: Callable[[Tensor], str]) -> Expr:
+    """The expression with reads of buffers of the given names in place of those of tensors."""
+
     def rename(node: Expr) -> Expr | None:
         if not isinstance(node, TensorRead):
             return None
-        return Load(Buffer(names[node.tensor], node.tensor.shape, node.tensor.dtype), node.indices)
+        return Load(Buffer(name_of(node.tensor), node.tensor.shape, node.tensor.dtype), node.indices)
 
     return transform(value, rename)

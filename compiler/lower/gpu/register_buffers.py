@@ -16,7 +16,6 @@ from compiler.ir.expr import Buffer, Expr, Load, Var
 from compiler.ir.stmt import (
     LEAVES,
     Allocate,
-    Block,
     For,
     Let,
     LoopFunction,
@@ -25,6 +24,7 @@ from compiler.ir.stmt import (
     Stmt,
     Store,
     exprs_of,
+    inner_stmts,
     map_stmt,
     walk_stmt,
 )
@@ -102,7 +102,5 @@ def _copies(stmt: Stmt) -> int:
     """How many statements there are when all unrolled loops are written out."""
     if isinstance(stmt, LEAVES):
         return 1
-    if isinstance(stmt, Block):
-        return sum(_copies(inner) for inner in stmt.statements)
     turns = stmt.extent if isinstance(stmt, For) and stmt.kind is LoopKind.UNROLL else 1
-    return turns * _copies(stmt.body)
+    return turns * sum(_copies(inner) for inner in inner_stmts(stmt))
