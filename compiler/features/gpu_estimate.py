@@ -11,7 +11,7 @@ import numpy as np
 
 from compiler.dtype import item_bytes
 from compiler.features.buffers import Columns, pick
-from compiler.features.nest import Floats, Nest, product_where
+from compiler.features.nest import Flags, Floats, Nest, product_where
 from compiler.features.touch import Touch
 from compiler.features.warp import SECTOR, warp_access
 from compiler.gpu_facts import GpuFacts
@@ -44,6 +44,7 @@ _LAUNCH_SECONDS = 2e-6
 _OVERLAP = 0.25
 """The share of the shorter of the times that is not hidden by the longest."""
 
+_TOGETHER = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z, Annotation.VTHREAD)
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 
 
@@ -75,16 +76,18 @@ def gpu_estimates(
     chains = np.maximum(1.0, product_where(nest.tile, nest.extents))
     hidden = np.minimum(1.0, active * np.minimum(chains, 8.0) / _PIPELINE)
     spilling = np.where(registers > _MOST_REGISTERS, _SPILL, 1.0)
-    arithmetic = nest.inner[0] * cost * idle / facts.lanes * each_share / hidden * spilling
+    runs = nest.inner[0] / product_where(_repeated(nest, touched, shared), nest.extents)
+    arithmetic = runs * cost * idle / facts.lanes * each_share / hidden * spilling
     moved = _Moved(nest, touched, shared, blocks, idle, facts)
     if product_of([nest.source]) is not None:
-        arithmetic = nest.inner[0] / _tensor_rate(nest.source, facts) * each_share / hidden * spilling
+        arithmetic = runs / _tensor_rate(nest.source, facts) * each_share / hidden * spilling
         moved.shared_cycles, moved.conflicts = _fragment_cycles(nest), np.ones(nest.count)
     in_block = moved.shared_cycles * each_share
     a_cycle = facts.bandwidth / facts.clock
     in_flight = active * WARP * moved.width * facts.multiprocessors
     flying = np.minimum(1.0, in_flight / (_MEMORY_CYCLES * a_cycle))
-    outside = np.maximum(moved.cache_bytes / _CACHE_RATIO, moved.memory_bytes / np.maximum(flying, 1e-3)) / a_cycle
+    waited = moved.read_bytes / np.maximum(flying, 1e-3) + moved.written_bytes  # nobody waits for what is written
+    outside = np.maximum(moved.cache_bytes / _CACHE_RATIO, waited) / a_cycle
     parts = np.stack(np.broadcast_arrays(arithmetic, in_block, outside))
     cycles = parts.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * parts.sum(axis=0)
     launches = 0.0 if nest.source.attached else _LAUNCH_SECONDS * facts.clock
@@ -115,8 +118,9 @@ def _fragment_cycles(nest: Nest) -> Floats:
 
 
 class _Moved:
-    """What a statement moves: cycles of shared memory of all multiprocessors together, bytes of the shared cache and of
-    memory, the longest queue at a bank, and the bytes that each thread asks for at once.
+    """What a statement moves: cycles of shared memory of all multiprocessors together, bytes of the shared cache, and
+    those read from memory and written to it, the longest queue at a bank, and the bytes that each thread asks for at
+    once.
     """
 
     def __init__(
@@ -130,14 +134,16 @@ class _Moved:
     ) -> None:
         self.shared_cycles = np.zeros(nest.count)
         self.cache_bytes = np.zeros(nest.count)
-        self.memory_bytes = np.zeros(nest.count)
+        self.read_bytes = np.zeros(nest.count)
+        self.written_bytes = np.zeros(nest.count)
         self.conflicts = np.zeros(nest.count)
         self.width = np.ones(nest.count)
+        repeated = _repeated(nest, touched, shared)
         for touch in touched:
             if touch.local and touch.tensor not in shared:
                 continue  # a register
             access = warp_access(nest, touch)
-            requests = _accesses(nest, touch) * touch.element_bytes / access.width * idle / WARP
+            requests = _accesses(nest, touch, repeated) * touch.element_bytes / access.width * idle / WARP
             if touch.tensor in shared:
                 self.shared_cycles += requests * access.conflicts
                 self.conflicts = np.maximum(self.conflicts, access.conflicts)
@@ -148,7 +154,11 @@ class _Moved:
             wasted = np.maximum(1.0, access.sectors * SECTOR / np.maximum(access.width * WARP, SECTOR))
             within = np.minimum(asked, blocks * inside * touch.element_bytes * wasted)
             self.cache_bytes += within
-            self.memory_bytes += np.where(once <= facts.cache, np.minimum(once * wasted, within), within)
+            moved = np.where(once <= facts.cache, np.minimum(once * wasted, within), within)
+            if touch.is_read:
+                self.read_bytes += moved
+            if touch.is_write:  # the cache joins what is written of a sector before that goes to memory
+                self.written_bytes += np.minimum(once, moved)
             self.width = np.maximum(self.width, access.width)
 
 
@@ -158,12 +168,24 @@ def _inside_blocks(nest: Nest) -> int:
     return bound[-1] + 1 if bound else 0
 
 
-def _accesses(nest: Nest, touch: Touch) -> Floats:
-    """How often threads access a buffer: what a register tile or virtual threads read again is read once, and what a
-    reduction sums is written once.
+def _repeated(nest: Nest, touched: Sequence[Touch], shared: frozenset[Tensor]) -> Flags:
+    """Loops (L, B) around a stage that the threads of a block compute together, over these threads: each of them has a
+    part of the stage and not all of it.
+    """
+    together = any(touch.is_write and touch.tensor in shared for touch in touched)
+    bound = [
+        together and index < nest.depth - nest.source.own and loop.annotation in _TOGETHER
+        for index, loop in enumerate(nest.source.loops)
+    ]
+    return np.array(bound, dtype=np.bool_)[:, None] & nest.real
+
+
+def _accesses(nest: Nest, touch: Touch, repeated: Flags) -> Floats:
+    """How often threads access a buffer: what a register tile or virtual threads read again is read once, what a
+    reduction sums is written once, and `repeated` loops do not run.
     """
     virtual = np.array([loop.annotation is Annotation.VTHREAD for loop in nest.source.loops], dtype=np.bool_)
     kept = (nest.tile | virtual[:, None]) & ~touch.moving
     if touch.is_write:
         kept = kept | np.array(nest.reduce, dtype=np.bool_)[:, None]
-    return np.asarray(nest.inner[0] / product_where(kept & nest.real, nest.extents))
+    return np.asarray(nest.inner[0] / product_where((kept & nest.real) | repeated, nest.extents))

@@ -10,6 +10,7 @@ import numpy as np
 
 from compiler.features.nest import Floats, Nest, column
 from compiler.features.touch import Touch
+from compiler.ir.alignment import VECTOR_BYTES
 from compiler.ir.kernel import WARP
 from compiler.schedule.state import Annotation, Number
 
@@ -71,9 +72,12 @@ def _offsets(nest: Nest, touch: Touch) -> tuple[Floats, np.ndarray[tuple[int, ..
     offsets = np.zeros_like(rest)
     weights = _fetched_weights(nest, touch)
     place = rest * _width_of_fetch(nest)
+    lanes = _vector_lanes(nest, touch)
     for index in thread_loops(nest):
         extent = nest.extents[index]
-        offsets += np.mod(rest, extent) * touch.strides[index]
+        stride = touch.strides[index]
+        # Neighbours that are moved at once lie between those of two threads, also where a fused loop hides it.
+        offsets += np.mod(rest, extent) * np.where(stride == 1, np.maximum(stride, lanes), stride)
         rest = np.floor(rest / extent)
     if weights is None:
         return offsets, rest == 0
@@ -120,7 +124,24 @@ def _vector_lanes(nest: Nest, touch: Touch) -> Floats:
     for index, loop in enumerate(nest.source.loops):
         if loop.annotation is Annotation.VECTORIZE:
             lanes = np.where(touch.strides[index] == 1, lanes * nest.extents[index], lanes)
-    return lanes
+    return np.where(lanes > 1, lanes, _merged_lanes(nest, touch))
+
+
+def _merged_lanes(nest: Nest, touch: Touch) -> Floats:
+    """How many neighbours of a register tile code moves at once: as many as its loops run over, if all else that moves
+    the access moves it by a multiple of these.
+    """
+    most = max(1, VECTOR_BYTES // int(touch.element_bytes))
+    strides = [np.abs(stride) for stride in touch.strides]
+    run, inside = np.ones(nest.count), []
+    for index in reversed(range(nest.depth)):
+        inside.append(nest.tile[index] & nest.real[index] & (strides[index] == run))
+        run = np.where(inside[-1], run * nest.extents[index], run)
+    lanes = np.gcd(run.astype(np.int64), most)
+    for index, within in zip(reversed(range(nest.depth)), inside, strict=True):
+        apart = np.where(within | ~nest.real[index], 0, strides[index]).astype(np.int64)
+        lanes = np.gcd(lanes, apart)
+    return np.asarray(lanes, np.float64)
 
 
 def _distinct(values: Floats) -> Floats:
