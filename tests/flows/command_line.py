@@ -1,10 +1,14 @@
 """The command line in this process: what it ends with, and what it says of a mistake."""
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from flows import cli, exits
+
+Refused = Callable[..., str]
+"""`refused` of a test: the words of a command line are given, what is said comes back."""
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

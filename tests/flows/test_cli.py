@@ -22,7 +22,7 @@ from flows.commands import networks
 from flows.commands.records import records_app
 from flows.parameters import TuneJob
 from tests.doubling_network import doubling_network
-from tests.flows.command_line import refused, run
+from tests.flows.command_line import Refused, run
 from tests.flows.networks import write_mlp, write_unsupported
 from tests.gpu_network import network_with_gpu
 
@@ -65,28 +65,22 @@ from tests.gpu_network import network_with_gpu
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], words: tuple[str, ...], folder: Path, refused: Refused
 ) -> None:
     (folder / "text.onnx").write_text("this is no network")
     doubling_network().save(folder / "good.retune")
     write_unsupported(folder / "unsupported.onnx")
     write_mlp(folder / "dynamic.onnx", batch="many")
-    said = refused(monkeypatch, capsys, *arguments)
+    said = refused(*arguments)
     for word in words:
         assert word in said
 
 
-def test_a_store_of_a_newer_schema_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_of_a_newer_schema_is_refused(folder: Path, refused: Refused) -> None:
     state = folder / "state"
     state.mkdir()
     (state / "store.json").write_text(json.dumps({"schema_version": 999}))
-    assert "999" in refused(monkeypatch, capsys, "tune", "mlp")
+    assert "999" in refused("tune", "mlp")
 
 
 def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +106,9 @@ def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypa
     ],
 )
 def test_a_mistyped_command_is_one_sentence_too(
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], words: tuple[str, ...], folder: Path, refused: Refused
 ) -> None:
-    said = refused(monkeypatch, capsys, *arguments)
+    said = refused(*arguments)
     assert all(word in said for word in words)
     assert not list(folder.iterdir())
 

@@ -18,7 +18,7 @@ from compiler.schedule.task import SearchTask
 from flows.commands import compile as compile_module
 from storage.parquet import ParquetRecordStore
 from tests.cuda_double import DEVICE
-from tests.flows.command_line import refused, run
+from tests.flows.command_line import Refused, run
 from tests.trials import split_by_one
 
 
@@ -85,12 +85,8 @@ def test_kernels_without_a_record_are_named(
     ],
 )
 def test_a_mistake_is_one_sentence(
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], words: tuple[str, ...], folder: Path, refused: Refused
 ) -> None:
     (folder / "empty").mkdir()
-    said = refused(monkeypatch, capsys, "compile", *arguments)
+    said = refused("compile", *arguments)
     assert all(word in said for word in words)

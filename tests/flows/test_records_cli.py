@@ -8,7 +8,7 @@ import pytest
 
 from compiler import config
 from storage.parquet import ParquetRecordStore
-from tests.flows.command_line import refused, run
+from tests.flows.command_line import Refused, run
 
 KEY = '["product", 128]'
 
@@ -91,16 +91,12 @@ def test_only_what_ran_on_this_machine_is_best_here(folder: Path, monkeypatch: p
     ],
 )
 def test_a_mistake_is_one_sentence(
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], words: tuple[str, ...], folder: Path, refused: Refused
 ) -> None:
     write(folder / "bad.json", [line(0.1)])
     with (folder / "bad.json").open("a") as file:
         file.write("not json\n")
-    said = refused(monkeypatch, capsys, "records", *arguments)
+    said = refused("records", *arguments)
     assert all(word in said for word in words)
     assert not (folder / "new.json").exists()
 
@@ -123,12 +119,12 @@ def test_sql_over_the_records(
     "sql", ["SELECT nonsense", "SELECT * FROM read_text('/etc/hostname')", "COPY records TO 'stolen.csv'"]
 )
 def test_a_query_reads_records_and_nothing_else(
-    sql: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sql: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     write(folder / "tune.json", [line(0.1)])
     run(monkeypatch, "records", "import", "tune.json")
     capsys.readouterr()
-    refused(monkeypatch, capsys, "records", "query", sql)
+    refused("records", "query", sql)
     assert not (folder / "stolen.csv").exists()
 
 

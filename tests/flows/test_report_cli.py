@@ -8,7 +8,7 @@ import pytest
 
 from storage.artifacts import ArtifactStore, content_key
 from storage.runs import RunLedger
-from tests.flows.command_line import refused, run
+from tests.flows.command_line import Refused, run
 from tests.unit.tasks.pages.runs import finished_run, interrupted_run
 
 
@@ -36,12 +36,10 @@ def test_runs_are_listed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.parametrize("arguments", [("latest",), ("NOBODY",), ("latest", "-o", "missing/page.html")])
-def test_mistakes_are_one_sentence(
-    arguments: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_sentence(arguments: tuple[str, ...], folder: Path, refused: Refused) -> None:
     if "-o" in arguments:
         finished_run(folder / "state", tasks=1)
-    refused(monkeypatch, capsys, "report", *arguments)
+    refused("report", *arguments)
 
 
 def kept_run(home: Path) -> tuple[str, str]:
@@ -54,7 +52,7 @@ def kept_run(home: Path) -> tuple[str, str]:
 
 
 def test_files_of_a_run_are_fetched_whole_or_not_at_all(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     run_id, key = kept_run(folder / "state")
     assert run(monkeypatch, "fetch", run_id, "-o", "here", "--json") == 0
@@ -64,22 +62,20 @@ def test_files_of_a_run_are_fetched_whole_or_not_at_all(
     (kept / key / "small.retune").write_bytes(b"other")
     listed = {"small.retune": {"size": 5, "sha256": hashlib.sha256(b"other").hexdigest()}}
     (kept / f"{key}.json").write_text(json.dumps(listed))  # by somebody who knows how
-    assert "are not those that it made" in refused(monkeypatch, capsys, "fetch", run_id, "-o", "there")
+    assert "are not those that it made" in refused("fetch", run_id, "-o", "there")
     assert not (folder / "there").exists()
 
 
-def test_a_run_that_has_kept_nothing_says_where_its_files_are(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_kept_nothing_says_where_its_files_are(folder: Path, refused: Refused) -> None:
     run_id = finished_run(folder / "state", tasks=1)
-    assert f"{folder / 'state'}/runs/{run_id}" in refused(monkeypatch, capsys, "fetch")
+    assert f"{folder / 'state'}/runs/{run_id}" in refused("fetch")
 
 
 def test_a_run_in_a_folder_has_no_key_but_the_path_of_its_network(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     with RunLedger(folder / "state").open_or_resume("local", {"network": "small", "home": "/near"}) as opened:
         RunLedger(folder / "state").complete(opened.run_id, {"artifact": "/near/runs/RUN/small.retune"})
-    assert f"they are in /near/runs/{opened.run_id}" in refused(monkeypatch, capsys, "fetch")
+    assert f"they are in /near/runs/{opened.run_id}" in refused("fetch")
     assert run(monkeypatch, "report", "-o", "page.html") == 0  # whose report.json somebody has removed
     assert opened.run_id in (folder / "page.html").read_text()
