@@ -243,11 +243,14 @@ def ranges_inside(stmt: Stmt, ranges: Ranges) -> Ranges:
 
 def map_inner(stmt: Stmt, rule: Callable[[Stmt], Stmt]) -> Stmt:
     """The statement with `rule` applied to those directly inside; itself when none changes."""
-    inner = inner_stmts(stmt)
-    new = tuple(map(rule, inner))
-    if all(one is other for one, other in zip(new, inner, strict=True)) or isinstance(stmt, LEAVES):
+    if isinstance(stmt, LEAVES):
         return stmt
-    return block(*new) if isinstance(stmt, Block) else replace(stmt, body=new[0])
+    if isinstance(stmt, Block):
+        new = tuple(map(rule, stmt.statements))
+        same = all(one is other for one, other in zip(new, stmt.statements, strict=True))
+        return stmt if same else block(*new)
+    body = rule(stmt.body)
+    return stmt if body is stmt.body else replace(stmt, body=body)
 
 
 def walk_stmt(stmt: Stmt) -> Iterator[Stmt]:
