@@ -46,6 +46,8 @@ _REGISTERS = {
 """Where the hardware keeps the number of the block and of the thread."""
 _LACKING = re.compile(r"@llvm\.(exp|log|tanh|pow)\.(?:v\d+)?f64\(")
 """Functions that LLVM has for processors alone: asked for them on a GPU it ends the process."""
+_REMAINDER = re.compile(r"= frem\b")
+"""LLVM's remainder of floats is for a GPU a - trunc(a / b) * b, which is wrong where the quotient is rounded."""
 
 
 def ptx(function: DeviceFunction, target: Target) -> str:
@@ -61,6 +63,8 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     if lacking := sorted(set(_LACKING.findall(written))):
         names = ", ".join(lacking)
         raise LoweringError(f"{function.name}: no code for GPUs for {names} on float64; compute in float32")
+    if _REMAINDER.search(written):
+        raise LoweringError(f"{function.name}: no code for GPUs for remainders and floor divisions of floats")
     module = parse_module(written)
     machine = llvm.Target.from_triple(GPU_TRIPLE).create_target_machine(cpu=arch, opt=3)
     module.triple = GPU_TRIPLE

@@ -1,5 +1,6 @@
 """PTX of the kernels of operators: LLVM makes it, and NVIDIA's assembler, where there is one, takes it."""
 
+import operator
 import re
 import shutil
 import subprocess
@@ -159,6 +160,15 @@ def test_what_llvm_would_end_the_process_for_is_refused(
     dag = ComputeDAG([x, te.compute((8,), lambda i: function(x[i]), "y")])
     with pytest.raises(LoweringError, match=r"no code for GPUs for (exp|log|tanh|pow) on float64; compute in"):
         ptx(lower_for_gpu(replay(dag, (Annotate(1, 0, annotation),)), "k", GPU), Target("cuda"))
+
+
+@pytest.mark.parametrize("function", [operator.mod, operator.floordiv])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_what_llvm_would_compute_wrongly_is_refused(function: Callable[[Expr, Expr], Expr], dtype: str) -> None:
+    x, y = te.placeholder((8,), dtype, "x"), te.placeholder((8,), dtype, "y")
+    dag = ComputeDAG([x, y, te.compute((8,), lambda i: function(x[i], y[i]), "z")])
+    with pytest.raises(LoweringError, match="k: no code for GPUs for remainders and floor divisions of floats"):
+        ptx(lower_for_gpu(replay(dag, (Annotate(2, 0, THREAD),)), "k", GPU), Target("cuda"))
 
 
 def test_an_unknown_gpu_is_refused() -> None:
