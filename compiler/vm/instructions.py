@@ -251,7 +251,7 @@ class ShapeOf(Instruction):
 
 @_instruction("reshape_tensor {dst} {tensor} {shape}")
 class ReshapeTensor(Instruction):
-    """dst = the same memory in the shape that another array holds, which is of int64"""
+    """dst = the same memory, or the beginning of it, in the shape that another array holds, which is of int64"""
 
     tensor: Source
     shape: Source

@@ -5,6 +5,7 @@ Always: the same registers hold the same values afterwards as after the instruct
 instruction that works with what is known only when it is met.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from compiler.vm.steps import Registers, Step, Stretch, Surroundings, array_in, 
 
 @dataclass(frozen=True, slots=True)
 class _Outside:
-    """What a register held before the run, perhaps in another shape."""
+    """What a register held before the run, or its first elements in another shape."""
 
     register: int
     shape: tuple[int, ...] | None = None
@@ -69,10 +70,11 @@ _Symbol = _Outside | _Known | _Memory | _Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What a kernel takes from outside: elements of a type, writable or not."""
+    """What a kernel takes from outside: so many elements of a type, or the first of more, writable or not."""
 
     register: int
     size: int
+    is_part: bool
     dtype: Any
     is_written: bool
 
@@ -153,11 +155,12 @@ class Run:
             return False
         extents = tuple(shape.array.tolist())
         match self.read(i.tensor):
-            case _Outside(register=register):
-                return self.write(i.dst, _Outside(register, extents))
+            case _Outside(register=register, shape=before):
+                fits = before is None or math.prod(extents) <= math.prod(before)
+                return fits and min(extents, default=0) >= 0 and self.write(i.dst, _Outside(register, extents))
             case _Tensor() as tensor if min(extents, default=0) >= 0:
                 other = _Tensor(tensor.storage, tensor.offset, extents, tensor.dtype)
-                return _nbytes(other) == _nbytes(tensor) and self.write(i.dst, other)
+                return _nbytes(other) <= _nbytes(tensor) and self.write(i.dst, other)
         return False
 
     def _invoke(self, i: InvokePacked) -> bool:
@@ -174,7 +177,8 @@ class Run:
             return False
         for symbol, spec in zip(given, specs, strict=True):
             if isinstance(symbol, _Outside):
-                need = _Need(symbol.register, spec.size, np.dtype(spec.dtype), spec.is_output)
+                is_part = symbol.shape is not None
+                need = _Need(symbol.register, spec.size, is_part, np.dtype(spec.dtype), spec.is_output)
                 self.needs[need] = None
         self.calls.append((primitive, list(given)))
         return True
@@ -186,6 +190,8 @@ class Run:
                 return symbol.dtype == spec.dtype and _nbytes(symbol) == spec.nbytes and symbol.offset % ALIGNMENT == 0
             case _Known(array=array):
                 return not spec.is_output and array.dtype == np.dtype(spec.dtype) and array.size == spec.size
+            case _Outside(shape=shape):
+                return shape is None or math.prod(shape) == spec.size
         return True
 
 
@@ -278,7 +284,8 @@ class _Source:
         if type(array) is not np.ndarray:
             return False
         for need in self._needs:
-            if array.size != need.size or array.dtype != need.dtype or (need.is_written and not array.flags.writeable):
+            fits = array.size >= need.size if need.is_part else array.size == need.size
+            if not fits or array.dtype != need.dtype or (need.is_written and not array.flags.writeable):
                 return False
         self.known, self.address = weakref.ref(array), address(array)
         return True

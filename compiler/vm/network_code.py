@@ -42,8 +42,12 @@ class _NetworkCode:
         for step, call in enumerate(self._plan.calls):
             count = len(kernels[call.kernel].inputs)
             registers = [self._root(self._plan.buffers[number].storage) for number in call.buffers]
+            parts = [place for place, number in enumerate(call.buffers) if self._is_part(number)]
+            views = {place: self._beginning(call.buffers[place]) for place in parts}
+            registers = [views.get(place, register) for place, register in enumerate(registers)]
             primitive = self._writer.tables.primitive(call.kernel, {"kind": KERNEL})
             self._writer.invoke(primitive, registers[:count], registers[count:])
+            self._writer.kill(*views.values())
             for root in dict.fromkeys(self._plan.buffers[number].storage for number in call.buffers):
                 if self._last.get(root) == step:
                     self._writer.kill(self._registers[root])
@@ -54,12 +58,7 @@ class _NetworkCode:
         for number in self._plan.outputs:
             spec = self._plan.buffers[number]
             source = self._root(spec.storage)
-            if spec.storage != number:
-                shape, view = self._writer.constant(np.array(spec.shape, np.int64)), self._writer.fresh()
-                self._writer.emit(ReshapeTensor(source, shape, view))
-                self._writer.kill(shape)
-                source = view
-            found.append(source)
+            found.append(source if spec.storage == number else self._beginning(number))
         kept = set(found)
         self._own = {register: None for register in self._own if register not in kept}
         return found
@@ -77,6 +76,19 @@ class _NetworkCode:
             for number in call.buffers
         }
         return {n: step for n, step in last.items() if self._plan.buffers[n].kind is BufferKind.INTERMEDIATE}
+
+    def _is_part(self, number: int) -> bool:
+        """Whether a buffer is only the first elements of the one that has its memory."""
+        spec = self._plan.buffers[number]
+        return spec.nbytes < self._plan.buffers[spec.storage].nbytes
+
+    def _beginning(self, number: int) -> int:
+        """A new register with a buffer as a view of the one that has its memory."""
+        spec = self._plan.buffers[number]
+        shape, view = self._writer.constant(np.array(spec.shape, np.int64)), self._writer.fresh()
+        self._writer.emit(ReshapeTensor(self._root(spec.storage), shape, view))
+        self._writer.kill(shape)
+        return view
 
     def _root(self, number: int) -> int:
         """The register of a buffer that has memory of its own; made when it is first asked for."""

@@ -3,6 +3,7 @@
 Always: a register holds what its instruction expects, or the step ends in a `MachineError`; constants stay as they are.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -105,11 +106,13 @@ def carve(storage: Storage, offset: int, shape: tuple[int, ...], dtype: "np.dtyp
 
 
 def reshaped(array: Array, shape: Array) -> Array:
-    """The same memory in another shape. Raises: MachineError when that has another number of elements."""
+    """The same memory, from its beginning on, in another shape. Raises: MachineError when that has more elements."""
     if shape.dtype != np.int64 or shape.ndim != 1:
         raise MachineError(f"a shape is an array of int64 of rank 1, not {described(shape)}")
+    extents = shape.tolist()
+    count = math.prod(extents)
     try:
-        return array.reshape(shape.tolist())
+        return (array.reshape(-1)[:count] if 0 <= count < array.size else array).reshape(extents)
     except ValueError:
         raise MachineError(f"{described(array)} has no shape {shape.tolist()}") from None
 

@@ -415,6 +415,16 @@ def test_results_share_no_memory_with_each_other(rows: int | str) -> None:
     np.testing.assert_array_equal(flat, np.maximum(floats(3, 4), 0).reshape(-1))
 
 
+@pytest.mark.parametrize("rows", [5, "n"])
+def test_kernels_may_read_the_beginning_of_an_array(rows: int | str) -> None:
+    """The first rows of an input, and those of what another kernel has computed, are no copies."""
+    nodes = [node("Slice", ["x", "zero", "two"], ["first"]), node("Relu", ["x"], ["positive"])]
+    nodes += [node("Slice", ["positive", "zero", "two"], ["second"]), node("Sub", ["first", "second"], ["out"])]
+    weights = {"zero": np.array([0]), "two": np.array([2])}
+    source = model(nodes, [tensor("x", [rows, 4])], [tensor("out", [2, 4]), tensor("positive", [rows, 4])], weights)
+    check(source, {"x": floats(5, 4)}, {"x": floats(5, 4, seed=1)})
+
+
 def test_arrays_without_elements_may_begin_anywhere() -> None:
     nodes = [node("Concat", ["x", "y"], ["both"], axis=0), node("Relu", ["x"], ["out"])]
     fed = [tensor("x", ["n", 3]), tensor("y", ["m", 3])]
