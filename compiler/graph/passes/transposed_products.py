@@ -1,7 +1,8 @@
 """In: batched products with transposes around them. Out: products that read and write their tensors as they lie.
 
 Always: the innermost axis of the result stays innermost, in the result and in the operand that has it, so loops over it
-still load and store whole vectors; a transpose that would change that stays a kernel.
+still load and store whole vectors; a transpose that would change that stays a kernel, but for one whose elements each
+take part in one product.
 
     before: q' = transpose(q)  (b,m,h,k -> b,h,m,k)        after: contract(q, k) {bmhk, bhkn -> bhmn}
             batch_matmul(reshape(q'), k)
@@ -19,6 +20,8 @@ from compiler.graph.passes.layout_rules import merge_reshapes
 Words = tuple[str, str, str]
 """The letters of the axes of both operands and of the result."""
 
+_FEW = 2
+"""With fewer products for each element, a transpose takes longer than what it speeds up."""
 _PLAIN: Mapping[Words, str] = {("abd", "adc", "abc"): "batch_matmul", ("ac", "cb", "ab"): "dense"}
 
 
@@ -86,6 +89,8 @@ def _moved(graph: Graph) -> Graph:
         if node.op == "reshape":
             return merge_reshapes(builder, node)
         original = producers[node.output].inputs[0]
+        if node.op == "transpose" and _is_seldom_used(graph, node.output, consumers[node.output]):
+            return None
         apart = _before_units(builder, node)
         if apart is not None:
             return apart
@@ -122,12 +127,30 @@ def _reading_untransposed(builder: GraphBuilder, node: Node) -> str | None:
             continue
         word = words[place]
         turned = "".join(word[source.ints("perm").index(axis)] for axis in range(len(word)))
-        if word[-1] == last and turned[-1] != last:
+        moves_last = word[-1] == last and turned[-1] != last
+        if moves_last and _uses(words, builder.value(operands[1 - place]).shape, place) >= _FEW:
             continue
         operands[place], words[place] = source.inputs[0], turned
     if tuple(operands) == node.inputs:
         return None
     return _contract(builder, operands, (words[0], words[1], words[2]), node)
+
+
+def _uses(words: Sequence[str], other: tuple[int, ...], place: int) -> int:
+    """In how many products an element of operand number `place` takes part; `other` is the shape of the other one."""
+    letters = zip(words[1 - place], other, strict=True)
+    return prod(extent for letter, extent in letters if letter not in words[place])
+
+
+def _is_seldom_used(graph: Graph, name: str, readers: Sequence[Node]) -> bool:
+    """Whether only products read a value, each of its elements a few times."""
+    uses = [
+        _uses(_words(reader), graph.values[reader.inputs[1 - place]].shape, place) if reader.op == "contract" else _FEW
+        for reader in readers
+        for place, operand in enumerate(reader.inputs)
+        if operand == name
+    ]
+    return name not in graph.outputs and max(uses, default=_FEW) < _FEW
 
 
 def _writing_transposed(builder: GraphBuilder, node: Node) -> str | None:
