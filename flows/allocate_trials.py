@@ -21,7 +21,11 @@ from tasks.sample import sample
 from tasks.show import ProgressBar
 from tasks.store import note_round, recall, store
 from tasks.train import begin_tuning, keep_lessons, keep_looks, recall_lessons, recall_looks, replay, train
+from tasks.whole import whole
 from tasks.workers import Workers, open_workers
+
+LEAST_PROGRESS = 0.01
+"""By so much of the budget the bar in Prefect's UI grows at once: each time is a request to its API."""
 
 
 @flow(name="allocate-trials", flow_run_name="allocate-trials-{job.label}")
@@ -31,18 +35,20 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
     extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
-    tuning = begin_tuning(extracted, job.origin(run_id, measuring))
+    tuning = begin_tuning(whole(extracted), job.origin(run_id, measuring))
     lessons = recall_lessons(run_id, home, tuning.origin)
     if known.own or known.programs or lessons:
         others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
     looks = recall_looks(run_id, home, tuning.origin) if known.own or known.programs else []
-    replay(run_id, tuning, known.history, known.own, lessons, known.foreign, looks)
+    replay(
+        run_id, tuning, whole(known.history), whole(known.own), whole(lessons), whole(known.foreign), whole(looks)
+    )  # fmt: skip
     keep_looks(run_id, home, tuning)
     budget = job.budget
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
-    began = time.monotonic() - tuning.elapsed
+    began, shown = time.monotonic() - tuning.elapsed, 0.0
     bar = bar or ProgressBar.begun(run_id, job.network)
     with open_workers(measuring, job.plan, job.gpu) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
@@ -56,7 +62,10 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
             tune_round(job, tuning, index, count, workers, began)
             if tuning.rounds % KEEP_ROUNDS == 0:
                 keep_looks(run_id, home, tuning)
-            bar.show(budget.spent(tuning.trials, time.monotonic() - began))
+            spent = budget.spent(tuning.trials, time.monotonic() - began)
+            if spent >= shown + LEAST_PROGRESS:
+                bar.show(spent)
+                shown = spent
     bar.show(1.0)
     keep_looks(run_id, home, tuning)
     keep_lessons(run_id, home, tuning)
@@ -71,12 +80,12 @@ def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Wo
     spent = job.budget.spent(tuning.trials, time.monotonic() - began)
     candidates = sample(name, tuning, index, count, spent)
     if candidates:
-        measured = measure(name, workers, task, candidates, best)
+        measured = measure(name, workers, whole(task), whole(candidates), best)
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
-        store(name, job.place, records)
-        train(name, tuning, index, records)
+        store(name, job.place, whole(records))
+        train(name, tuning, index, whole(records))
         done = RoundDone.of(tuning, index, records, job.budget)
-        note_round(name, job.place, tuning.origin.run_id, done.row_fields())
+        note_round(job.place, tuning.origin.run_id, done.row_fields())
         announce(done)
     else:
         tuning.exhaust(index, "it has no program left that was not measured")

@@ -26,6 +26,7 @@ from tasks.report import keep_result, publish
 from tasks.store import best_of_every_task, best_records, complete_run, open_run
 from tasks.train import begin_tuning
 from tasks.verify import confirm, limits_of_machine, verify
+from tasks.whole import whole
 from tasks.workers import open_workers
 
 FINALISTS = 5
@@ -76,7 +77,8 @@ def compile_network(
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         compiled = reaching_fleet(compile_best, job)(job, run.run_id)
-        nothing = begin_tuning(extracted, job.origin(run.run_id, job.measuring(extracted.constant_bytes))).summary()
+        origin = job.origin(run.run_id, job.measuring(extracted.constant_bytes))
+        nothing = begin_tuning(whole(extracted), origin).summary()
         report = publish(
             run.run_id,
             job.describe(),
@@ -104,12 +106,12 @@ def compile_best(job: TuneJob, run_id: str) -> Compiled:
     with open_workers(job.measuring(extracted.constant_bytes), job.plan) as workers:
         winners: list[Winner] = []
         for layer in layers:
-            winners += decided([confirm(task.name, workers, task, programs) for task, programs in layer])
+            winners += decided([confirm(task.name, workers, whole(task), whole(programs)) for task, programs in layer])
             announce(PhaseAdvanced(len(winners), sum(map(len, layers))))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
-    untuned = compile_to("untuned", extracted, {}, folder / "untuned.retune")
-    tuned = compile_to("tuned", extracted, serving, folder / f"{extracted.name}.retune")
+    untuned = compile_to("untuned", whole(extracted), {}, folder / "untuned.retune")
+    tuned = compile_to("tuned", whole(extracted), whole(serving), folder / f"{extracted.name}.retune")
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
     comparison = verify(job.network, paths, job.threads, job.seed, job.plan)

@@ -82,9 +82,8 @@ def store(name: str, home: Place, records: Sequence[MeasureRecord]) -> None:
     ParquetRecordStore(home).append(records)
 
 
-@task(name="note-round", task_run_name="note-{name}", cache_policy=NO_CACHE)
-def note_round(name: str, home: Place, run_id: str, row: Mapping[str, Field]) -> None:
-    """Write down how a round went; its records do not need it."""
+def note_round(home: Place, run_id: str, row: Mapping[str, Field]) -> None:
+    """Write down how a round went; its records do not need it. No task of its own: that would take longer than this."""
     append_round(home, run_id, row)
 
 
