@@ -1,4 +1,5 @@
-"""In: a run in progress, or its report. Out: what Prefect's UI shows of it. Always: a few calls a run, one a round.
+"""In: a run in progress, or its report. Out: what Prefect's UI shows of it. Always: a few calls a run, at most one a
+round.
 
 In the UI these are artifacts of the flow run: how far it is, the report, its kernels as a table, its charts as images.
 """
