@@ -14,7 +14,8 @@ from compiler.frontend.onnx.indexing import taken
 from compiler.frontend.onnx.types import param_of
 from compiler.graph.builder import GraphBuilder
 
-_MOST_TURNS = 100_000
+_MOST_TURNS = 10_000
+"""A graph of more copies of a body takes seconds to make, and nobody could compile it."""
 
 
 def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

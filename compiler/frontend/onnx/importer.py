@@ -161,7 +161,7 @@ def check_operators(model: onnx.ModelProto) -> None:
         node for node in all_nodes(model.graph) if not (node.op_type in CONVERTERS and is_standard(node.domain))
     ]
     if missing:
-        foreign = {node.domain for node in missing if not is_standard(node.domain)}
+        foreign = {str(node.domain) for node in missing if not is_standard(node.domain)}  # bytes, where it is no text
         _refuse(model, list(map(missing_operator, missing)), foreign=sorted(foreign))
 
 

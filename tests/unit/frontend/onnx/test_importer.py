@@ -51,6 +51,13 @@ def test_other_domains_are_refused(model_of: ModelOf) -> None:
     assert len(load_model(model).nodes) == 1
 
 
+def test_a_domain_that_is_no_text_is_refused(model_of: ModelOf) -> None:
+    model = model_of([relu("x", "a")], {"x": (3, 3)}, ["a"])
+    model.graph.node[0].domain = "theirs"
+    with pytest.raises(UnsupportedOperatorError, match="own domain only"):
+        load_model(model.SerializeToString().replace(b"theirs", b"\xff\xfeeirs"))
+
+
 def _wide_reshape(model_of: ModelOf) -> onnx.ModelProto:
     """A model whose shapes depend on what the input `n` holds."""
     nodes = [
