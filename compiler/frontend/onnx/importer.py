@@ -6,6 +6,7 @@ A node that fails does not stop the others, so its error comes together with the
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -89,19 +90,39 @@ def load_model(
     dimension of an input is not a number; UnsupportedOperatorError that names every node which cannot be converted
     (UnknownValueError when all that is missing are values of inputs).
     """
+    opened = open_model(source, name, constants)
+    inputs = _read_inputs(opened.model, shapes or {})
+    check_operators(opened.model)
+    check_model(opened.original)
+    graph = _convert(opened.model, opened.name, inputs, opened.opset)
+    verify(graph)
+    _log.info("imported %s: %d nodes, %d constants", graph.name, len(graph.nodes), len(graph.constants))
+    return graph
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A network's `name`, the model as ONNX should check it, the one to convert, and its operator set."""
+
+    name: str
+    original: onnx.ModelProto
+    model: onnx.ModelProto
+    opset: int
+
+
+def open_model(
+    source: str | Path | bytes | onnx.ModelProto, name: str | None, constants: Constants | None
+) -> OpenedModel:
+    """Read a model, fix inputs, and replace what ONNX says in other operators.
+
+    Raises: ModelFormatError when it cannot be read, or its operator set is older or newer than those known.
+    """
     model = with_fixed_inputs(read_model(source), constants or {})
     if name is None:
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
     original = at_supported_opset(model)
     model = expand_functions(original, CONVERTERS)
-    opset = opset_of(model)
-    inputs = _read_inputs(model, shapes or {})
-    check_operators(model)
-    check_model(original)
-    graph = _convert(model, name or "network", inputs, opset)
-    verify(graph)
-    _log.info("imported %s: %d nodes, %d constants", graph.name, len(graph.nodes), len(graph.constants))
-    return graph
+    return OpenedModel(name or "network", original, model, opset_of(model))
 
 
 def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:

@@ -11,9 +11,8 @@ import onnx
 
 from compiler.errors import DefinitionError, ModelFormatError
 from compiler.frontend.onnx.dependence import bodies, check_bodies
-from compiler.frontend.onnx.importer import CONVERTERS, Constants, check_operators, dtype_of
-from compiler.frontend.onnx.model_edits import at_supported_opset, expand_functions, with_fixed_inputs
-from compiler.frontend.onnx.model_file import check_model, inferred_graph, opset_of, read_model, without_large_weights
+from compiler.frontend.onnx.importer import Constants, check_operators, dtype_of, open_model
+from compiler.frontend.onnx.model_file import check_model, inferred_graph, without_large_weights
 from compiler.frontend.onnx.partition import Workshop
 from compiler.frontend.onnx.tidy import Tidy, definitions
 from compiler.frontend.onnx.types import check_outputs, fed_inputs, narrowed, param_of, write_dims
@@ -42,23 +41,19 @@ def load_program(
     Raises: ModelFormatError when there is no such file or it is not ONNX, or a shape, of an output too, does not fit;
     UnsupportedOperatorError that names every node without a converter.
     """
-    model = with_fixed_inputs(read_model(source), constants or {})
-    if name is None:
-        name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
-    original = at_supported_opset(model)
-    model = expand_functions(original, CONVERTERS)
-    opset = opset_of(model)
+    opened = open_model(source, name, constants)
+    model = opened.model
     params = _params(model, shapes or {})
     check_operators(model)
     check_bodies(model.graph)
-    check_model(_of_some_rank(original))
+    check_model(_of_some_rank(opened.original))
     tidy = Tidy(definitions(model.graph))
     tidy.weights(model.graph.initializer)
     graph = tidy.graph(_with_types(model, params), {}, {tensor.name for tensor in model.graph.initializer})
-    shop = Workshop(opset, tidy.constants, tidy.constant, tidy.fresh)
+    shop = Workshop(opened.opset, tidy.constants, tidy.constant, tidy.fresh)
     shop.define(MAIN, graph, params)
     outputs = tuple(entry.name for entry in model.graph.output)
-    program = Program(name or "network", shop.functions, _used(shop.functions, tidy.constants), outputs)
+    program = Program(opened.name, shop.functions, _used(shop.functions, tidy.constants), outputs)
     try:
         program.verify()
     except DefinitionError as error:
