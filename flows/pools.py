@@ -101,7 +101,9 @@ async def make_automation() -> list[str]:
 
 
 async def make_pools() -> list[str]:
-    """Create what is missing; a line for each thing that was created."""
+    """Create what is missing; a line for each thing that was created, and for a pool of a person's, or of a worker that
+    began too early, which lets any number of runs time at once.
+    """
     made: list[str] = []
     async with get_client() as client:
         template = ProcessWorker.get_default_base_job_template()
@@ -115,6 +117,9 @@ async def make_pools() -> list[str]:
             )
             if await _created(client.create_work_pool(wanted)):
                 made.append(f"work pool {pool.name}: {pool.slots} at once")
+            elif (await client.read_work_pool(pool.name)).concurrency_limit is None:
+                how = f"prefect work-pool set-concurrency-limit {pool.name} {pool.slots}"
+                made.append(f"work pool {pool.name} was there, without a limit of runs at once: `{how}` gives it one")
             for queue, priority in QUEUES.items():
                 if await _made_queue(client, pool.name, queue, priority):
                     made.append(f"queue {queue} of {pool.name}")
