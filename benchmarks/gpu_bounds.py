@@ -1,0 +1,209 @@
+"""In: the machine code of a kernel for GPUs. Out: what its loops are made of, and a bound of the share of the peak that
+they can reach.
+
+Always: a bound from the code and from what a multiprocessor does in a cycle; nothing is measured, nobody waits for
+memory, and threads never meet in a bank of shared memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from compiler.codegen.nvdisasm import CodeLoop, Instruction, KernelCode
+from compiler.gpu_facts import GpuFacts
+from compiler.ir.expr import Binary, BinaryOp
+from compiler.ir.kernel import WARP, Kernel
+from compiler.ir.stmt import For, LoopKind, Stmt, Store, inner_stmts
+from compiler.ir.tensor_core import Mma
+
+_PARTS = 4
+"""Schedulers of a multiprocessor, each of which starts an instruction of a warp in a cycle."""
+
+_SHARED_BYTES = 128
+"""What shared memory moves in a cycle."""
+
+_CACHE_RATIO = 2.5
+"""How much more a cycle the shared cache gives than memory."""
+
+_SPECIAL, _INTEGER = 4, 16
+"""Lanes of each part that do functions such as powers, and whole numbers."""
+
+_MULTIPLY_ADDS = {"1684": 512, "1688": 1024, "16816": 2048}
+"""Multiply-adds of an HMMA by its shape: rows, columns, depth."""
+
+_WIDE = {"LDS": "lds", "STS": "sts", "LDG": "ldg", "STG": "stg", "LDGSTS": "ldgsts", "LDSM": "ldsm"}
+_FLOATS = ("FFMA", "FADD", "FMUL", "FMNMX", "FSETP", "FSEL", "HFMA2", "HADD2", "HMUL2", "FSWZADD", "F2FP")
+_LOCAL = ("LDL", "STL")
+_FLOW = ("BRA", "BSSY", "BSYNC", "EXIT", "WARPSYNC", "CALL", "RET")
+_WAITING = ("DEPBAR", "LDGDEPBAR", "ARRIVES", "MEMBAR", "ERRBAR")
+_INDICES = (
+    *("IADD3", "VIADD", "IMAD", "LEA", "LOP3", "PLOP3", "SHF", "ISETP", "MOV", "SEL", "IMNMX", "VIMNMX", "PRMT"),
+    *("UIADD3", "UIMAD", "ULEA", "ULOP3", "USHF", "UISETP", "UMOV", "USEL", "ULDC", "LDC", "R2UR", "R2P", "P2R"),
+    *("UPLOP3", "S2UR", "S2R", "CS2R", "IABS", "BMSK", "SGXT", "I2F", "F2I", "UPRMT", "UFLO", "FLO", "POPC"),
+)
+
+
+def kind_of(one: Instruction) -> str:
+    """What an instruction is counted as: its name in small letters, of what moves memory with its bits; "index" for
+    whole numbers and moves, "float" for what the float32 pipe does but ffma.
+    """
+    if one.base in _WIDE:
+        return f"{_WIDE[one.base]}{one.bits}"
+    if one.base in _LOCAL:
+        return "spill"
+    if one.name.startswith("HFMA2.MMA") or one.base in _INDICES:
+        return "index"
+    if one.base in ("FFMA", "HMMA", "BAR", "MUFU", "SHFL"):
+        return one.base.lower()
+    if one.base in _FLOATS:
+        return "float"
+    if one.base in _FLOW or one.base in _WAITING:
+        return "flow"
+    return "other"
+
+
+def mix(instructions: Iterable[Instruction]) -> dict[str, int]:
+    """How many there are of each kind, the most frequent first."""
+    return dict(Counter(map(kind_of, instructions)).most_common())
+
+
+@dataclass(frozen=True, slots=True)
+class Cycles:
+    """Cycles that a multiprocessor takes at least for one warp in each of its parts: to start the instructions
+    (`issue`), for the arithmetic of the kernel (`math`, ffma or on tensor cores), for all that the float32 pipe does,
+    for functions, for shared memory, and for what comes from the cache of the GPU.
+    """
+
+    issue: float
+    math: float
+    floats: float
+    special: float
+    shared: float
+    cache: float
+
+    @property
+    def least(self) -> float:
+        """No fewer than the longest of them."""
+        return max(self.issue, self.math, self.floats, self.special, self.shared, self.cache)
+
+    @property
+    def share(self) -> float:
+        """The share of the peak of arithmetic that is left at most."""
+        return self.math / self.least if self.least else 0.0
+
+    def limits(self) -> dict[str, float]:
+        """What each of them alone would leave of the peak, at most 1."""
+        each = {"issue": self.issue, "floats": self.floats, "special": self.special, "shared": self.shared}
+        each["cache"] = self.cache
+        return {name: round(min(1.0, self.math / cycles), 3) for name, cycles in each.items() if cycles and self.math}
+
+
+def cycles_of(counted: Mapping[Instruction, float], facts: GpuFacts) -> Cycles:
+    """The cycles of so many of each of the instructions."""
+
+    def total(*bases: str) -> float:
+        return sum(count for one, count in counted.items() if one.base in bases)
+
+    lanes = facts.lanes / _PARTS
+    tensor = sum(count * _multiply_adds(one) for one, count in counted.items()) / max(1.0, facts.tensor / _PARTS)
+    shared = sum(count * _shared_cycles(one) for one, count in counted.items()) * _PARTS
+    bandwidth = _CACHE_RATIO * facts.bandwidth / facts.clock / facts.multiprocessors
+    moved = sum(count * one.bits / 8 for one, count in counted.items() if one.base in ("LDG", "STG", "LDGSTS"))
+    ffma = total("FFMA")
+    return Cycles(
+        issue=sum(counted.values()),
+        math=tensor or ffma * WARP / lanes,
+        floats=total("FFMA", *_FLOATS) * WARP / lanes,
+        special=total("MUFU") * WARP / _SPECIAL,
+        shared=shared,
+        cache=moved * WARP * _PARTS / bandwidth,
+    )
+
+
+def _multiply_adds(one: Instruction) -> float:
+    if one.base != "HMMA":
+        return 0.0
+    done = next((_MULTIPLY_ADDS[part] for part in one.name.split(".") if part in _MULTIPLY_ADDS), 0)
+    return done * (2.0 if "TF32" in one.name else 1.0)  # of tf32 half as many as of halves in a cycle
+
+
+def _shared_cycles(one: Instruction) -> float:
+    """Cycles of shared memory for one warp: a load at least one, since threads may read the same; of what is written
+    each thread has its own.
+    """
+    match one.base:
+        case "LDS":
+            return 1.0
+        case "STS" | "LDGSTS" | "LDSM":
+            return max(1.0, one.bits / 8 * WARP / _SHARED_BYTES)
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeBound:
+    """What the machine code of a kernel says: the hottest loop's `mix` and cycles a turn, and the cycles of a whole
+    thread (`whole`), where it is known how often its loops turn.
+    """
+
+    mix: dict[str, int]
+    turn: Cycles
+    whole: Cycles | None
+    around: dict[str, int]
+
+
+def bound_of(code: KernelCode, kernel: Kernel, facts: GpuFacts) -> CodeBound:
+    """What one kernel's machine code says of it."""
+    loop = hottest(code)
+    if loop is None:
+        once = cycles_of(Counter(code.instructions), facts)
+        return CodeBound(mix(code.instructions), once, once, {})
+    inner = tuple(code.instructions[loop.first : loop.last + 1])
+    outer = code.around(loop)
+    around = mix(code.own(outer[-1])) if outer else {}
+    turns = _turns(code, kernel, loop)
+    whole = None
+    if turns is not None:
+        counted: dict[Instruction, float] = {}
+        for number, one in enumerate(code.instructions):
+            times = prod(times for each, times in turns.items() if number in each)
+            counted[one] = counted.get(one, 0.0) + times
+        whole = cycles_of(counted, facts)
+    return CodeBound(mix(inner), cycles_of(Counter(inner), facts), whole, around)
+
+
+def hottest(code: KernelCode) -> CodeLoop | None:
+    """The innermost loop that does most arithmetic, or else has most instructions."""
+
+    def work(loop: CodeLoop) -> tuple[int, int]:
+        inside = code.instructions[loop.first : loop.last + 1]
+        return sum(one.base in ("FFMA", "HMMA") for one in inside), len(inside)
+
+    return max(code.innermost(), key=work, default=None)
+
+
+def _turns(code: KernelCode, kernel: Kernel, loop: CodeLoop) -> dict[CodeLoop, float] | None:
+    """How often the loop and those around it turn, each for one turn of the one around it; None where that cannot be
+    told. The outer ones turn as often as those of the kernel, the loop itself as often as it takes for its arithmetic.
+    """
+    runs, chain = max(_sums(kernel.body.body, 1, ()), default=(0, ()))
+    outer = code.around(loop)
+    inside = code.instructions[loop.first : loop.last + 1]
+    done = sum(one.base in ("FFMA", "HMMA") for one in inside)
+    if not runs or not done or len(outer) > len(chain):
+        return None
+    turns = dict(zip(outer, map(float, chain), strict=False))
+    turns[loop] = runs / done / prod(turns.values())
+    return turns
+
+
+def _sums(stmt: Stmt, times: int, chain: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Of every statement that adds to a sum: how often a thread does it, and the loops at run time around it."""
+    adds = isinstance(stmt, Store) and isinstance(stmt.value, Binary) and stmt.value.op is BinaryOp.ADD
+    if isinstance(stmt, Mma) or adds:
+        yield times, chain
+    if isinstance(stmt, For):
+        written_out = stmt.kind in (LoopKind.UNROLL, LoopKind.VECTOR)
+        times, chain = times * stmt.extent, chain if written_out else (*chain, stmt.extent)
+    for inner in inner_stmts(stmt):
+        yield from _sums(inner, times, chain)

@@ -1,0 +1,118 @@
+"""In: operators. Out: JSON lines, what the machine code of GPU programs allows at most. Always: nothing is measured.
+
+    python -m benchmarks.gpu_code [--only REGEX] [--archs sm_90,sm_80] [--modes fp32] [--programs N] [--out FILE]
+
+Takes the programs that the search would measure first (those of first principles, the seed is fixed), has `ptxas` make
+machine code of them and `nvdisasm` tell what it is. `value` is the share of the peak of arithmetic that the hottest
+loop can reach at most: the longest of the cycles to start its instructions, of the float32 pipe or the tensor cores, of
+shared memory, and of the GPU's cache, for nobody waits here. `whole` is the same with all that stands around that loop.
+`limits` says what each of these alone would leave. Without `ptxas` or `nvdisasm` it says so and ends.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from math import nan
+
+from benchmarks.gpu_bounds import CodeBound, bound_of
+from benchmarks.gpu_cases import CASES, MODES, GpuCase
+from benchmarks.harness import Figure, parse
+from compiler.codegen.nvdisasm import disassemble, disassembler
+from compiler.codegen.nvptx import ptx
+from compiler.codegen.ptxas import KernelResources, assemble_roomy, assembler, assembles
+from compiler.cost_model.xgb import XGBModel
+from compiler.driver.hardware import hardware_of
+from compiler.errors import RetuneError
+from compiler.gpu_facts import facts_of
+from compiler.ir.kernel import Kernel
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.state import replay
+from compiler.schedule.steps import Step
+from compiler.schedule.task import SearchTask
+from compiler.search.policy import SketchPolicy
+from compiler.target import Target
+
+_ASKED = 16
+"""Programs of the first batch, of which the first are looked at."""
+
+NOTE = "a bound from the machine code, nothing was measured"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a line for every kernel of every program. Raises: SystemExit in words where a tool is missing."""
+    texts = {
+        "archs": ("LIST", "architectures, separated by commas; sm_90,sm_80"),
+        "modes": ("LIST", f"of {', '.join(MODES)}, separated by commas; fp32"),
+    }
+    options = {"programs": (4, "programs of each operator")}
+    run = parse(__doc__, argv, seconds=1.0, seconds_help="not used", options=options, texts=texts)
+    if assembler() is None or disassembler() is None:
+        missing = "ptxas" if assembler() is None else "nvdisasm"
+        sys.exit(f"nothing can be said of machine code: there is no {missing} on the path")
+    modes = (run.texts["modes"] or "fp32").split(",")
+    for arch in (run.texts["archs"] or "sm_90,sm_80").split(","):
+        if not assembles(arch):
+            sys.exit(f"ptxas does not know {arch}")
+        for name, case in CASES.items():
+            for mode in (mode for mode in case.modes if mode in modes and run.wants(f"{name}_{mode}")):
+                for figure in figures(name, case, mode, arch, run.options["programs"]):
+                    run.write(figure)
+
+
+def task_of(name: str, case: GpuCase, mode: str, arch: str) -> SearchTask:
+    """What is tuned for a case on an architecture."""
+    target = Target("cuda", arch=arch, math="tf32" if mode == "tf32" else "")
+    return SearchTask(f"{name}_{mode}", case.graph(mode), target, hardware_of(target, 1))
+
+
+def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> Iterator[Figure]:
+    """The lines of the first programs of a case."""
+    task = task_of(name, case, mode, arch)
+    candidates = SketchPolicy(task, XGBModel(), seed=0).ask(_ASKED, 0)
+    for place, candidate in enumerate(candidates[:programs]):
+        details: dict[str, object] = {"arch": arch, "program": place, "note": NOTE}
+        try:
+            found = list(looked_at(task, candidate.steps, arch))
+        except RetuneError as failure:
+            details["failure"] = f"{type(failure).__name__}: {failure}"
+            yield Figure(f"{name}_{mode}", "retune", 1, "bound", nan, "", details=details)
+            continue
+        for kernel, resources, bound in found:
+            lines = {**details, **_details(kernel, resources, bound, arch)}
+            yield Figure(f"{name}_{mode}", "retune", 1, "bound", bound.turn.share, "share of the peak", details=lines)
+
+
+def looked_at(
+    task: SearchTask, steps: Sequence[Step], arch: str
+) -> Iterator[tuple[Kernel, KernelResources, CodeBound]]:
+    """Every kernel of a program, what the assembler says that it takes, and what its machine code allows.
+
+    Raises: LoweringError where a tool is missing or refuses the code.
+    """
+    function = lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware)
+    assembled = assemble_roomy(ptx(function, task.target), arch)
+    codes = {code.name: code for code in disassemble(assembled.code)}
+    resources = {one.name: one for one in assembled.kernels}
+    for kernel in function.kernels:
+        yield kernel, resources[kernel.name], bound_of(codes[kernel.name], kernel, facts_of(arch))
+
+
+def _details(kernel: Kernel, resources: KernelResources, bound: CodeBound, arch: str) -> dict[str, object]:
+    shared = kernel.bytes_of("shared")
+    return {
+        "kernel": kernel.name,
+        "grid": kernel.grid,
+        "block": kernel.block,
+        "sums": kernel.registers,
+        "registers": resources.registers,
+        "spilled": resources.spilled,
+        "shared": shared,
+        "resident": int(facts_of(arch).resident(kernel.threads, resources.registers, shared)),
+        "whole": round(bound.whole.share, 4) if bound.whole else None,
+        "limits": bound.turn.limits(),
+        "loop": bound.mix,
+        "around": bound.around,
+    }
+
+
+if __name__ == "__main__":
+    main()
