@@ -3,7 +3,6 @@
 Always: pure and deterministic; the same steps make the same object code.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,7 +15,7 @@ from compiler.codegen.nvptx import ptx, write_device
 from compiler.driver.device_build import build_device_kernel
 from compiler.driver.hardware import hardware_of
 from compiler.errors import LoweringError, refusing_depth
-from compiler.ir.stmt import LoopFunction
+from compiler.ir.stmt import LoopFunction, check_function_name
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
@@ -29,8 +28,6 @@ from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.target import Target
 from compiler.te.tensor import Tensor
-
-_C_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Program(Protocol):
@@ -49,8 +46,7 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code or the name is none of a
     function, TargetError when there is no code generation for the target.
     """
-    if not _C_NAME.fullmatch(name):
-        raise LoweringError(f"a kernel cannot be called {name!r}: letters, digits and _ make the name of a function")
+    check_function_name(name)
     if task.target.is_gpu:
         return build_device_kernel(task, steps, name)
     describe(task.target)

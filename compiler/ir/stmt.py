@@ -12,10 +12,12 @@ Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: seri
      | Block(statements)
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from compiler.errors import LoweringError
 from compiler.ir.expr import Buffer, Const, Expr, Var
 from compiler.ir.interval import Ranges
 from compiler.ir.tensor_core import TENSOR_STMTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
@@ -43,6 +45,9 @@ BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
 """Loops whose turns run in the blocks of a GPU kernel."""
 THREAD_KINDS = (LoopKind.THREAD_X, LoopKind.THREAD_Y, LoopKind.THREAD_Z)
 """Loops whose turns run in the threads of a block."""
+
+
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +307,9 @@ def exprs_of(stmt: Stmt) -> Iterator[Expr]:
             yield stmt.value
         case AsyncCopy() | LoadMatrix() | Mma():
             yield from stmt.exprs()
+
+
+def check_function_name(name: str) -> None:
+    """See that code can be generated for a kernel of this name. Raises: LoweringError."""
+    if not _FUNCTION_NAME.fullmatch(name):
+        raise LoweringError(f"a kernel cannot be called {name!r}: letters, digits and _ make the name of a function")

@@ -71,7 +71,7 @@ class _CoreDriver:
     def __init__(self, core: Any, bindings: Any) -> None:
         self._core = core
         self._bindings = bindings
-        self._here = local()  # CUDA has a current device in every thread
+        self._here = local()  # CUDA has a current context in every thread
         try:
             self._checked(bindings.cuInit(0))
         except RuntimeError as missing:  # of the loader: there is no library of a driver
@@ -82,15 +82,21 @@ class _CoreDriver:
         return tuple(map(_described, self._core.Device.get_all_devices()))
 
     def open(self, number: int) -> None:
-        """Work with this device from now on, in this thread."""
+        """Work with this device from now on, in this thread: also after other libraries have changed to another."""
         if getattr(self._here, "number", None) == number:
+            if self._context() != self._here.context:
+                self._tried(self._here.device.set_current)
             return
         known = self.devices()
         if not 0 <= number < len(known):
             raise DeviceError(f"there is no GPU number {number}; this machine has {len(known)}")
         device = self._core.Device(number)
         self._tried(device.set_current)
-        self._here.device, self._here.number = device, number
+        self._here.device, self._here.number, self._here.context = device, number, self._context()
+
+    def _context(self) -> int:
+        """What CUDA works with in this thread: the number of a context, 0 for none."""
+        return int(self._checked(self._bindings.cuCtxGetCurrent()))
 
     @property
     def _device(self) -> Any:
@@ -176,14 +182,18 @@ class _CoreDriver:
         self._checked(driver.cuStreamBeginCapture(stream.handle, mode))
         try:
             work()
-        finally:
-            graph = self._checked(driver.cuStreamEndCapture(stream.handle))
+        except BaseException:  # what ended it counts, and not what becomes of a capture that ends early
+            code, *graphs = driver.cuStreamEndCapture(stream.handle)
+            if int(code) == 0:
+                driver.cuGraphDestroy(*graphs)
+            raise
+        graph = self._checked(driver.cuStreamEndCapture(stream.handle))
         try:
             runnable = self._checked(driver.cuGraphInstantiate(graph, 0))
         finally:
-            self._checked(driver.cuGraphDestroy(graph))
+            driver.cuGraphDestroy(graph)
 
-        def run() -> None:
+        def run(_: object = work) -> None:  # whose kernels and arrays the graph uses
             self._checked(driver.cuGraphLaunch(runnable, stream.handle))
 
         # A search captures thousands of them, and CUDA keeps each on the device until it is told not to.

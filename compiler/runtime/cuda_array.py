@@ -6,11 +6,12 @@ kernel writes out of bounds.
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from compiler.dtype import item_bytes
+from compiler.dtype import item_bytes, number_type
 from compiler.errors import DeviceError
 from compiler.runtime.artifact import Array
 from compiler.runtime.cuda_driver import Driver, Memory
@@ -70,8 +71,10 @@ class DeviceArray:
 
     @classmethod
     def made(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
-        """A new array without values, between fences. Raises: DeviceError when there is no memory."""
-        nbytes = prod(shape) * item_bytes(dtype)
+        """A new array without values, between fences. Raises: DeviceError for no shape or type of an array, and when
+        there is no memory.
+        """
+        nbytes = _nbytes(shape, dtype)
         piece = driver.allocate(nbytes + -nbytes % FENCE + 2 * FENCE, stream)
         array = cls(driver, stream, number, shape, dtype, piece.address + FENCE, piece, fenced=True)
         array.mend()
@@ -102,7 +105,7 @@ class DeviceArray:
         """An array in the same memory, from byte number `start` on, which keeps it. Raises: DeviceError if it does not
         fit.
         """
-        nbytes = prod(shape) * item_bytes(dtype)
+        nbytes = _nbytes(shape, dtype)
         if start < 0 or start % VECTOR_BYTES or start + nbytes > self.nbytes:
             raise DeviceError(f"{dtype}{list(shape)} from byte {start} on is no part of {self.nbytes} bytes")
         number = self.device.device_id
@@ -162,3 +165,14 @@ class DeviceArray:
         """A capsule of the same memory; all work on it that was queued here is done."""
         self._driver.wait(self._stream)
         return capsule_of(self.address, self.shape, self.dtype, self.device, self)
+
+
+def _nbytes(shape: Sequence[int], dtype: str) -> int:
+    """Bytes of an array. Raises: DeviceError when there is none of this shape and type."""
+    try:
+        item, extents = item_bytes(number_type(dtype)), tuple(map(index, shape))
+    except (TypeError, ValueError) as error:
+        raise DeviceError(f"there is no array of the shape {shape!r} and the type {dtype!r}: {error}") from None
+    if min(extents, default=0) < 0:
+        raise DeviceError(f"there is no array of the shape {list(extents)}: an extent is negative")
+    return prod(extents) * item

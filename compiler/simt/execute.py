@@ -56,9 +56,11 @@ def execute(
     Raises: DefinitionError for arrays that do not fit, KernelFaultError for what no GPU would answer for.
     """
     taken = function.params[: len(function.params) - function.outputs]
-    if [(array.shape, array.dtype.name) for array in inputs] != [(buffer.shape, buffer.dtype) for buffer in taken]:
+    arrays = [array for array in inputs if isinstance(array, np.ndarray)]
+    fit = [(array.shape, array.dtype.name) for array in arrays] == [(buffer.shape, buffer.dtype) for buffer in taken]
+    if not fit or len(arrays) < len(inputs):
         wanted = ", ".join(f"{buffer}: {buffer.dtype}{list(buffer.shape)}" for buffer in taken)
-        raise DefinitionError(f"{function.name}: the inputs must be {wanted}")
+        raise DefinitionError(f"{function.name}: the inputs must be {wanted}, as arrays of NumPy")
     place = Place(function.name, 1)
     memories = {buffer: Memory(buffer, place, given=array) for buffer, array in zip(taken, inputs, strict=True)}
     made = (*function.workspace, *function.params[len(taken) :])

@@ -5,7 +5,7 @@ Always: what is returned keeps the limits of the GPU; the passes are one tuple, 
 
 from compiler.errors import LoweringError
 from compiler.ir.kernel import DeviceFunction, Kernel
-from compiler.ir.stmt import LoopFunction
+from compiler.ir.stmt import LoopFunction, check_function_name
 from compiler.ir.verify import verify
 from compiler.lower.gpu.async_copies import AsyncCopies
 from compiler.lower.gpu.barriers import insert_barriers
@@ -40,6 +40,7 @@ def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: b
     `check` verifies every kernel after every pass.
     Raises: ScheduleError, LoweringError.
     """
+    check_function_name(name)
     if hardware.max_threads_per_block < 1:
         raise LoweringError(f"{name}: the hardware parameters are those of a processor; name a GPU, such as cuda")
     kernels = tuple(_lowered(built, hardware, check) for built in build_kernels(state, name, TensorBuilder))

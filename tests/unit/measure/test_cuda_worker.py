@@ -151,11 +151,25 @@ def test_a_program_after_one_that_broke_cuda_is_not_to_blame(
     assert ended == [cuda_worker.BROKEN] * 2
 
 
-def test_the_cache_is_emptied_before_each_call_and_that_is_not_timed(gpu: DriverDouble) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_the_cache_is_emptied_before_each_call_and_that_is_not_timed() -> None:
     options = replace(OPTIONS, enable_cpu_cache_flush=True)
     prepared(options)
     (result,) = run(built(), options=options)
     assert result.costs == pytest.approx([2 * CALL_SECONDS] * 3)
+
+
+def test_kernels_of_a_call_are_queued_as_one_while_the_cache_is_emptied(gpu: DriverDouble) -> None:
+    """Else the second of two would be waited for: what it costs to queue it would be taken for its time."""
+    gpu.queueing = 5e-5
+    options = replace(OPTIONS, enable_cpu_cache_flush=True)
+    prepared(options)
+    (result,) = run(built(), options=options)
+    assert result.costs == pytest.approx([2 * CALL_SECONDS + gpu.queueing] * 3)
+    assert "graph of 2" in gpu.asked
+    gpu.seconds["kernel_kernel0"] = 5e-3  # beside which that is nothing
+    gpu.asked.clear()
+    run(built(), options=options)
     assert not any(line.startswith("graph") for line in gpu.asked)
 
 

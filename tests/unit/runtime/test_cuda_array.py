@@ -55,6 +55,23 @@ def test_what_does_not_fit_is_refused() -> None:
             array.write(values)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "why"),
+    [
+        ((4,), "float31", "type 'float31': 'float31' is no element type"),
+        ((4,), "U3", "is no element type of numbers"),
+        ((2, 1.5), "float32", r"shape \(2, 1.5\) and"),
+        ((2, -1), "float32", r"shape \[2, -1\]: an extent is negative"),
+    ],
+)
+def test_what_is_no_array_is_refused_in_words(shape: Any, dtype: str, why: str) -> None:
+    driver = DriverDouble()
+    for make in (lambda: made(shape, dtype, driver), lambda: made((64,), "uint8").view(0, shape, dtype)):
+        with pytest.raises(DeviceError, match=f"there is no array of the shape .*{why}|{why}"):
+            make()
+    assert not driver.pieces
+
+
 @pytest.mark.parametrize(("offset", "where"), [(-1, "before its start"), (0, "behind its end"), (FENCE - 1, "behind")])
 def test_a_fence_shows_what_was_written_beside_an_array(offset: int, where: str) -> None:
     driver = DriverDouble()

@@ -72,6 +72,9 @@ class Bindings:
     def cuInit(self, _: int) -> tuple[int]:  # noqa: N802
         return (0,)
 
+    def cuCtxGetCurrent(self) -> tuple[int, int]:  # noqa: N802
+        return 0, 100
+
     def cuKernelSetAttribute(self, *given: Any) -> tuple[int]:  # noqa: N802
         self.core.asked.append(("set", *given))
         return (0,)

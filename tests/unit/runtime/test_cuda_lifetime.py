@@ -1,7 +1,8 @@
 """What `cuda.core` is asked for, by a stand-in: the device of every thread, and graphs that are given back."""
 
 import gc
-from threading import Thread
+import weakref
+from threading import Thread, local
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.here = local()
         machine = self
 
         class Device:
@@ -36,6 +38,7 @@ class Machine:
 
             def set_current(self) -> None:
                 machine.asked.append(f"set {self.number}")
+                machine.here.context = 100 + self.number
 
             def allocate(self, size: int, *, stream: Any) -> Any:
                 machine.asked.append(f"allocate {size} on {self.number} for {stream}")
@@ -44,6 +47,7 @@ class Machine:
         self.core = SimpleNamespace(Device=Device)
         self.bindings = SimpleNamespace(
             cuInit=lambda _: (0,),
+            cuCtxGetCurrent=lambda: (0, getattr(self.here, "context", 0)),
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2),
             cuStreamBeginCapture=self._does("begin"),
             cuStreamEndCapture=self._does("end", "graph"),
@@ -88,6 +92,49 @@ def test_every_thread_has_a_device_of_its_own(machine: Machine) -> None:
     assert failed == ["no GPU is open in this thread; open one first"] * 2
     elsewhere_asked = ["set 1", "allocate 64 on 1 for other"]
     assert machine.asked == ["set 0", *elsewhere_asked, *elsewhere_asked, "allocate 64 on 0 for mine"]
+
+
+def test_what_other_libraries_do_to_the_current_device_is_noticed(machine: Machine) -> None:
+    cuda = _CoreDriver(machine.core, machine.bindings)
+    cuda.open(0)
+    cuda.open(0)
+    assert machine.asked == ["set 0"]
+    machine.here.context = 101  # torch.cuda.set_device(1)
+    cuda.open(0)
+    assert machine.asked == ["set 0"] * 2
+    assert machine.here.context == 100
+    machine.here.context = 0  # a library that pops its own
+    cuda.open(0)
+    cuda.open(0)
+    assert machine.asked == ["set 0"] * 3
+
+
+def test_work_that_cannot_be_captured_ends_the_capture_and_says_why(machine: Machine) -> None:
+    def fails() -> None:
+        raise DeviceError("the reason")
+
+    cuda = _CoreDriver(machine.core, machine.bindings)
+    with pytest.raises(DeviceError, match="the reason"):
+        cuda.captured(SimpleNamespace(handle=7), fails)
+    assert machine.asked == ["begin 7", "end 7", "destroy graph"]
+
+
+def test_a_graph_keeps_what_it_runs(machine: Machine) -> None:
+    class Kernels:
+        """Code on the device."""
+
+        def __call__(self) -> None:
+            machine.asked.append("work")
+
+    work = Kernels()
+    lives = weakref.ref(work)
+    run = _CoreDriver(machine.core, machine.bindings).captured(SimpleNamespace(handle=7), work)
+    del work
+    gc.collect()
+    assert lives() is not None
+    del run
+    gc.collect()
+    assert lives() is None
 
 
 def test_a_graph_is_given_back_when_nobody_has_it(machine: Machine) -> None:

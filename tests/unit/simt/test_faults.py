@@ -1,6 +1,7 @@
 """Faults that are put into kernels on purpose: each is found, and named by element, threads and statement."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,6 +250,12 @@ def test_the_largest_leaves_out_what_is_no_number() -> None:
 def test_inputs_of_another_shape_are_refused() -> None:
     with pytest.raises(DefinitionError, match=r"k: the inputs must be x: float32\[64\]"):
         execute(kernel_of(result(const(0.0))), [np.zeros(63, "float32")])
+
+
+@pytest.mark.parametrize("given", [[[0.0] * 64], [None], [], [np.zeros(64, "float32"), 1.0]])
+def test_inputs_that_are_no_arrays_are_refused(given: list[Any]) -> None:
+    with pytest.raises(DefinitionError, match=r"k: the inputs must be x: float32\[64\], as arrays of NumPy"):
+        execute(kernel_of(result(const(0.0))), given)
 
 
 def without_barrier(stmt: Stmt, number: int) -> Stmt:

@@ -115,3 +115,9 @@ def test_threads_of_two_dimensions() -> None:
     total, peak = execute(function, [x])
     np.testing.assert_allclose(total, x.sum(axis=1), rtol=1e-6)
     np.testing.assert_array_equal(peak, x.max(axis=1))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "2d", "a.b", "é", 'a"b', "x)"])
+def test_a_kernel_has_the_name_of_a_function(name: str) -> None:
+    with pytest.raises(LoweringError, match="a kernel cannot be called"):
+        lower_for_gpu(replay(doubled(8), ()), name, GPU)
