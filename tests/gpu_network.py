@@ -1,11 +1,22 @@
-"""A compiled network made by hand: out = 8 * x, of which the second doubling is done on a GPU."""
+"""Networks on a GPU that is not there: one made by hand, out = 8 * x, of which the second doubling is done on it, and
+any other one, compiled.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from compiler.driver.build import build_kernel
+from compiler.driver.compile_network import BuildRequest, KnownProgram, compile_graph
+from compiler.errors import LoweringError
+from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from compiler.executor.stores import CudaStore, HostStore
+from compiler.graph.ir import Graph
+from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.schedule.default import default_steps
 from compiler.schedule.state import Annotation, replay
 from compiler.schedule.steps import Annotate
@@ -35,3 +46,31 @@ def network_with_gpu() -> tuple[CompiledNetwork, DriverDouble]:
     driver = DriverDouble([lower_for_gpu(replay(dag, steps), "gpu", GPU)])
     plan = plan_of(Call("host", (0, 2)), Call("gpu", (2, 3), device=1), Call("host", (3, 5)))
     return CompiledNetwork(plan, (on_host, on_gpu), {1: np.zeros(16, "float32")}), driver
+
+
+def compiled_for_gpu(
+    graph: Graph, target: Target, best: Mapping[str, KnownProgram] | None = None, *, refused: Collection[str] = ()
+) -> tuple[CompiledNetwork, DriverDouble]:
+    """A network compiled for a GPU, and one that knows its kernels; those called as in `refused` cannot be built."""
+    functions: dict[str, DeviceFunction] = {}
+
+    def build(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
+        return [built(request) for request in requests]
+
+    def built(request: BuildRequest) -> KernelArtifact:
+        task, steps, name = request.task, request.steps, request.name
+        if task.target.is_gpu:
+            if name in refused:
+                raise LoweringError(f"{name}: no code for GPUs for this")
+            functions[name] = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
+        return build_kernel(task, steps, name)
+
+    network = compile_graph(graph, target, best, build=build)
+    return network, DriverDouble(list(functions.values()))
+
+
+def run_on_gpu(network: CompiledNetwork, driver: DriverDouble, inputs: Mapping[str, Array]) -> list[Array]:
+    """The outputs of a network, of which all kernels for a GPU are executed thread by thread."""
+    executor = HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)])
+    executor.run(**inputs)
+    return [executor.get_output(index) for index in range(executor.get_num_outputs())]

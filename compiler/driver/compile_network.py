@@ -1,13 +1,14 @@
 """In: an optimised graph, a target, the best known program of each task. Out: a `CompiledNetwork`.
 
 Always: every distinct kernel is built once; a task without a usable program gets the default schedule, and the
-network's `coverage` says so. Of several ways to compute a layer the one with the fastest record serves.
+network's `coverage` says so. Of several ways to compute a layer the one with the fastest record serves. What cannot be
+made into code for a GPU is code for the processor, in the same network.
 """
 
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from compiler import config
@@ -26,6 +27,7 @@ from compiler.graph.to_plan import to_plan
 from compiler.graph.winograd import winograd_for
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.default_gpu import untuned_steps
+from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.state import State, replay
 from compiler.schedule.steps import Step, load_steps, steps_of
 from compiler.schedule.task import SearchTask
@@ -75,6 +77,8 @@ class _Choice:
     record_id: str | None
     origin: Origin
     note: str = ""
+    on_processor: bool = False
+    """Whether code for the processor is to serve although the network is for a GPU."""
 
     @property
     def label(self) -> str:
@@ -96,10 +100,10 @@ def compile_graph(
 
     `best` maps a workload key to the program to use, a `MeasureRecord` for instance; where it has none, a dispatch
     context that was entered is asked (`with ApplyHistoryBest(log):`), unless the pass context says not to. Where
-    records are used, one warning names the kernels worth tuning that none serves. `threads` is the number of threads
-    that the network is meant to run on. `cut` is the partition, when the caller has it already; its alternatives are
-    those that may serve. `metadata` takes the place of the facts that a network which is saved needs; to gather these
-    all constants are read.
+    records are used, one warning names the kernels worth tuning that none serves; another one names those of a network
+    for a GPU that run on the processor. `threads` is the number of threads that the network is meant to run on. `cut`
+    is the partition, when the caller has it already; its alternatives are those that may serve. `metadata` takes the
+    place of the facts that a network which is saved needs; to gather these all constants are read.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
@@ -110,7 +114,7 @@ def compile_graph(
             _choose(task, best.get(task.workload_key), heavy)
             for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
         ]
-    choices, artifacts = _build(choices, build)
+    choices, artifacts = _build(choices, build, threads)
     plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts})
     coverage = tuple(
         Coverage(
@@ -119,11 +123,16 @@ def compile_graph(
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
     if metadata is None:  # the fingerprint reads all constants
-        metadata = {"network": graph.name, "fingerprint": graph.fingerprint(), **made_for(target, threads)}
+        by_processor = any(choice.on_processor for choice in choices)
+        facts = made_for(target, threads, by_processor=by_processor)
+        metadata = {"network": graph.name, "fingerprint": graph.fingerprint(), **facts}
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, metadata)
     network.verify()
     if (best or is_enabled()) and not is_silent() and (fallen := CoverageReport.of(coverage).fallback_text()):
         _log.warning("%s: %s", graph.name, fallen)
+    if moved := [choice for choice in choices if choice.on_processor]:
+        names = ", ".join(choice.request.name for choice in moved)
+        _log.warning("%s: kernels without code for GPUs, which run on the processor: %s", graph.name, names)
     return network
 
 
@@ -186,35 +195,53 @@ def _default(task: SearchTask, note: str = "") -> _Choice:
     return _Choice(BuildRequest(task, untuned_steps(task), task.name), None, Origin.DEFAULT, note)
 
 
-def _build(choices: list[_Choice], build: BuildKernels) -> tuple[list[_Choice], list[KernelArtifact]]:
-    """All kernels at once; when that fails one by one, with the default schedule in place of those that cannot be."""
+def _on_processor(choice: _Choice, threads: int, why: Exception) -> _Choice:
+    """The same task in its untuned program on the processor of this machine, since a GPU cannot run it."""
+    target = Target.host()
+    layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
+    task = replace(choice.request.task, target=target, hardware=hardware_of(target, threads), layout=layout)
+    request = BuildRequest(task, untuned_steps(task), task.name)
+    _log.info("%s runs on the processor: %s", task.name, why)
+    return _Choice(request, None, Origin.DEFAULT, f"on the processor: {why}", on_processor=True)
+
+
+def _build(choices: list[_Choice], build: BuildKernels, threads: int) -> tuple[list[_Choice], list[KernelArtifact]]:
+    """All kernels at once; when that fails one by one, with something else in place of those that cannot be built."""
     try:
         return choices, list(build([choice.request for choice in choices]))
     except _BAD_PROGRAM as error:
         _log.info("building the kernels one by one, since one of them failed: %s", error)
     final, artifacts = [], []
     for choice in choices:
-        used, artifact = _build_or_default(choice, build)
+        used, artifact = _build_or_else(choice, build, threads)
         final.append(used)
         artifacts.append(artifact)
     return final, artifacts
 
 
-def _build_or_default(choice: _Choice, build: BuildKernels) -> tuple[_Choice, KernelArtifact]:
+def _build_or_else(choice: _Choice, build: BuildKernels, threads: int) -> tuple[_Choice, KernelArtifact]:
+    """The program, else the default schedule, else on a GPU the default schedule of the processor."""
     try:
         (artifact,) = build([choice.request])
         return choice, artifact
     except _BAD_PROGRAM as error:
-        if choice.origin is Origin.DEFAULT:
+        task = choice.request.task
+        if choice.origin is not Origin.DEFAULT:
+            other = _default(task, f"{choice.label} cannot be built: {error}")
+        elif task.target.is_gpu:
+            other = _on_processor(choice, threads, error)
+        else:
             raise
-        fallback = _default(choice.request.task, f"{choice.label} cannot be built: {error}")
-    (artifact,) = build([fallback.request])
-    return fallback, artifact
+    return _build_or_else(other, build, threads)
 
 
-def made_for(target: Target, threads: int) -> dict[str, object]:
-    """What a file of compiled code says of the machine that it is for, and of what made it. Raises: TargetError."""
+def made_for(target: Target, threads: int, *, by_processor: bool = False) -> dict[str, object]:
+    """What a file of compiled code says of the machine that it is for, and of what made it; `by_processor` says that
+    some code of one for a GPU is for the processor of this machine. Raises: TargetError.
+    """
     triple, cpu, features = (GPU_TRIPLE, target.arch, "") if target.is_gpu else describe(target)
+    if by_processor:
+        features = describe(Target.host())[2]
     return {
         "target": str(target),
         "triple": triple,

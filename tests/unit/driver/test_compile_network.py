@@ -25,6 +25,7 @@ from compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Ste
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 from tests.attributes import CONV, POOL
+from tests.gpu_network import compiled_for_gpu, run_on_gpu
 from tests.zoo_sizes import SMALL
 
 TARGET = Target.host()
@@ -201,3 +202,27 @@ def test_every_distinct_kernel_is_built_once() -> None:
     assert len(requests) == len({request.name for request in requests}) == len(network.kernels) == 19
     assert sum(entry.weight for entry in network.coverage) == len(network.plan.calls) == 24
     assert sum(entry.tunable for entry in network.coverage) == 18
+
+
+def test_what_has_no_code_for_a_gpu_runs_on_the_processor(caplog: pytest.LogCaptureFixture) -> None:
+    builder = GraphBuilder("net", [Value("x", (4, 8))])
+    weight = builder.constant(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8), "w")
+    product = builder.emit("dense", ("x", weight))
+    soft = builder.emit("softmax", (product,), {"axis": 1})
+    graph = builder.finish({"y": builder.emit("dense", (soft, weight))})
+    names = [task.name for task in partition(graph, TARGET, HardwareParams(1)).tasks]
+    refused = next(name for name in names if "softmax" in name)
+    network, driver = compiled_for_gpu(graph, Target("cuda"), refused={refused})
+    assert [call.device for call in network.plan.calls] == [int(call.kernel != refused) for call in network.plan.calls]
+    assert f"net: kernels without code for GPUs, which run on the processor: {refused}" in caplog.text
+    (moved,) = (each for each in network.coverage if each.task == refused)
+    assert moved.note == f"on the processor: {refused}: no code for GPUs for this"
+    assert network.metadata["needs"] == compile_graph(graph, TARGET).metadata["needs"]
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype("float32")
+    _assert_close(run_on_gpu(network, driver, {"x": x}), _outputs(compile_graph(graph, TARGET), {"x": x}))
+
+
+def test_a_network_that_is_all_for_a_gpu_needs_nothing_of_the_processor() -> None:
+    builder = GraphBuilder("net", [Value("x", (8,))])
+    network, _ = compiled_for_gpu(builder.finish({"y": builder.emit("relu", ("x",))}), Target("cuda"))
+    assert network.metadata["needs"] == []
