@@ -15,6 +15,7 @@ from compiler.lower.gpu.fold_units import FoldUnits
 from compiler.lower.gpu.limits import check_limits, check_virtual_threads
 from compiler.lower.gpu.pipelines import Pipelines
 from compiler.lower.gpu.register_buffers import RegisterBuffers
+from compiler.lower.gpu.sum_loops import SumLoops
 from compiler.lower.gpu.tensor_cores import TensorBuilder
 from compiler.lower.gpu.virtual_threads import VirtualThreads
 from compiler.lower.passes import FoldDigits, LegalizeLoops, LoopPass
@@ -30,6 +31,7 @@ PASSES: tuple[LoopPass, ...] = (
     Pipelines(),
     LegalizeLoops(),
     RegisterBuffers(),
+    SumLoops(),
 )
 """What is done while blocks and threads are still loops."""
 

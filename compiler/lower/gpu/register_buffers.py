@@ -48,7 +48,7 @@ class RegisterBuffers:
         """The kernel with those loops unrolled."""
         body, limits = map_stmt(function.body, _unrolled), dict(function.unroll_limits)
         within = map_stmt(body, lambda stmt: _within(stmt, limits))
-        return replace(function, body=within if _copies(within) <= MOST_STATEMENTS else body)
+        return replace(function, body=within if copies_of(within) <= MOST_STATEMENTS else body)
 
 
 def _unrolled(stmt: Stmt) -> Stmt | None:
@@ -61,7 +61,7 @@ def _unrolled(stmt: Stmt) -> Stmt | None:
         return replace(node, kind=LoopKind.UNROLL) if isinstance(node, For) and mine else None
 
     body = map_stmt(stmt.body, rule)
-    return replace(stmt, body=body) if _copies(body) <= MOST_STATEMENTS else None
+    return replace(stmt, body=body) if copies_of(body) <= MOST_STATEMENTS else None
 
 
 def _within(stmt: Stmt, limits: Mapping[str, int]) -> Stmt | None:
@@ -70,7 +70,7 @@ def _within(stmt: Stmt, limits: Mapping[str, int]) -> Stmt | None:
         return None
     written = {inner.buffer.name for inner in walk_stmt(stmt.body) if isinstance(inner, Store)}
     limit = min((limits.get(name, 0) for name in written), default=0)
-    return replace(stmt, kind=LoopKind.UNROLL) if stmt.extent * _copies(stmt.body) <= limit else None
+    return replace(stmt, kind=LoopKind.UNROLL) if stmt.extent * copies_of(stmt.body) <= limit else None
 
 
 def _index_vars(body: Stmt, buffer: Buffer) -> set[Var]:
@@ -98,9 +98,9 @@ def _accesses(body: Stmt, buffer: Buffer) -> Iterator[tuple[Expr, ...]]:
                     yield node.indices
 
 
-def _copies(stmt: Stmt) -> int:
+def copies_of(stmt: Stmt) -> int:
     """How many statements there are when all unrolled loops are written out."""
     if isinstance(stmt, LEAVES):
         return 1
     turns = stmt.extent if isinstance(stmt, For) and stmt.kind is LoopKind.UNROLL else 1
-    return turns * sum(_copies(inner) for inner in inner_stmts(stmt))
+    return turns * sum(copies_of(inner) for inner in inner_stmts(stmt))
