@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compiler.codegen.expressions import ExpressionEmitter
 from compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
-from compiler.codegen.values import Ramp, Scalar, Storage, Value
+from compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
 from compiler.errors import LoweringError
 from compiler.ir.expr import Binary, Buffer, Expr, Load, Var
 from compiler.ir.stmt import (
@@ -91,11 +91,14 @@ class BodyEmitter(ExpressionEmitter):
         writer.put(f"br label %{head}")
         writer.start_block(head)
         writer.put(f"{name} = phi i64 [ {low}, %{before} ], [ {name}.next, %{tail} ]")
+        turn = self.turns[var] = Turn(name, low, before, tail, len(writer.scopes))
+        writer.out.append(turn.carried)
         writer.push_scope()
-        self.env[var] = Scalar(name, len(writer.scopes) - 1)
+        self.env[var] = Scalar(name, turn.depth)
         body()
         writer.put(f"br label %{tail}")
         writer.start_block(tail)
+        writer.out.append(turn.steps)
         writer.put(f"{name}.next = add nuw nsw i64 {name}, 1")
         writer.put(f"{name}.more = icmp ult i64 {name}.next, {high}")
         writer.put(f"br i1 {name}.more, label %{head}, label %{done}")

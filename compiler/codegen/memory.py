@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from compiler.codegen.conversions import cast
 from compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
-from compiler.codegen.values import Place, Ramp, Scalar, Storage, Value
+from compiler.codegen.values import Place, Ramp, Scalar, Storage, Turn, Value
 from compiler.codegen.writer import FunctionWriter
 from compiler.errors import LoweringError
 from compiler.ir.affine import Affine, flat_index
@@ -26,6 +26,7 @@ class MemoryEmitter(ABC):
         self.lookups = lookups
         self.storage = {buffer: Storage(pointer) for buffer, pointer in pointers.items()}
         self.env: dict[Var, int | Scalar | Ramp] = {}
+        self.turns: dict[Var, Turn] = {}
         self.vector: Var | None = None
         # The lanes that are to do anything (None: all), and how many come first if that is a literal.
         self.mask: Value | None = None

@@ -16,13 +16,14 @@ from compiler.codegen.cpu import check_names, parse_module
 from compiler.codegen.intrinsics import DECLARATIONS
 from compiler.codegen.tensor_core import OLDEST, emit_tensor, tensor_declarations
 from compiler.codegen.types import item_bytes, memory_type
-from compiler.codegen.values import Ramp, Scalar, Storage
+from compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
 from compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from compiler.codegen.warp_shuffle import shuffled
 from compiler.errors import LoweringError, TargetError
 from compiler.gpu_facts import facts_of
+from compiler.ir.affine import Affine, affine
 from compiler.ir.alignment import VECTOR_BYTES, element_alignment, first_alignment, start_alignment
-from compiler.ir.expr import Buffer, Expr, Var
+from compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt, walk_stmt
 from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
@@ -174,6 +175,7 @@ class _DeviceEmitter(BodyEmitter):
         self.threads = kernel.threads
         self.places = kernel.shared_places if kernel.dynamic_shared else {}
         self.shared: dict[Buffer, str] = {}
+        self.rings: dict[tuple[str, int, int], str] = {}
 
     def definitions(self) -> list[str]:
         """The lines that define the shared buffers."""
@@ -212,6 +214,39 @@ class _DeviceEmitter(BodyEmitter):
         kind, align = memory_type(stmt.buffer.dtype), item_bytes(stmt.buffer.dtype)
         self.writer.put(f"store {kind} {stored.text}, ptr {pointer}, align {align}")
         self.writer.loaded.pop(stmt.buffer.name, None)
+
+    def atom(self, expr: Expr) -> tuple[Value, int]:
+        """As for processors, but the remainder of a loop's counter by a number that is no power of two, such as the
+        tile of a pipeline that a turn is at, is counted along: dividing takes ten instructions, one after the other.
+        """
+        if isinstance(expr, Binary) and expr.op is BinaryOp.FLOORMOD and isinstance(expr.rhs, Const):
+            form, length = affine(expr.lhs), int(expr.rhs.value)
+            turn = self.turn_of(form)
+            if turn is not None and length & (length - 1):
+                return self.ring(turn, form.const % length, length), turn.depth
+        return super().atom(expr)
+
+    def turn_of(self, form: Affine) -> Turn | None:
+        """The loop from 0 on whose counter, moved by a constant, an index is; None for others."""
+        (var,) = form.terms if len(form.terms) == 1 else (None,)
+        bound = self.env.get(var) if isinstance(var, Var) else None
+        turn = self.turns.get(var) if isinstance(var, Var) and form.terms[var] == 1 else None
+        counts = turn is not None and isinstance(bound, Scalar) and bound.text == turn.counter and turn.low == "0"
+        return turn if counts else None
+
+    def ring(self, turn: Turn, start: int, length: int) -> Value:
+        """A number that starts in a loop's first turn from `start` and goes on by 1 a turn, to `length` - 1 and then
+        to 0.
+        """
+        key = (turn.counter, start, length)
+        if key not in self.rings:
+            name = self.rings[key] = self.writer.fresh("ring")
+            turn.carried.append(f"  {name} = phi i32 [ {start}, %{turn.before} ], [ {name}.next, %{turn.tail} ]")
+            turn.steps.append(f"  {name}.up = add nuw nsw i32 {name}, 1")
+            turn.steps.append(f"  {name}.ends = icmp eq i32 {name}.up, {length}")
+            turn.steps.append(f"  {name}.next = select i1 {name}.ends, i32 0, i32 {name}.up")
+        wide = self.writer.hoisted(turn.depth, ("ring", key), f"zext i32 {self.rings[key]} to i64")
+        return Value(wide, 1, INDEX)
 
     def known(self, atom: Expr) -> int | None:
         """The value of a variable whose loop is written out."""

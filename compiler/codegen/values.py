@@ -4,9 +4,10 @@ Always: frozen; names are LLVM's, with their sigil.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiler.codegen.types import llvm_type
+from compiler.codegen.writer import Lines
 from compiler.ir.expr import Var
 
 
@@ -34,6 +35,22 @@ class Scalar:
 
     text: str
     depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A loop at run time that is being written: its counter, which begins at `low`, the blocks before its first turn
+    and at the end of each, and the scope of its body. What else one turn hands to the next is a phi among the lines
+    `carried`, whose next value is made in `steps`.
+    """
+
+    counter: str
+    low: str
+    before: str
+    tail: str
+    depth: int
+    carried: Lines = field(default_factory=list)
+    steps: Lines = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

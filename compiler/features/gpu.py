@@ -10,11 +10,19 @@ import numpy as np
 from compiler.features.buffers import Columns
 from compiler.features.nest import Floats, Nest, size_of
 from compiler.features.warp import SHARED
+from compiler.ir.kernel import WORD
 from compiler.ir.tensor_core import WARP
 from compiler.schedule.state import Annotation
 from compiler.schedule.statements import StageNest
 from compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
 from compiler.te.tensor import Tensor
+
+_OTHERS = 32.0
+_PER_WORD = 1.25
+"""Registers for indices and operands, and for each word that a thread holds in buffers."""
+
+_AROUND_PRODUCT = 44.0
+"""Registers for indices beside the sums and fragments of a product on tensor cores, which are all there is."""
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
@@ -75,6 +83,8 @@ def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
             local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)
     yield "gpu_shared_bytes", shared
     yield "gpu_local_bytes", local
+    each, others = (_PER_WORD, _OTHERS) if product is None else (1.0, _AROUND_PRODUCT)
+    yield "gpu_registers", others + each * local / WORD
 
 
 def _extent(nest: Nest, annotation: Annotation) -> Floats:

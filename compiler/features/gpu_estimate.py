@@ -23,10 +23,6 @@ from compiler.schedule.tensor_nests import fragments_of, instruction_of, product
 from compiler.te.tensor import Tensor
 
 _WORD = 4.0
-_BASE_REGISTERS = 32.0
-_PER_WORD = 1.25
-"""Registers for indices and operands, and for each word that a thread holds in buffers."""
-
 _MOST_REGISTERS = 255.0
 _SPILL = 8.0
 """How many times longer the arithmetic takes when nothing fits the registers."""
@@ -64,8 +60,7 @@ def gpu_estimates(
     blocks = np.prod([np.asarray(launch[f"gpu_blocks_{axis}"]) for axis in "xyz"], axis=0)
     threads = np.prod([np.asarray(launch[f"gpu_threads_{axis}"]) for axis in "xyz"], axis=0)
     warps = np.ceil(threads / WARP)
-    held = np.asarray(launch["gpu_local_bytes"]) / _WORD
-    registers = _BASE_REGISTERS + _PER_WORD * held
+    registers = np.asarray(launch["gpu_registers"])
     taken = np.minimum(registers, _MOST_REGISTERS)
     resident = facts.resident(*(np.asarray(each, np.int64) for each in (threads, taken, launch["gpu_shared_bytes"])))
     turns = np.ceil(blocks / facts.multiprocessors)
@@ -94,7 +89,6 @@ def gpu_estimates(
     yield "estimate_arithmetic", arithmetic
     yield "estimate_memory", np.maximum(in_block, outside)
     yield "estimate_cycles", np.where(resident > 0, cycles, cycles * _SPILL) + launches
-    yield "gpu_registers", registers
     yield "gpu_active_warps", active
     yield "gpu_waves", np.ceil(blocks / (np.maximum(resident, 1) * facts.multiprocessors))
     yield "gpu_sector_bytes", moved.cache_bytes

@@ -51,9 +51,22 @@ def copies_of(product: StageNest | None, count: int) -> Counts:
     return np.asarray(np.minimum(turns, depth) * np.ones(count, dtype=np.int64))
 
 
+def steps_of(product: StageNest, count: int) -> Counts:
+    """Steps of an instruction's depth in one turn: the unrolled loop around those over fragments."""
+    loop = product.loops[-6] if len(product.loops) > 5 else None
+    steps = loop.extent if loop is not None and loop.annotation is Annotation.UNROLL else 1
+    return np.asarray(steps * np.ones(count, dtype=np.int64))
+
+
+def fragment_sets(product: StageNest, count: int) -> Counts:
+    """Sets of registers for fragments: two where those of the next step are loaded while one is multiplied."""
+    ahead = (copies_of(product, count) > 1) & (steps_of(product, count) % 2 == 0)
+    return np.asarray(1 + ahead)
+
+
 def thread_bytes(product: StageNest, count: int) -> Counts:
-    """Bytes that a thread holds of the sums and of the fragments that are multiplied."""
+    """Bytes that a thread holds of the sums and of the fragments that are loaded and multiplied."""
     rows, columns = fragments_of(product, count)
     kind = instruction_of(product)
-    factors = rows * kind.left_elements + columns * kind.right_elements
+    factors = (rows * kind.left_elements + columns * kind.right_elements) * fragment_sets(product, count)
     return np.asarray(rows * columns * SUM_ELEMENTS * _SUM_BYTES + factors * item_bytes(kind.dtype))

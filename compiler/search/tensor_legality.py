@@ -10,7 +10,7 @@ import numpy as np
 from compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
 from compiler.schedule.state import Annotation
 from compiler.schedule.statements import StageNest
-from compiler.schedule.tensor_nests import fragments_of, instruction_of
+from compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of
 from compiler.search.genome import Mask
 from compiler.search.gpu_kernels import own_loops, turns
 from compiler.search.register_tile import Counts
@@ -37,7 +37,8 @@ def tensor_promising(kernel: Sequence[StageNest], product: StageNest, count: int
     good &= _covered(kernel, root, product, rows, columns)
     kind = instruction_of(product)
     fragments = (rows * kind.left_elements + columns * kind.right_elements) // kind.packed
-    registers = rows * columns * SUM_ELEMENTS + fragments + _OTHER_REGISTERS
+    held = rows * columns * SUM_ELEMENTS + fragments * fragment_sets(product, count)
+    registers = held + _OTHER_REGISTERS
     return np.asarray(good & (registers <= _REGISTERS) & (registers * warps * WARP <= _REGISTER_FILE))
 
 

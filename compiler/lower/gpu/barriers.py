@@ -8,7 +8,7 @@ stands between accesses of which every thread makes its own, or which cannot mee
     after:  for k: barrier; s[t] = x[k, t]; barrier; y[t] = y[t] + s[31 - t]
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from compiler.ir.stmt import (
 )
 from compiler.ir.tensor_core import AsyncCopy, LoadMatrix
 from compiler.ir.tensor_core import accesses as named_accesses
-from compiler.ir.visit import walk
+from compiler.ir.visit import substitute, walk
 
 _Guards = frozenset[tuple[LoopKind, int]]
 
@@ -61,6 +61,9 @@ class _Access:
 
 
 _Accesses = frozenset[_Access]
+
+_ANY = _Access(Buffer("?", (), "bool", "shared"), 0, (), frozenset())
+"""Stands for whatever was accessed before a statement: it is gone where there is a barrier in any case."""
 
 
 def insert_barriers(kernel: Kernel) -> Kernel:
@@ -132,8 +135,13 @@ class _Planner:
         """A loop that all threads go through together: a turn comes after what stands before the loop, and after
         another turn.
         """
-        _, carried = self.visit(stmt.body, frozenset(), threads)
-        carried = _forgotten(carried, stmt.var)
+        _, carried = self.visit(stmt.body, frozenset((_ANY,)), threads)
+        if _ANY in carried:
+            carried = _forgotten(carried, stmt.var)
+        else:  # every turn has a barrier: others meet the turn before alone, and what stands before the loop the first
+            slotted = {one.buffer for one in self.accesses(stmt.body) if one.indices and _is_remainder(one.indices[0])}
+            carried = _of_the_turn_before(carried, stmt.var)
+            before = _in_the_first_turn(before, stmt.var, slotted)
         alone, after_turns = self.visit(stmt.body, carried, threads)
         body, after = self.visit(stmt.body, carried | before, threads)
         if body != alone:  # what stands before the loop asks for more than its turns ask of each other
@@ -225,10 +233,14 @@ def _in_other_slots(one: Expr, other: Expr) -> bool:
     """Whether two indices, each a remainder of the same number, differ by no multiple of that whatever the loops."""
     if not isinstance(one, Binary) or not isinstance(other, Binary) or one.rhs != other.rhs:
         return False
-    if one.op is not BinaryOp.FLOORMOD or other.op is not BinaryOp.FLOORMOD or not isinstance(one.rhs, Const):
+    if not _is_remainder(one) or not _is_remainder(other) or not isinstance(one.rhs, Const):
         return False
     apart = affine(one.lhs).plus(affine(other.lhs), -1)
     return not apart.terms and apart.const % one.rhs.value != 0
+
+
+def _is_remainder(index: Expr) -> bool:
+    return isinstance(index, Binary) and index.op is BinaryOp.FLOORMOD
 
 
 def _forgotten(accesses: _Accesses, var: Var) -> _Accesses:
@@ -238,6 +250,27 @@ def _forgotten(accesses: _Accesses, var: Var) -> _Accesses:
         return _SOMEWHERE if any(node == var for node in walk(index)) else index
 
     return frozenset(replace(one, indices=tuple(map(forgotten, one.indices))) for one in accesses)
+
+
+def _of_the_turn_before(accesses: _Accesses, var: Var) -> _Accesses:
+    """The accesses of a turn of the loop over `var`, as the next turn names them."""
+    before: dict[Expr, Expr] = {var: var - 1}
+    return frozenset(
+        replace(one, indices=tuple(substitute(index, before) for index in one.indices)) for one in accesses
+    )
+
+
+def _in_the_first_turn(accesses: _Accesses, var: Var, slotted: Collection[Buffer]) -> _Accesses:
+    """The accesses before the loop over `var`; of the buffers `slotted`, whose tiles the loop numbers by remainders, a
+    literal number is written as the remainder that it is in the first turn.
+    """
+
+    def named(access: _Access) -> _Access:
+        if access.buffer not in slotted or not isinstance(access.indices[0], Const):
+            return access
+        return replace(access, indices=((access.indices[0] + var) % access.buffer.shape[0], *access.indices[1:]))
+
+    return frozenset(map(named, accesses))
 
 
 def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:

@@ -12,6 +12,7 @@ from compiler.lower.gpu.barriers import insert_barriers
 from compiler.lower.gpu.bind_threads import bind_threads
 from compiler.lower.gpu.build_kernels import build_kernels
 from compiler.lower.gpu.fold_units import FoldUnits
+from compiler.lower.gpu.fragments_ahead import FragmentsAhead
 from compiler.lower.gpu.limits import check_limits, check_virtual_threads
 from compiler.lower.gpu.pipelines import Pipelines
 from compiler.lower.gpu.register_buffers import RegisterBuffers
@@ -29,6 +30,7 @@ PASSES: tuple[LoopPass, ...] = (
     FoldUnits(),
     AsyncCopies(),
     Pipelines(),
+    FragmentsAhead(),
     LegalizeLoops(),
     RegisterBuffers(),
     SumLoops(),

@@ -8,11 +8,10 @@ barrier, so that no other barriers are needed for it.
             = x[k + 1]; commit; y += s[k % 2]
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, Load, const
+from compiler.ir.expr import Buffer, Expr, const
 from compiler.ir.stmt import (
     Allocate,
     Barrier,
@@ -21,13 +20,13 @@ from compiler.ir.stmt import (
     If,
     LoopFunction,
     Stmt,
-    Store,
     block,
     map_exprs,
     map_stmt,
 )
-from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, WaitGroup
-from compiler.ir.visit import substitute, transform
+from compiler.ir.tensor_core import CommitGroup, WaitGroup
+from compiler.ir.visit import substitute
+from compiler.lower.gpu.slots import copies_of, in_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
 
     def start(turn: Expr, slot: Expr) -> Stmt:
         moved = map_exprs(copies, lambda expr: substitute(expr, {loop.var: turn}))
-        return _in_slot(moved, buffers, slot, depth)
+        return in_slot(moved, buffers, slot, depth)
 
     first: list[Stmt] = []
     for turn in range(depth - 1):
@@ -77,36 +76,9 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
         Barrier(),
         If(later < loop.extent, start(later, later % depth)),
         CommitGroup(),
-        _in_slot(compute, buffers, loop.var % depth, depth),
+        in_slot(compute, buffers, loop.var % depth, depth),
     )
     stmt = block(*first, replace(loop, body=turns))
     for buffer in reversed(buffers):
-        stmt = Allocate(_copies_of(buffer, depth), stmt)
+        stmt = Allocate(copies_of(buffer, depth), stmt)
     return stmt
-
-
-def _copies_of(buffer: Buffer, depth: int) -> Buffer:
-    return replace(buffer, shape=(depth, *buffer.shape))
-
-
-def _in_slot(stmt: Stmt, buffers: Sequence[Buffer], slot: Expr, depth: int) -> Stmt:
-    """The statement with the copy number `slot` of the buffers."""
-
-    def on_expr(expr: Expr) -> Expr:
-        return transform(expr, lambda node: _slotted_load(node) if isinstance(node, Load) else None)
-
-    def _slotted_load(node: Load) -> Expr | None:
-        return Load(_copies_of(node.buffer, depth), (slot, *node.indices)) if node.buffer in buffers else None
-
-    def on_stmt(node: Stmt) -> Stmt | None:
-        match node:
-            case Store() if node.buffer in buffers:
-                return replace(node, buffer=_copies_of(node.buffer, depth), indices=(slot, *node.indices))
-            case AsyncCopy() if node.target in buffers:
-                return replace(node, target=_copies_of(node.target, depth), indices=(slot, *node.indices))
-            case LoadMatrix() if node.source in buffers:
-                places = (slot, *node.source_indices)
-                return replace(node, source=_copies_of(node.source, depth), source_indices=places)
-        return None
-
-    return map_stmt(map_exprs(stmt, on_expr), on_stmt)

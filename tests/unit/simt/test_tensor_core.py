@@ -84,12 +84,12 @@ def test_halves_are_summed_in_float32() -> None:
     np.testing.assert_array_equal(found, np.full((16, 8), 1 + 4095 / 4096, np.float32))
 
 
-def program(depth: int, dtype: str = "float16") -> tuple[DeviceFunction, list[np.ndarray]]:
-    """A product in four turns, in two warps that read each other's copies; and its inputs."""
-    dag = product(64, 32, 64, dtype)
+def program(depth: int, dtype: str = "float16", steps: int = 1) -> tuple[DeviceFunction, list[np.ndarray]]:
+    """A product in at least four turns, in two warps that read each other's copies; and its inputs."""
+    dag = product(64, 32, 64 * steps, dtype)
     rng = np.random.default_rng(3)
     inputs = [rng.standard_normal(tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
-    return lowered(dag, with_lengths(tensor_space(dag), depth=depth)), inputs
+    return lowered(dag, with_lengths(tensor_space(dag), depth=depth, steps=steps)), inputs
 
 
 def broken(function: DeviceFunction, rule: Callable[[Stmt], Stmt | None]) -> DeviceFunction:
@@ -111,13 +111,16 @@ def count_of(function: DeviceFunction, kind: type[Stmt]) -> int:
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_every_wait_is_needed(depth: int, dtype: str) -> None:
-    function, inputs = program(depth, dtype)
-    assert count_of(function, WaitGroup) == 1
-    with pytest.raises(
-        KernelFaultError, match=r"is (read|written) by thread .* under way, which has not been waited for"
-    ):
-        execute(without(function, WaitGroup, 0), inputs)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_every_wait_is_needed(depth: int, dtype: str, steps: int) -> None:
+    function, inputs = program(depth, dtype, steps)
+    waits = count_of(function, WaitGroup)
+    assert waits == (2 if steps == 2 and depth > 1 else 1)  # fragments of the first turn are loaded before the loop
+    for number in range(waits):
+        with pytest.raises(
+            KernelFaultError, match=r"is (read|written) by thread .* under way, which has not been waited for"
+        ):
+            execute(without(function, WaitGroup, number), inputs)
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
@@ -133,10 +136,11 @@ def test_waiting_for_fewer_copies_is_found(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_every_barrier_is_needed(depth: int, dtype: str) -> None:
-    function, inputs = program(depth, dtype)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_every_barrier_is_needed(depth: int, dtype: str, steps: int) -> None:
+    function, inputs = program(depth, dtype, steps)
     barriers = count_of(function, Barrier)
-    assert barriers == (2 if depth == 1 else 1)
+    assert barriers == (2 if depth == 1 or steps == 2 else 1)
     for number in range(barriers):
         with pytest.raises(KernelFaultError, match="with no barrier between"):
             execute(without(function, Barrier, number), inputs)

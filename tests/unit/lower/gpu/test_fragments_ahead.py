@@ -1,0 +1,81 @@
+"""Fragments of products on tensor cores that are loaded a step ahead: in which programs, and that these are right."""
+
+import numpy as np
+import pytest
+
+from compiler.codegen.nvptx import ptx
+from compiler.ir.expr import const
+from compiler.ir.kernel import DeviceFunction
+from compiler.ir.stmt import Barrier, For, LoopKind, Stmt, walk_stmt
+from compiler.ir.tensor_core import LoadMatrix, Mma, WaitGroup
+from compiler.lower.gpu.fragments_ahead import FragmentsAhead
+from compiler.simt.execute import execute
+from compiler.te.evaluate import evaluate
+from tests.property.programs import inputs_of
+from tests.ptx.machine import run_ptx
+from tests.unit.simt.products import TF32, lowered, product, tensor_space, with_lengths
+
+
+def program(steps: int, depth: int, dtype: str = "float16", turns: int = 4, size: int = 32) -> DeviceFunction:
+    """A product in so many turns of so many steps, by two warps."""
+    deep = 8 if dtype == "float32" else 16
+    dag = product(size, size, turns * steps * deep, dtype)
+    return lowered(dag, with_lengths(tensor_space(dag), rows=16, columns=16, steps=steps, depth=depth))
+
+
+def in_turns(function: DeviceFunction) -> list[Stmt]:
+    """The statements of the loop over turns."""
+    (kernel,) = function.kernels
+    loops = [stmt for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, For) and stmt.var.name.startswith("k.0")]
+    return list(walk_stmt(next(loop for loop in loops if loop.kind is LoopKind.SERIAL)))
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_each_step_multiplies_what_the_one_before_has_loaded(depth: int) -> None:
+    found = in_turns(program(2, depth))
+    kept = [stmt for stmt in found if isinstance(stmt, (LoadMatrix, Mma, WaitGroup, Barrier))]
+    kinds = "".join({LoadMatrix: "l", Mma: "m", WaitGroup: "w", Barrier: "b"}[type(stmt)] for stmt in kept)
+    assert kinds == "llmwbllm"
+    sets = [stmt.indices[0] for stmt in kept if isinstance(stmt, LoadMatrix)]
+    assert sets == [const(1), const(1), const(0), const(0)]
+    assert [stmt.left_at[0] for stmt in kept if isinstance(stmt, Mma)] == [const(0), const(1)]
+    assert [stmt.right_at[0] for stmt in kept if isinstance(stmt, Mma)] == [const(0), const(1)]
+
+
+@pytest.mark.parametrize(("steps", "depth"), [(1, 3), (2, 1)])
+def test_without_a_pipeline_or_a_second_step_nothing_changes(steps: int, depth: int) -> None:
+    kinds = [type(stmt) for stmt in in_turns(program(steps, depth))]
+    assert kinds.index(WaitGroup) < kinds.index(LoadMatrix) < kinds.index(Mma)
+    (kernel,) = program(steps, depth).kernels
+    assert FragmentsAhead().apply(kernel.body) == kernel.body
+
+
+@pytest.mark.parametrize(
+    ("steps", "depth", "dtype", "turns", "size"),
+    [
+        (2, 2, "float16", 4, 32),
+        (2, 3, "float32", 5, 32),
+        (4, 2, "bfloat16", 3, 32),
+        (4, 4, "float32", 4, 32),
+        (2, 4, "float16", 2, 32),  # no deeper than there are turns
+        (2, 3, "float16", 4, 40),  # a tile that is cut
+    ],
+)
+def test_they_compute_the_definition(steps: int, depth: int, dtype: str, turns: int, size: int) -> None:
+    deep = 8 if dtype == "float32" else 16
+    dag = product(size, size, turns * steps * deep, dtype)
+    function = program(steps, depth, dtype, turns, size)
+    values = inputs_of(dag, np.random.default_rng(1))
+    given = [values[tensor] for tensor in dag.inputs]
+    (wanted,) = evaluate(dag.outputs, values)
+    (found,) = execute(function, given)
+    np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=2e-2 * float(np.abs(wanted).max()))
+    (run,) = run_ptx(ptx(function, TF32), function, given)
+    np.testing.assert_allclose(run, found, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+def test_the_turns_of_three_tiles_are_counted_and_not_divided() -> None:
+    text = ptx(program(2, 3, turns=9), TF32)
+    assert "rem." not in text
+    assert text.count("selp.b32") >= 2  # the number of the tile starts again, that of the copies too
+    assert "mul.hi" not in text
