@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, const
+from compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, cast, const
 from compiler.ir.stmt import Allocate, Invoke, LoopFunction, LoopKind, Stmt, block
 from compiler.ir.visit import substitute, transform
 from compiler.lower.nests import (
@@ -350,7 +350,7 @@ class LoopBuilder:
         return total
 
     def value(self, stage_id: int, axes: Mapping[Expr, Expr]) -> Expr:
-        """The stage's body over loop variables and buffers."""
+        """The stage's body over loop variables and buffers, each element read in the type of its tensor."""
         body = inline_body(self.state, stage_id)
 
         def load(node: Expr) -> Expr | None:
@@ -361,7 +361,7 @@ class LoopBuilder:
             if isinstance(self.state.stages[producer].location, Attached):
                 mins = self.bounds[producer].region.mins
                 indices = tuple(index - self.start(low) for index, low in zip(indices, mins, strict=True))
-            return Load(self._buffer(node.tensor), self.place(producer, indices))
+            return cast(node.dtype, Load(self._buffer(node.tensor), self.place(producer, indices)))
 
         if isinstance(body, Reduce):
             source = transform(substitute(body.source, axes), load)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, is_float
+from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, cast, is_float
 from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
 from compiler.ir.visit import walk
 from compiler.schedule.linear import LoopKey
@@ -32,24 +32,26 @@ def first_reduction(loops: Sequence[NestLoop]) -> int:
 
 
 def stores(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence[Expr]) -> Stmt:
-    """Write one element of every buffer; no value reads any of them."""
-    return block(*(Store(buffer, target, value) for buffer, value in zip(buffers, values, strict=True)))
+    """Write one element of every buffer, in its type; no value reads any of them."""
+    pairs = zip(buffers, values, strict=True)
+    return block(*(Store(buffer, target, cast(buffer.dtype, value)) for buffer, value in pairs))
 
 
 def join_into(body: Reduce, buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
-    """Join what is reduced to what the buffers hold. Several results need the old values of each other, and a join
-    may need its operands more than once, so these are read first, but where it is plainly `old op new`. An extreme of
-    floats that is one's own is not: it keeps NaNs, which the plain ones leave out.
+    """Join what is reduced, in the types of the buffers, to what these hold. Several results need the old values of
+    each other, and a join may need its operands more than once, so these are read first, but where it is plainly `old
+    op new`. An extreme of floats that is one's own is not: it keeps NaNs, which the plain ones leave out.
     """
     old = Load(buffers[0], target)
-    (result, *others) = body.join([Load(buffer, target) for buffer in buffers], values_of(body.source))
-    plain = isinstance(result, Binary) and result.lhs == old and result.rhs == body.source
+    new = [cast(buffer.dtype, value) for buffer, value in zip(buffers, values_of(body.source), strict=True)]
+    (result, *others) = body.join([Load(buffer, target) for buffer in buffers], new)
+    plain = isinstance(result, Binary) and result.lhs == old and result.rhs == new[0]
     if plain and isinstance(body.combiner, Combiner) and is_float(body.dtype):
         plain = isinstance(result, Binary) and result.op not in (BinaryOp.MAX, BinaryOp.MIN)
     if plain and not others:
         return Store(buffers[0], target, result)
     held: list[tuple[Buffer, Expr]] = []
-    for side, values in (("new", values_of(body.source)), ("old", [Load(buffer, target) for buffer in buffers])):
+    for side, values in (("new", new), ("old", [Load(buffer, target) for buffer in buffers])):
         for buffer, value in zip(buffers, values, strict=True):
             held.append((Buffer(f"{buffer.name}.{side}", (), value.dtype, "register"), value))
     loads = [Load(buffer, ()) for buffer, _ in held]

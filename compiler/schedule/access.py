@@ -5,11 +5,12 @@ Always: pure functions of the reference's definitions.
 
 from functools import lru_cache
 
+from compiler.dtype import accumulated
 from compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from compiler.ir.visit import walk
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Attached, Inlined, State
-from compiler.te.tensor import Axis, ComputeOp, ExternOp
+from compiler.te.tensor import Axis, ComputeOp, ExternOp, Reduce
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
@@ -132,6 +133,14 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
                 return False
         current = reader
     return True
+
+
+def held_types(op: ComputeOp) -> tuple[str, ...]:
+    """The types in which a GPU's threads hold the results of a stage until these are complete: sums and products of
+    floats of two bytes are float32 until then, as they are on a processor.
+    """
+    wide = isinstance(op.body, Reduce) and op.body.combiner in ("sum", "prod")
+    return tuple(map(accumulated, op.dtypes)) if wide else op.dtypes
 
 
 def consumers(state: State, stage_id: int) -> tuple[int, ...]:

@@ -10,8 +10,11 @@ from math import prod
 
 import numpy as np
 
+from compiler.dtype import item_bytes
 from compiler.ir.kernel import WARP
+from compiler.lower.gpu.across_threads import MOST_HELD
 from compiler.lower.gpu.limits import Limit
+from compiler.schedule.access import held_types
 from compiler.schedule.bounds import Loop
 from compiler.schedule.state import Annotation, IterKind, Number
 from compiler.schedule.statements import StageNest
@@ -89,11 +92,11 @@ class DeviceKernel:
                 continue
             virtual = turns(nest.loops, (Annotation.VTHREAD,), self.count)
             if nest.attached:
-                size = _elements(nest, self.count) * point_bytes(nest)
+                size = _elements(nest, self.count)
                 if _is_shared(nest):
-                    shared = shared + size * copies
+                    shared = shared + size * point_bytes(nest) * copies
                 else:
-                    local = local + size * virtual
+                    local = local + size * _held_bytes(nest) * virtual
             together, own = self._joined(nest)
             shared, local = shared + together, local + own * virtual
         return shared, local
@@ -119,21 +122,24 @@ class DeviceKernel:
         return np.asarray(np.max([turns(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
 
     def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:
-        """Bytes of shared and of local memory that a reduction over threads takes to join its parts."""
+        """Bytes of shared and of local memory that a reduction takes to join its parts."""
         nothing = np.zeros(self.count, dtype=np.int64)
         reducing = [loop for loop in own_loops(nest) if _reduces(loop) and loop.annotation in _THREADS]
+        points, item = _points(nest, self.count), _held_bytes(nest)
+        alone = nothing
+        if item > point_bytes(nest) and (not nest.attached or _is_shared(nest)):
+            alone = np.where((_turns_reducing(nest, self.count) > 1) & (points <= MOST_HELD), points * item, 0)
         if not reducing:
-            return nothing, nothing
+            return nothing, alone
         each = {kind: turns(reducing, (kind,), self.count) for kind in _THREADS}
         across = np.asarray(prod(each.values(), start=np.int64(1)))
         others = [self._others(nest, kind) for kind in _THREADS]
         around = np.asarray(prod(others, start=np.int64(1)))
-        item = point_bytes(nest)
         warps = self._in_warps(each, others)
         first = np.where(across > WARP, across // WARP, 0)
         shared = np.where(warps, around * first, around * across) * item
-        local = (_points(nest, self.count) + warps) * item
-        return np.where(across > 1, shared, 0), np.where(across > 1, local, 0)
+        local = (points + warps) * item
+        return np.where(across > 1, shared, 0), np.where(across > 1, local, alone)
 
     def _others(self, nest: StageNest, kind: Annotation) -> Counts:
         """Threads along a dimension, for each of which something else is joined."""
@@ -160,6 +166,19 @@ def _is_shared(nest: StageNest) -> bool:
     """Whether the threads of a block share what a stage inside another's loops computes."""
     among_threads = any(loop.annotation in _THREADS for loop in outer_loops(nest))
     return nest.op.name.endswith(SHARED) or not among_threads
+
+
+def _held_bytes(nest: StageNest) -> int:
+    """Bytes of one element of each of the statement's results while a thread holds them."""
+    return sum(map(item_bytes, held_types(nest.op)))
+
+
+def _turns_reducing(nest: StageNest, count: int) -> Counts:
+    """How many values are joined to one."""
+    total: Number = np.ones(count, dtype=np.int64)
+    for loop in own_loops(nest):
+        total = total * loop.extent if _reduces(loop) else total
+    return np.asarray(total)
 
 
 def _elements(nest: StageNest, count: int) -> Counts:

@@ -1,5 +1,5 @@
-"""In: a reduction over threads. Out: the statements around its loops that start a partial result in each thread and
-join these.
+"""In: a reduction, over threads or in each. Out: the statements around its loops that start a partial result in each
+thread and join these.
 
 Always: the order of the sum is fixed, so a program computes the same bits each time. Threads of a warp hand each other
 their results where the reduction fills whole warps or lies in one; else, and from warp to warp, these go through shared
@@ -25,6 +25,9 @@ from compiler.ir.stmt import THREAD_KINDS, Allocate, For, If, LoopKind, Shuffle,
 from compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, stores
 from compiler.te.tensor import Reduce, as_body
 
+MOST_HELD = 255
+"""Partial results of a thread that are held at a time, at the most: it has no more registers."""
+
 
 @dataclass(frozen=True, slots=True)
 class AcrossThreads:
@@ -48,6 +51,7 @@ class ThreadLoop:
 def joined_across(
     body: Reduce,
     results: Sequence[Buffer],
+    held: Sequence[str],
     starts: Sequence[Expr],
     loops: Sequence[NestLoop],
     target: tuple[Expr, ...],
@@ -55,20 +59,22 @@ def joined_across(
     others: Sequence[ThreadLoop],
     sizes: Mapping[LoopKind, int],
 ) -> AcrossThreads:
-    """The plan for the reduction `body` into element `target` of `results`, which is there where `guards` hold.
+    """The plan for the reduction `body` into element `target` of `results`, which is there where `guards` hold. Partial
+    results have the types `held`.
 
     `others` are the loops over threads around it: for each of their threads something else is joined. `sizes` are the
     threads of the block along each dimension.
     """
     level = first_reduction(loops)
     inner = [loop for loop in loops[level:] if not loop.reduces]
-    points = [loop for loop in inner if loop.extent > 1 and loop.kind not in THREAD_KINDS]
+    points = _points(loops)
     point: tuple[Expr, ...] = tuple(loop.var for loop in points)
     shape = tuple(loop.extent for loop in points)
-    partials = tuple(Buffer(f"{buffer.name}.part", shape, buffer.dtype, "local") for buffer in results)
+    pairs = zip(results, held, strict=True)
+    partials = tuple(Buffer(f"{buffer.name}.part", shape, dtype, "local") for buffer, dtype in pairs)
     reducing = (loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS)
     across = [ThreadLoop(loop.kind, loop.var, loop.extent) for loop in reducing]
-    join = _Warps if _in_warps(across, others, sizes) else _Tree
+    join = _Alone if not across else _Warps if _in_warps(across, others, sizes) else _Tree
     plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
 
     def around(update: Stmt) -> Stmt:
@@ -78,6 +84,17 @@ def joined_across(
         return _allocated(partials, block(first, update, nested(inner, joined, [])))
 
     return AcrossThreads(partials, point, level, around)
+
+
+def are_few(loops: Sequence[NestLoop]) -> bool:
+    """Whether a thread has registers for all partial results of a reduction."""
+    return prod(loop.extent for loop in _points(loops)) <= MOST_HELD
+
+
+def _points(loops: Sequence[NestLoop]) -> list[NestLoop]:
+    """The loops over results inside the outermost one that reduces, of each of which a thread has a partial one."""
+    inner = loops[first_reduction(loops) :]
+    return [loop for loop in inner if not loop.reduces and loop.extent > 1 and loop.kind not in THREAD_KINDS]
 
 
 def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes: Mapping[LoopKind, int]) -> bool:
@@ -143,6 +160,23 @@ class _Join:
     def with_value(self, values: Sequence[Expr], buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
         """Join `values` to what the buffers hold."""
         return join_into(replace(self.body, source=as_body(values)), buffers, target)
+
+
+class _Alone(_Join):
+    """Of each thread by itself."""
+
+    @property
+    def scratch(self) -> tuple[Buffer, ...]:
+        """Nothing is needed besides."""
+        return ()
+
+    def joined(self) -> list[Expr]:
+        """The results."""
+        return self.mine
+
+    def statements(self) -> list[Stmt]:
+        """There is nothing to join."""
+        return []
 
 
 class _Tree(_Join):

@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 from compiler.errors import LoweringError
-from compiler.ir.expr import Expr, const
+from compiler.ir.expr import Buffer, Expr, const
 from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
 from compiler.lower.build_loops import LoopBuilder
-from compiler.lower.gpu.across_threads import ThreadLoop, joined_across
+from compiler.lower.gpu.across_threads import ThreadLoop, are_few, joined_across
 from compiler.lower.nests import NestLoop, fixed, join_into, loop_var, vars_of
+from compiler.schedule.access import held_types
 from compiler.schedule.state import Annotation, Attached, State
-from compiler.te.tensor import ExternOp, Reduce
+from compiler.te.tensor import ComputeOp, ExternOp, Reduce
 
 _THREADS = {
     Annotation.THREAD_X: LoopKind.THREAD_X,
@@ -66,6 +67,15 @@ class KernelBuilder(LoopBuilder):
         named = self.state.stages[stage_id].op.name.endswith(_SHARED)
         return "shared" if named or not among_threads else "local"
 
+    def make_buffers(self) -> list[tuple[Buffer, ...]]:
+        """As on a processor, but what a thread sums for itself is held in the type that suits sums."""
+        made = super().make_buffers()
+        for stage_id, (stage, buffers) in enumerate(zip(self.state.stages, made, strict=True)):
+            if isinstance(stage.op, ComputeOp) and buffers[0].scope == "local":
+                pairs = zip(buffers, held_types(stage.op), strict=True)
+                made[stage_id] = tuple(replace(buffer, dtype=dtype) for buffer, dtype in pairs)
+        return made
+
     def loops_of(self, stage_id: int) -> list[NestLoop]:
         """The loops of a stage, checked against what blocks and threads can do."""
         stage = self.state.stages[stage_id]
@@ -92,11 +102,15 @@ class KernelBuilder(LoopBuilder):
     def reduction(
         self, stage_id: int, loops: list[NestLoop], body: Reduce, target: tuple[Expr, ...], guards: list[Expr]
     ) -> Stmt:
-        """The loops of a reduction; one over threads is done in parts, which are then joined."""
+        """The loops of a reduction; one over threads is done in parts, which are then joined, and so is one whose
+        results would be rounded again with every turn.
+        """
         across = [loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS]
-        if not across:
+        op, buffers = self.state.stages[stage_id].op, self.buffers[stage_id]
+        held = held_types(op) if isinstance(op, ComputeOp) else op.dtypes
+        if not across and (held == tuple(each.dtype for each in buffers) or not are_few(loops)):
             return super().reduction(stage_id, loops, body, target, guards)
-        name = self.state.stages[stage_id].op.name
+        name = op.name
         others = self._threads_around(stage_id, loops)
         for loop in across:
             if any(other.kind is loop.kind for other in others):
@@ -105,7 +119,7 @@ class KernelBuilder(LoopBuilder):
         outer = [guard for guard in guards if not vars_of(guard) & reducing]
         starts = self.starts(stage_id, body)
         sizes = self._block_around(stage_id)
-        plan = joined_across(body, self.buffers[stage_id], starts, loops, target, outer, others, sizes)
+        plan = joined_across(body, buffers, held, starts, loops, target, outer, others, sizes)
         update = join_into(body, plan.partials, plan.point)
         return self.wrap(stage_id, loops, update, guards, (plan.level, plan.around))
 

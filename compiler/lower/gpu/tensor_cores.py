@@ -29,7 +29,7 @@ from compiler.ir.tensor_core import (
     LoadMatrix,
     Mma,
 )
-from compiler.ir.visit import substitute, transform
+from compiler.ir.visit import substitute
 from compiler.lower.gpu.build_kernels import KernelBuilder
 from compiler.lower.gpu.lanes import divisor
 from compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
@@ -146,17 +146,6 @@ class TensorBuilder(KernelBuilder):
         for bounds in self.bounds.values():
             found.update((loop_var(loop.key), (0, fixed(loop.extent) - 1)) for loop in bounds.own)
         return found
-
-    def value(self, stage_id: int, axes: Mapping[Expr, Expr]) -> Expr:
-        """The stage's body; sums of tensor cores are read in the type of the product."""
-        sums = {self.buffers[number][0]: self.state.stages[number].op.dtype for number in self.products}
-
-        def read(node: Expr) -> Expr | None:
-            if not isinstance(node, Load) or sums.get(node.buffer, "float32") == "float32":
-                return None
-            return Cast(sums[node.buffer], node)
-
-        return transform(super().value(stage_id, axes), read) if sums else super().value(stage_id, axes)
 
     def described(self, name: str, body: Stmt) -> LoopFunction:
         """The kernel called `name` that does `body`, with the depths of its pipelines."""

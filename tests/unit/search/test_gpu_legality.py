@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from compiler import te
 from compiler.errors import DeviceLimitError
 from compiler.lower.gpu.limits import Limit
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -12,6 +13,7 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
 from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Annotate, ComputeAt, Split, Step
+from compiler.search.gpu_kernels import kernels_of
 from compiler.search.gpu_legality import REASONS, gpu_refusals
 from compiler.search.options import SearchOptions
 from compiler.search.space import build_spaces
@@ -31,6 +33,9 @@ TIGHT = {
 """GPUs that refuse many programs, each for a reason of its own."""
 
 
+LARGE = replace(GPU, max_shared_memory_per_block=1 << 20, max_threads_per_block=1024, max_vthread_extent=1024)
+
+
 def said_by_lowering(dag: ComputeDAG, steps: tuple[Step, ...], hardware: HardwareParams) -> str | None:
     """Which limit the lowering names."""
     try:
@@ -40,9 +45,23 @@ def said_by_lowering(dag: ComputeDAG, steps: tuple[Step, ...], hardware: Hardwar
     return None
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+def half_sums(*shape: int) -> ComputeDAG:
+    """Sums along the last axis of float16, which threads hold in float32."""
+    x, k = te.placeholder(shape, "float16", "x"), te.reduce_axis(shape[-1], "k")
+    total = te.compute(shape[:-1], lambda *outer: te.sum(x[(*outer, k)] * x[(*outer, k)], k), "total")
+    return ComputeDAG([x, te.compute(shape[:-1], lambda *outer: te.sqrt(total[outer]), "length")])
+
+
+WORKLOADS = {
+    **OPERATORS,
+    "sums of halves": lambda: half_sums(40, 96),
+    "product of halves": lambda: matmul(32, 32, 24, "float16"),
+}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_every_sampled_program_is_refused_for_the_reason_of_the_lowering_or_not_at_all(name: str) -> None:
-    dag = OPERATORS[name]()
+    dag = WORKLOADS[name]()
     rng = np.random.default_rng(5)
     options = SearchOptions(sample_attempts=1)
     for space in build_spaces(gpu_task_of(name, dag), options):
@@ -53,6 +72,19 @@ def test_every_sampled_program_is_refused_for_the_reason_of_the_lowering_or_not_
                 for row, reason in list(zip(group.rows, said, strict=True))[: 4 if label == "usual" else 3]:
                     wanted = said_by_lowering(dag, space.steps(row), hardware)
                     assert REASONS[reason] == wanted, (label, str(replay(dag, space.steps(row))))
+
+
+@pytest.mark.parametrize("name", ["sums of halves", "product of halves", "layer norm"])
+def test_the_memory_of_a_kernel_is_that_of_the_lowered_one(name: str) -> None:
+    dag = WORKLOADS[name]()
+    for space in build_spaces(gpu_task_of(name, dag), SearchOptions()):
+        _, group = next(iter(space.groups(space.sample(np.random.default_rng(2), 12))))
+        asked = [kernel.memory for kernel in kernels_of(group.nests, len(group.rows))]
+        for place, row in enumerate(group.rows):
+            for (shared, local), kernel in zip(
+                asked, lower_for_gpu(replay(dag, space.steps(row)), "k", LARGE).kernels, strict=True
+            ):
+                assert (shared[place], local[place]) == (kernel.bytes_of("shared"), kernel.bytes_of("local"))
 
 
 def test_tight_limits_are_met_and_broken() -> None:

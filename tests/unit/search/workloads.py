@@ -37,10 +37,10 @@ def gpu_task_of(name: str, dag: ComputeDAG, hardware: HardwareParams = GPU) -> S
     return SearchTask(name, dag, Target("cuda"), hardware)
 
 
-def matmul(n: int, m: int, k: int) -> ComputeDAG:
+def matmul(n: int, m: int, k: int, dtype: str = "float32") -> ComputeDAG:
     """C[i, j] = sum of A[i, k] * B[k, j]; B may be packed."""
-    a = te.placeholder((n, k), name="A")
-    b = te.placeholder((k, m), name="B")
+    a = te.placeholder((n, k), dtype, name="A")
+    b = te.placeholder((k, m), dtype, name="B")
     r = te.reduce_axis(k, "k")
     c = te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], r), "C", {"layout_free_placeholders": (b,)})
     return ComputeDAG([a, b, c])
