@@ -5,6 +5,7 @@ towards minus infinity; a NaN in a maximum or minimum stays; a shift by more tha
 operation on bfloat16 is done in float32 and rounded once.
 """
 
+from compiler.codegen import device_library
 from compiler.codegen.conversions import cast
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
@@ -13,10 +14,12 @@ from compiler.dtype import BFLOAT16
 from compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
 
 
-def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
-    """`lhs op rhs` on values of one type and the same number of lanes."""
+def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True) -> Value:
+    """`lhs op rhs` on values of one type and the same number of lanes; without a `library` to call the remainder of
+    floats is that of `device_library`.
+    """
     if lhs.dtype == BFLOAT16 or (lhs.dtype == "float16" and op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)):
-        wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"))
+        wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"), library)
         return wide if op in COMPARISONS else cast(emit, wide, lhs.dtype)
     kind = f"{llvm_type(lhs.dtype, lhs.lanes)} {lhs.text}, {rhs.text}"
     if lhs.dtype == "bool" and op in (BinaryOp.ADD, BinaryOp.MUL):
@@ -28,7 +31,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     if op in (BinaryOp.MIN, BinaryOp.MAX):
         return extreme(emit, op, lhs, rhs)
     if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
-        return floor_division(emit, op, lhs, rhs)
+        return floor_division(emit, op, lhs, rhs, library)
     if op in SHIFTS:
         return shift(emit, op, lhs, rhs)
     if op in BITWISE:
@@ -86,11 +89,11 @@ def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:
     return emit(f"select {inside.typed}, {shifted.typed}, {nothing.typed}", lanes, dtype)
 
 
-def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True) -> Value:
     """Quotient or remainder rounded towards minus infinity."""
     dtype, lanes = lhs.dtype, lhs.lanes
     if is_float(dtype):
-        return _float_division(emit, op, lhs, rhs)
+        return _float_division(emit, op, lhs, rhs, library)
     quotient, rest = _divided(emit, lhs, rhs)
     if is_unsigned(dtype):
         return quotient if op is BinaryOp.FLOORDIV else rest
@@ -106,13 +109,16 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     return emit(f"select {adjust.typed}, {more.typed}, {rest.typed}", lanes, dtype)
 
 
-def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
+def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool) -> Value:
     """Quotient or remainder rounded towards minus infinity, of the exact quotient, which the rounded one may exceed:
     the remainder is exact, and has the divisor's sign.
     """
     write = LaneWriter(emit, lhs.lanes, lhs.dtype)
     zero, one = write.number(0.0), write.number(1.0)
-    rest = write.binary("frem", lhs, rhs)
+    if library:
+        rest = write.binary("frem", lhs, rhs)
+    else:
+        rest = device_library.call(emit, device_library.REMAINDER, (lhs, rhs))
     nonzero = write.test("une", rest, zero)
     opposite = write.binary("xor", write.test("olt", rest, zero), write.test("olt", rhs, zero))
     below = write.both(nonzero, opposite)

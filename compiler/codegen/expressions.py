@@ -43,7 +43,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
                 return self.dot(expr, Value(literal(0, expr.dtype), 1, expr.dtype))
             case Call():
                 values = self.aligned([self.evaluate(arg) for arg in expr.args])
-                return call_instruction(self.result, expr.name, values, expr.dtype, self.lookups)
+                return call_instruction(self.result, expr.name, values, expr.dtype, self.lookups, self.library)
         raise LoweringError(f"no code for the expression {expr}")
 
     def variable(self, var: Var) -> Value:
@@ -121,7 +121,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         if expr is self.update and expr.op in (BinaryOp.MIN, BinaryOp.MAX):
             # A third of the instructions that keep NaNs: a reduction leaves them out.
             return joined_extreme(self.result, expr.op, lhs, rhs)
-        return arithmetic(self.result, expr.op, lhs, rhs)
+        return arithmetic(self.result, expr.op, lhs, rhs, self.library)
 
     def select(self, expr: Select) -> Value:
         """A lazy choice: a load from one of two places, a branch for all lanes, a masked load, or, where neither side

@@ -5,6 +5,7 @@ Always: one table from our names to LLVM's; float32 has functions of its own, an
 
 from collections.abc import Callable, Sequence
 
+from compiler.codegen import device_library
 from compiler.codegen.conversions import cast
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
@@ -41,10 +42,12 @@ _EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
 """Functions that half-width floats need no wider type for."""
 
 
-def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, lookups: bool = False) -> Value:
+def call_instruction(
+    emit: Emit, name: str, args: Sequence[Value], dtype: str, lookups: bool = False, library: bool = True
+) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
     the result is a bool; bits: of any type of as many bytes); `emit` appends an instruction. `lookups`: see
-    `vector_math.exp`.
+    `vector_math.exp`. Without a `library` to call the functions are those of `device_library`.
 
     Raises: LoweringError for a function that is not known for the type.
     """
@@ -58,17 +61,19 @@ def call_instruction(emit: Emit, name: str, args: Sequence[Value], dtype: str, l
         return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
     if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
         wide = [cast(emit, arg, "float32") for arg in args]
-        return cast(emit, call_instruction(emit, name, wide, "float32", lookups), dtype)
+        return cast(emit, call_instruction(emit, name, wide, "float32", lookups, library), dtype)
     if dtype == "float32" and name == "exp" and lookups and name in FLOAT32:
         return exp_by_lookup(emit, first)
     if dtype == "float32" and name in FLOAT32:
         return FLOAT32[name](emit, *args)
+    if not library and device_library.has(name, dtype):
+        return device_library.call(emit, name, args)
     if name in _INTRINSICS:
         return LaneWriter(emit, lanes, dtype).call(_INTRINSICS[name], *args)
     if name == "rsqrt":
         return _reciprocal_root(emit, first)
     if name == "sigmoid":
-        return _sigmoid(emit, first, lookups)
+        return _sigmoid(emit, first, lookups, library)
     if dtype in _LIBRARY.get(name, {}):
         return _library_call(emit, _LIBRARY[name][dtype], first)
     raise LoweringError(f"no code for the function {name} on {dtype}")
@@ -103,11 +108,11 @@ def _reciprocal_root(emit: Emit, x: Value) -> Value:
     return write.div(write.number(1.0), write.call("sqrt", x))
 
 
-def _sigmoid(emit: Emit, x: Value, lookups: bool) -> Value:
+def _sigmoid(emit: Emit, x: Value, lookups: bool, library: bool) -> Value:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), which does not overflow."""
     write = LaneWriter(emit, x.lanes, x.dtype)
     one = write.number(1.0)
-    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, lookups)
+    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, lookups, library)
     above = write.choose(write.test("olt", x, write.number(0.0)), decay, one)
     return write.div(above, write.add(one, decay))
 

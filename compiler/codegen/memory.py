@@ -18,7 +18,11 @@ from compiler.ir.visit import parts, walk
 
 
 class MemoryEmitter(ABC):
-    """Finds addresses. `pointers` are the buffers' base addresses, `vector_bytes` is the register width."""
+    """Finds addresses. `pointers` are the buffers' base addresses, `vector_bytes` is the register width, `library` says
+    whether there are functions of C's library to call.
+    """
+
+    library = True
 
     def __init__(self, pointers: dict[Buffer, str], vector_bytes: int, lookups: bool = False) -> None:
         self.writer = FunctionWriter()

@@ -6,14 +6,13 @@ workspace, in order, which are multiples of 16; they must not overlap. Shared me
 with more than 48 KiB, what the launch gives, at least `Kernel.dynamic_shared` bytes.
 """
 
-import re
 from math import gcd
 
 import llvmlite.binding as llvm
 
 from compiler.codegen.body import BodyEmitter
 from compiler.codegen.cpu import check_names, parse_module
-from compiler.codegen.intrinsics import DECLARATIONS
+from compiler.codegen.device_library import definitions
 from compiler.codegen.tensor_core import OLDEST, emit_tensor, tensor_declarations
 from compiler.codegen.types import item_bytes, memory_type
 from compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
@@ -45,10 +44,6 @@ _REGISTERS = {
     LoopKind.THREAD_Z: "tid.z",
 }
 """Where the hardware keeps the number of the block and of the thread."""
-_LACKING = re.compile(r"@llvm\.(exp|log|tanh|pow)\.(?:v\d+)?f64\(")
-"""Functions that LLVM has for processors alone: asked for them on a GPU it ends the process."""
-_REMAINDER = re.compile(r"= frem\b")
-"""LLVM's remainder of floats is for a GPU a - trunc(a / b) * b, which is wrong where the quotient is rounded."""
 
 
 def ptx(function: DeviceFunction, target: Target) -> str:
@@ -61,11 +56,6 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     arch = target.arch or _OLDEST
     _check_tensor_cores(function, target, arch)
     written = write_device(function, arch)
-    if lacking := sorted(set(_LACKING.findall(written))):
-        names = ", ".join(lacking)
-        raise LoweringError(f"{function.name}: no code for GPUs for {names} on float64; compute in float32")
-    if _REMAINDER.search(written):
-        raise LoweringError(f"{function.name}: no code for GPUs for remainders and floor divisions of floats")
     module = parse_module(written)
     machine = llvm.Target.from_triple(GPU_TRIPLE).create_target_machine(cpu=arch, opt=3)
     module.triple = GPU_TRIPLE
@@ -128,14 +118,17 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
         if any(kernel.dynamic_shared for kernel in function.kernels)
         else []
     )
-    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES, *DECLARATIONS))
+    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES))
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))
         least = f'!"minctasm", i32 {_resident(kernel, arch)}'
         bounds.append(f'!{number} = !{{ptr @{kernel.name}, !"kernel", i32 1, {", ".join(extents)}, {least}}}')
     names = ", ".join(f"!{number}" for number in range(len(bounds)))
-    return "\n\n".join([declarations, *parts, "\n".join([f"!nvvm.annotations = !{{{names}}}", *bounds]), ""])
+    functions = definitions("\n".join(parts))
+    return "\n\n".join(
+        [declarations, *functions, *parts, "\n".join([f"!nvvm.annotations = !{{{names}}}", *bounds]), ""]
+    )
 
 
 def _resident(kernel: Kernel, arch: str) -> int:
@@ -168,6 +161,8 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
 
 class _DeviceEmitter(BodyEmitter):
     """Writes the body of one kernel; shared buffers that are part of the code are called `prefix` and their number."""
+
+    library = False
 
     def __init__(self, pointers: dict[Buffer, str], prefix: str, kernel: Kernel) -> None:
         super().__init__(pointers, VECTOR_BYTES)

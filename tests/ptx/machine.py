@@ -34,11 +34,12 @@ def run_ptx(text: str, function: DeviceFunction, inputs: Sequence[NDArray[Any]])
     others = (*function.params, *function.workspace)[len(given) :]
     addresses = [memory.add(values) for values in given]
     addresses += [memory.add(np.full(buffer.nbytes, 0xCD, np.uint8)) for buffer in others]
+    constants = {name: memory.add(np.frombuffer(data, np.uint8)) for name, data in module.constants.items()}
     for kernel in function.kernels:
         together = max(1, MAX_LANES // kernel.threads)
         for first in range(0, prod(kernel.grid), together):
             count = min(together, prod(kernel.grid) - first)
-            _Blocks(module, memory, kernel, addresses, first, count).run()
+            _Blocks(module, memory, kernel, addresses, constants, first, count).run()
     outputs = function.params[len(given) :]
     lying = memory.buffers[len(given) :]
     return [
@@ -70,7 +71,14 @@ class _Blocks:
     """Some blocks of a launch, from number `first` on."""
 
     def __init__(
-        self, module: PtxModule, memory: Memory, kernel: Kernel, addresses: Sequence[int], first: int, count: int
+        self,
+        module: PtxModule,
+        memory: Memory,
+        kernel: Kernel,
+        addresses: Sequence[int],
+        constants: Mapping[str, int],
+        first: int,
+        count: int,
     ) -> None:
         self.code = module.kernels[kernel.name]
         self.memory = memory
@@ -83,7 +91,7 @@ class _Blocks:
         self.warp = self.block * 64 + thread // _WARP
         shared = Buffer(SHARED, module.shared_bytes + kernel.dynamic_shared, count)
         self.own = shared, Buffer(LOCAL, self.code.local_bytes, self.count)
-        self.symbols = {name: SHARED + start for name, start in module.shared.items()}
+        self.symbols = {**constants, **{name: SHARED + start for name, start in module.shared.items()}}
         self.registers: dict[str, NDArray[Any]] = {
             **_numbered("%ctaid", self.block + first, kernel.grid),
             **_numbered("%tid", thread, kernel.block),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 _KERNEL = re.compile(r"\.visible \.entry (\w+)\((.*?)\)[^{]*\n\{\n(.*?)\n\}", re.DOTALL)
 _PARAMETER = re.compile(r"\.param \.u64 \.ptr \.align 16 (\w+)")
 _SHARED = re.compile(r"\.shared \.align (?P<align>\d+) \.[bfsu](?P<bits>\d+)\s+(?P<name>[\w$]+)(\[(?P<count>\d*)\])?;")
+_CONSTANT = re.compile(r"\.global \.align \d+ \.b8 (?P<name>[\w$]+)\[\d+\] = \{(?P<bytes>[\d, ]*)\};")
 _LOCAL = re.compile(r"\.local \.align \d+ \.b8\s+\w+\[(\d+)\]$")
 _LABEL = re.compile(r"\s*(\$\w+):")
 _GUARD = re.compile(r"@(!?)(%\w+)\s+")
@@ -46,7 +47,9 @@ class PtxKernel:
 
 
 class PtxModule:
-    """Kernels by name, the first byte of each shared buffer, the bytes of all, and the name of what a launch adds."""
+    """Kernels by name, the first byte of each shared buffer, the bytes of all, the name of what a launch adds, and the
+    bytes of constants.
+    """
 
     def __init__(self, text: str) -> None:
         self.kernels: dict[str, PtxKernel] = {}
@@ -54,6 +57,9 @@ class PtxModule:
         self.shared_bytes = 0
         self.launched = ""
         text = re.sub(r"//[^\n]*", "", text)
+        self.constants = {
+            found["name"]: bytes(map(int, found["bytes"].split(","))) for found in _CONSTANT.finditer(text)
+        }
         for found in _SHARED.finditer(text):
             self._place(found)
         for name, params, body in _KERNEL.findall(text):

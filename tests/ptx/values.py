@@ -20,7 +20,9 @@ TYPES: dict[str, type[np.generic]] = {
     **{f"s{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"f{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
 }
-_WIDER: dict[str, type[np.generic]] = {"f16": np.float32, "f32": np.float64, "f64": np.longdouble}
+_WIDER: dict[str, type[np.generic]] = {"f16": np.float32, "f32": np.float64}
+_HALVER = np.longdouble(2.0**37 + 1)
+"""In 64 bits of precision a float64 times this tells its upper 27 bits from the others."""
 
 
 def size_of(kind: str) -> int:
@@ -115,6 +117,12 @@ def computed(instruction: Instruction, given: Sequence[Bits]) -> Bits:
     if "wide" in instruction.parts or "hi" in instruction.parts:
         return _long_product(instruction, given)
     values = [numbers(bits, kind) for bits in given]
+    if name == "fma" and kind == "f64":
+        return bits_of(_fused(*values))
+    if name == "clz":
+        return np.array([8 * size_of(kind) - int(value).bit_length() for value in values[0]], np.uint64)
+    if name == "shf":
+        return _funnel(instruction, given)
     if name in ("fma", "mad"):
         wide = _WIDER.get(kind, TYPES[kind])
         one, other, addend = (value.astype(wide) for value in values)
@@ -143,6 +151,30 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "not": np.invert,
     "copysign": lambda sign, size: np.copysign(size, sign),
 }
+
+
+def _fused(one: Numbers, other: Numbers, addend: Numbers) -> Numbers:
+    """A product and a sum, exact where a float64 can be: all that is lost is summed up apart, in more bits."""
+    wide = [value.astype(np.longdouble) for value in (one, other)]
+    upper = [value * _HALVER - (value * _HALVER - value) for value in wide]
+    lower = [value - part for value, part in zip(wide, upper, strict=True)]
+    product = wide[0] * wide[1]
+    lost = upper[0] * upper[1] - product + upper[0] * lower[1] + lower[0] * upper[1] + lower[0] * lower[1]
+    total = product + addend
+    back = total - product
+    lost = lost + ((product - (total - back)) + (addend - back))
+    return np.where(np.isfinite(total) & np.isfinite(lost), total + lost, total).astype(np.float64)
+
+
+def _funnel(instruction: Instruction, given: Sequence[Bits]) -> Bits:
+    """`shf`: the upper or lower word of two that are shifted as one."""
+    if instruction.parts[2:] != ("wrap", "b32"):
+        raise PtxError(f"unknown: {instruction.text}")
+    low, high, count = (bits & np.uint64(0xFFFFFFFF) for bits in given)
+    count, word = count & np.uint64(31), np.uint64(32)
+    both = high << word | low
+    shifted = both << count >> word if instruction.parts[1] == "l" else both >> count
+    return shifted & np.uint64(0xFFFFFFFF)
 
 
 def _shifted(name: str, value: Numbers, count: Bits, width: int) -> Bits:

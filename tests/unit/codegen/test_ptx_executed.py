@@ -1,5 +1,6 @@
 """The PTX of programs for GPUs, executed on a processor instruction by instruction: what LLVM made of them is right."""
 
+import operator
 import re
 from collections.abc import Callable
 
@@ -9,8 +10,9 @@ import pytest
 from compiler import te
 from compiler.codegen.nvptx import ptx
 from compiler.driver.hardware import hardware_of
-from compiler.ir.expr import Expr
+from compiler.ir.expr import TRIGONOMETRIC, Expr
 from compiler.ir.kernel import DeviceFunction
+from compiler.ir.numeric import intrinsic
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
@@ -85,6 +87,59 @@ def test_functions_are_as_exact_as_on_a_processor(function: Callable[[Expr], Exp
     ((found,), (wanted,)) = run_ptx(ptx(device, Target("cuda")), device, [spread]), execute(device, [spread])
     kind = np.finfo(dtype)
     np.testing.assert_allclose(found, wanted, rtol=5 * float(kind.eps), atol=float(kind.smallest_normal))
+
+
+ODD = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 88.5, -103.5, 1e22, np.inf, -np.inf, np.nan, 3e38, 1e-45, 1e-38, -7.25]
+
+
+def applied(function: Callable[..., Expr], dtype: str, values: list[np.ndarray]) -> np.ndarray:
+    """What the PTX of a function of every element computes."""
+    tensors = [te.placeholder(array.shape, dtype, f"x{place}") for place, array in enumerate(values)]
+    out = te.compute(values[0].shape, lambda i: function(*(tensor[i] for tensor in tensors)), "y")
+    dag = ComputeDAG([*tensors, out])
+    steps = (Annotate(len(values), 0, Annotation.THREAD_X),)
+    device = lower_for_gpu(replay(dag, steps), "k", GPU)
+    (found,) = run_ptx(ptx(device, Target("cuda")), device, values)
+    return found
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", *TRIGONOMETRIC])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_gpus_have_no_library_for_is_a_few_ulp_off(name: str, dtype: str) -> None:
+    x = np.concatenate([ODD, np.random.default_rng(0).normal(0, 4, 112)]).astype(dtype)
+    x = np.where(np.isfinite(x) | (dtype == "float64"), x, np.float32("nan")).astype(dtype)
+    with np.errstate(all="ignore"):
+        wanted = intrinsic(name, [x.astype("float64")], "float64").astype(dtype)
+    kind = np.finfo(dtype)
+    np.testing.assert_allclose(
+        applied(getattr(te, name), dtype, [x]), wanted, rtol=5 * float(kind.eps), atol=float(kind.smallest_normal)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_powers_are_as_exact_as_on_a_processor(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    odd = np.array(np.meshgrid(ODD, ODD)).reshape(2, -1)
+    x, y = np.concatenate([odd, np.abs(rng.normal(0, 9, (2, 256)))], axis=1).astype(dtype)
+    with np.errstate(all="ignore"):
+        wanted = np.power(x.astype("float64"), y.astype("float64")).astype(dtype)
+    kind = np.finfo(dtype)
+    np.testing.assert_allclose(
+        applied(te.pow, dtype, [x, y]), wanted, rtol=4 * float(kind.eps), atol=float(kind.smallest_normal)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_remainders_of_floats_are_exact(dtype: str) -> None:
+    """LLVM's own, by a rounded quotient, is -1e22 % 3 = a huge number."""
+    rng = np.random.default_rng(0)
+    odd = np.array(np.meshgrid(ODD, ODD)).reshape(2, -1)
+    far = rng.normal(0, 1, (2, 256)) * 10.0 ** rng.integers(-30, 30, (2, 256))
+    with np.errstate(all="ignore"):
+        x, y = np.concatenate([odd, far], axis=1).astype(dtype)
+        rest, whole = np.mod(x, y), np.floor_divide(x, y)
+    np.testing.assert_array_equal(applied(operator.mod, dtype, [x, y]), rest)
+    np.testing.assert_array_equal(applied(operator.floordiv, dtype, [x, y]), whole)
 
 
 @pytest.mark.parametrize(
