@@ -17,7 +17,7 @@ from compiler.driver.compile_network import KnownProgram, compile_graph
 from compiler.driver.extract import ExtractedNetwork
 from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.placement import GPU_PLACE
-from compiler.executor.stores import CudaStore, HostStore
+from compiler.executor.stores import CudaStore
 from compiler.runtime.cuda_driver import Driver
 from compiler.runtime.cuda_program import Stopwatch
 
@@ -36,7 +36,7 @@ class OurNetwork:
         store = CudaStore(driver, number)
         compiled = compile_graph(network.graph, network.target, best, cut=network.partition)
         self.coverage = compiled.coverage
-        self._executor = HeterogeneousExecutor(compiled, [HostStore(), store])
+        self._executor = HeterogeneousExecutor(compiled, [store])
         self._executor.run(**{name: np.asarray(array) for name, array in inputs.items()})
         calls = self._executor.calls_on(GPU_PLACE)
 

@@ -12,7 +12,7 @@ from compiler.executor.params import (
     save_param_dict_to_file,
 )
 from compiler.runtime.buffers import empty
-from compiler.runtime.device import Device, cpu, device
+from compiler.runtime.device import Device, cpu, cuda, device
 from compiler.runtime.timing import BenchmarkResult
 
 load_module = Library.load
@@ -24,6 +24,7 @@ __all__ = [
     "Library",
     "cpu",
     "create",
+    "cuda",
     "device",
     "empty",
     "get_device",

@@ -40,7 +40,7 @@ def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = 
     Raises: OptionError for another device than the processor, a negative extent or a type that is none of numbers;
     ArtifactError for a type that NumPy cannot pass on, or when there is no memory.
     """
-    require_cpu(_cpu() if device is None else device)
+    require_cpu(_cpu() if device is None else device, "arrays are made here")
     if isinstance(dtype, str) and dtype == BFLOAT16:
         raise ArtifactError("NumPy cannot pass arrays of bfloat16 on; make them with PyTorch and use from_dlpack")
     return from_dlpack(_empty(shape, dtype))

@@ -21,7 +21,6 @@ from compiler.dtype import is_float
 from compiler.errors import MeasureError
 from compiler.executor.executors import executor_of
 from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.network import CompiledNetwork
 
 REFERENCE = "ONNX Runtime"
@@ -68,7 +67,7 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
     return Comparison(reference, contenders, note)
 
 
-def _inputs(executor: GraphExecutor | HeterogeneousExecutor, seed: int) -> dict[str, NDArray[np.generic]]:
+def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]]:
     """Random inputs: normal for floats, 0 and 1 for integers, which are legal indices everywhere."""
     rng = np.random.default_rng(seed)
     shapes, dtypes = executor.get_input_info()

@@ -3,7 +3,7 @@
 Always: every value has memory of its own, so nothing is written over and a node can be run again at any time; that
 takes more memory than `GraphModule` does. What it writes lies in one folder, which `exit` removes.
 
-    ROOT/_tvmdbg_device_CPU_0/   the names are those that viewers of TVM's dumps look for
+    ROOT/_tvmdbg_device_CPU_0/   the names are those that viewers of TVM's dumps look for; CUDA_0 for the first GPU
         _tvmdbg_graph_dump.json         the graph, from the beginning
         _tvmdbg_execution_trace.json    the nodes of the last run, for trace viewers
         output_tensors.params           all values of the last run, see `load_param_dict`
@@ -32,7 +32,6 @@ from compiler.runtime.artifact import Array
 from compiler.runtime.paths import path_of
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
-_FOLDER = "_tvmdbg_device_CPU_0"
 _GRAPH = "_tvmdbg_graph_dump.json"
 _TRACE = "_tvmdbg_execution_trace.json"
 _VALUES = "output_tensors.params"
@@ -65,7 +64,8 @@ class GraphModuleDebug(GraphModule):
         self._times: tuple[NodeTime, ...] = ()
         self._made = root is None
         self._root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if root is None else root
-        self.folder = self._root / _FOLDER
+        self._device = module.devices[-1]
+        self.folder = self._root / f"_tvmdbg_device_{self._device.kind.upper()}_{self._device.device_id}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(_GRAPH, json.dumps(self._dump(), indent=1))
@@ -203,13 +203,10 @@ class GraphModuleDebug(GraphModule):
             self.module.run()
         times = []
         for number in range(len(self._nodes)):
-            start = time.perf_counter_ns()
-            self.execute_node(number)
-            seconds = (time.perf_counter_ns() - start) / 1e9 if number in self._calls else 0.0
-            times.append(self._node_time(number, BenchmarkResult((seconds,))))
+            times.append(self._node_time(number, BenchmarkResult((self._once(number),))))
         codes = ((kernel.name, kernel.object_code) for kernel in self.module.network.kernels)
         hashes = {name: hashlib.sha256(code).hexdigest()[:16] for name, code in codes if code}
-        return make_report(times, hashes, "cpu0", self.module.threads)
+        return make_report(times, hashes, f"{self._device.kind}{self._device.device_id}", self.module.threads)
 
     @property
     def _nodes(self) -> tuple[Any, ...]:
@@ -227,7 +224,18 @@ class GraphModuleDebug(GraphModule):
         place = self._calls.get(number)
         if place is None:
             return BenchmarkResult((0.0,) * evaluator.repeat)
-        return evaluator(lambda: self.module.call(place))
+        self.module.bring(place)
+        return evaluator(self.module.alone(place))
+
+    def _once(self, number: int) -> float:
+        """Seconds of one call of a node; 0 for one that computes nothing."""
+        if number not in self._calls:
+            return 0.0
+        self.module.bring(self._calls[number])
+        call = self.module.alone(self._calls[number])
+        start = time.perf_counter_ns()
+        call()
+        return (time.perf_counter_ns() - start) / 1e9
 
     def _node_time(self, number: int, result: BenchmarkResult) -> NodeTime:
         node = self._nodes[number]

@@ -1,36 +1,75 @@
-"""In: a compiled network. Out: what runs it, on the processor or also on the GPU of this machine.
+"""In: a compiled network, and devices. Out: what runs it there, on the processor or also on GPUs of this machine.
 
 Always: CUDA is asked for only by a network that has kernels for a GPU.
 """
 
-from compiler.errors import DeviceError
-from compiler.executor.graph_executor import GraphExecutor
+from collections.abc import Mapping, Sequence
+
+from compiler.errors import DeviceError, OptionError
+from compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
 from compiler.executor.heterogeneous import HeterogeneousExecutor
+from compiler.executor.host_call import HostFunction
 from compiler.executor.network import CompiledNetwork
-from compiler.executor.stores import CudaStore, HostStore
+from compiler.executor.stores import CudaStore
 from compiler.gpu_facts import runs_code
 from compiler.runtime.cuda import driver
-from compiler.runtime.cuda_driver import GpuDevice
+from compiler.runtime.cuda_driver import Driver, GpuDevice
+from compiler.runtime.device import Device, cpu, cuda, is_gpu, same_device
+from compiler.runtime.loader import Kernel
 from compiler.target import Target
 
 
 def uses_gpu(network: CompiledNetwork) -> bool:
-    """Whether some of its kernels are for a GPU."""
-    return any(call.device for call in network.plan.calls)
+    """Whether some of its kernels run on a GPU."""
+    return gpu_count(network) > 0
 
 
-def executor_of(network: CompiledNetwork, threads: int) -> GraphExecutor | HeterogeneousExecutor:
-    """An executor of a network, on so many threads of the processor and on GPU number 0.
+def gpu_count(network: CompiledNetwork) -> int:
+    """How many GPUs it runs on."""
+    return max((call.device for call in network.plan.calls), default=0)
+
+
+def executor_of(network: CompiledNetwork, threads: int) -> GraphExecutor:
+    """An executor of a network, on so many threads of the processor and as many GPUs as it needs, from number 0 on.
 
     Raises: ArtifactError when the network is inconsistent or made for another machine; DeviceError when it needs a GPU
     and there is none, or another one; OptionError when `threads` is none that can be started.
     """
-    if not uses_gpu(network):
-        return GraphExecutor(network, threads)
-    host = HostStore(threads)
-    cuda = driver()
-    check_gpu(network, cuda.devices()[0])
-    return HeterogeneousExecutor(network, [host, CudaStore(cuda)], replay=True)
+    return executor_on(network, [cpu(), *map(cuda, range(gpu_count(network)))], threads)
+
+
+def executor_on(
+    network: CompiledNetwork,
+    devices: Sequence[Device],
+    threads: int,
+    kernels: Mapping[str, Kernel] | None = None,
+    functions: Mapping[str, HostFunction] | None = None,
+) -> GraphExecutor:
+    """An executor of a network on devices: the GPUs among them are devices 1, 2, … of its plan, in this order; the
+    processor is always there. `kernels` are those for the processor when they are loaded already.
+
+    Raises: as `executor_of`; OptionError when the network runs on more GPUs than are given, or fewer.
+    """
+    gpus = [device for device in devices if is_gpu(device)]
+    for device in devices:
+        if not is_gpu(device) and not same_device(device, cpu()):
+            raise OptionError(f"networks run on cpu(0) and on GPUs such as cuda(0), not on {device}")
+    require_network(network)
+    need = gpu_count(network)
+    if len(gpus) != need:
+        given = ", ".join(map(str, gpus)) or "no GPU"
+        what_to_do = "name it, such as cuda(0)" if need else 'run it on cpu(0), or compile it for "cuda"'
+        raise OptionError(
+            f"network {network.plan.name} was compiled for {_gpus(need)}, and given is {given}: {what_to_do}"
+        )
+    check_machine(network)
+    if not gpus:
+        return GraphExecutor(network, threads, kernels, functions)
+    cuda_driver = driver()
+    for device in gpus:
+        check_gpu(network, _gpu(cuda_driver, device.device_id))
+    stores = [CudaStore(cuda_driver, device.device_id) for device in gpus]
+    return HeterogeneousExecutor(network, stores, threads, kernels, functions, replay=True)
 
 
 def check_gpu(network: CompiledNetwork, here: GpuDevice) -> None:
@@ -44,3 +83,14 @@ def check_gpu(network: CompiledNetwork, here: GpuDevice) -> None:
                 f"network {network.plan.name} was compiled for {made_for}; the GPU here, {here.name}, is {here.arch}: "
                 f'compile it with --target "cuda -arch={here.arch}"'
             )
+
+
+def _gpu(cuda_driver: Driver, number: int) -> GpuDevice:
+    known = cuda_driver.devices()
+    if not 0 <= number < len(known):
+        raise DeviceError(f"there is no GPU number {number}; this machine has {len(known)}")
+    return known[number]
+
+
+def _gpus(count: int) -> str:
+    return {0: "the processor alone", 1: "one GPU"}.get(count, f"{count} GPUs")

@@ -15,14 +15,15 @@ import numpy as np
 
 from compiler.dtype import is_float
 from compiler.errors import ArtifactError, OptionError
-from compiler.executor.host_call import HostCall, HostFunction
+from compiler.executor.host_call import DeviceCall, HostCall, HostFunction
 from compiler.executor.memory import Memory, MemoryUse, check_fit
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.params import load_param_dict
-from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
+from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Call, Plan
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array
+from compiler.runtime.device import AnyArray, Device, cpu, device_of, on_gpu, same_device
 from compiler.runtime.loader import BoundKernel, Kernel, load_kernels
 from compiler.runtime.processor import check_processor
 from compiler.runtime.sequence import KernelSequence
@@ -86,16 +87,15 @@ class GraphExecutor(TimedFunctions):
         functions = functions or {}
         network.verify(functions)
         check_machine(network)
-        if any(call.device for call in network.plan.calls):
-            raise ArtifactError(f"network {network.plan.name} runs on several devices: use HeterogeneousExecutor")
         plan = network.plan
         self.network = network
         self.threads = threads
         self._memory = Memory(plan, network.constants)
-        self._workspace = max((kernel.workspace_bytes for kernel in network.kernels), default=0)
-        self._calls = self._bind(load_kernels(network.kernels) if kernels is None else kernels, functions)
+        here = [kernel for kernel in network.kernels if kernel.device is None]
+        self._workspace = max((kernel.workspace_bytes for kernel in here), default=0)
+        self._calls = self._bind(load_kernels(here) if kernels is None else kernels, functions)
         self._memory.follow(self._calls)
-        self._steps = _joined(self._calls)
+        self._steps = self._in_order(self._calls)
         self._input_specs = [plan.buffers[number] for number in plan.inputs]
         self._output_specs = [plan.buffers[number] for number in plan.outputs]
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
@@ -104,22 +104,61 @@ class GraphExecutor(TimedFunctions):
 
     def _bind(
         self, kernels: Mapping[str, Kernel], functions: Mapping[str, HostFunction]
-    ) -> tuple[BoundKernel | HostCall, ...]:
+    ) -> tuple[BoundKernel | HostCall | DeviceCall, ...]:
         workspace = aligned_array((self._workspace,), "uint8") if self._workspace else 0
         plan = self.network.plan
         known = {number for number, spec in enumerate(plan.buffers) if spec.kind in READ_ONLY}
-        bound: list[BoundKernel | HostCall] = []
+        bound: list[BoundKernel | HostCall | DeviceCall] = []
         for call in plan.calls:
             arrays = [self._memory[number] for number in call.buffers]
             roots = [plan.buffers[number].storage for number in call.buffers]
-            if call.kernel in kernels:
+            if call.device:
+                bound.append(self._elsewhere(call))
+            elif call.kernel in kernels:
                 bound.append(kernels[call.kernel].bind([*arrays, workspace], self.threads))
-            elif call.kernel not in functions:
-                raise ArtifactError(f"plan {plan.name}: no kernel {call.kernel!r} is given")
-            else:  # what nothing has written yet is what the function writes
+            elif call.kernel in functions:  # what nothing has written yet is what the function writes
                 bound.append(HostCall(functions[call.kernel], arrays, sum(root in known for root in roots)))
+            else:
+                raise ArtifactError(self._homeless(call))
             known.update(roots)
         return tuple(bound)
+
+    def _elsewhere(self, call: Call) -> DeviceCall:
+        """The call, bound on the device that it runs on."""
+        raise ArtifactError(
+            f"network {self.network.plan.name} also runs on another device than the processor, in its call of "
+            f"{call.kernel}: compiler.executor.executors.executor_of runs it"
+        )
+
+    def _homeless(self, call: Call) -> str:
+        """Why no kernel was given for a call on the processor."""
+        plan = self.network.plan.name
+        for kernel in self.network.kernels:
+            if kernel.name == call.kernel and kernel.device is not None:
+                return f"plan {plan}: {call.kernel} is code for {kernel.target}, not for a processor"
+        return f"plan {plan}: no kernel {call.kernel!r} is given"
+
+    def _in_order(self, calls: Sequence[BoundKernel | HostCall | DeviceCall]) -> tuple[Callable[[], object], ...]:
+        """What a run does, one after the other."""
+        return joined(calls)
+
+    def _changed(self, number: int) -> None:
+        """An input or a constant was set: whoever has copies of it brings them up to date."""
+
+    def _held(self, number: int) -> Array:
+        """What an input or output holds, in memory of the executor's or a copy of it."""
+        return self._memory[number]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What it runs on; the processor comes first."""
+        return (cpu(),)
+
+    def check_device(self, where: Device) -> None:
+        """See that this runs on a device. Raises: OptionError."""
+        if not any(same_device(where, device) for device in self.devices):
+            here = " and ".join(map(str, self.devices))
+            raise OptionError(f"network {self.network.plan.name} runs on {here}, not on {where}")
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The method of that name, as modules of functions give theirs.
@@ -131,7 +170,7 @@ class GraphExecutor(TimedFunctions):
         method: Callable[..., Any] = getattr(self, name)
         return method
 
-    def set_input(self, key: str | int | None = None, value: Array | None = None, /, **inputs: Array) -> None:
+    def set_input(self, key: str | int | None = None, value: AnyArray | None = None, /, **inputs: AnyArray) -> None:
         """Copy `value` into the input `key` (name or index), and every other named array into the input of its name. An
         input without dimensions may be given as a number.
 
@@ -146,14 +185,14 @@ class GraphExecutor(TimedFunctions):
         for name, array in inputs.items():
             self._copy_input(self._place(name), array)
 
-    def set_input_zero_copy(self, key: str | int, value: Array) -> None:
+    def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Read the input from `value` in coming runs, in place, until it is set again.
 
         Raises: OptionError when there is no such input, or the array does not fit, see `Memory.exchange`.
         """
         self._memory.exchange(self.network.plan.inputs[self._place(key)], value, "input")
 
-    def set_output_zero_copy(self, key: str | int, value: Array) -> None:
+    def set_output_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Write the output into `value` in coming runs, in place.
 
         Raises: OptionError when there is no such output, it is an input or a constant that is passed through, or the
@@ -165,7 +204,7 @@ class GraphExecutor(TimedFunctions):
             raise OptionError(f"the output {key!r} is {name} itself, which the network does not write")
         self._memory.exchange(number, value, "the array for the output")
 
-    def run(self, /, **inputs: Array) -> None:
+    def run(self, /, **inputs: AnyArray) -> None:
         """Set the given inputs and compute all outputs.
 
         Raises: OptionError as `set_input` does.
@@ -175,14 +214,14 @@ class GraphExecutor(TimedFunctions):
         for step in self._steps:
             step()
 
-    def get_output(self, index: int | str, out: Array | None = None) -> Array:
+    def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
         """A copy of an output, by index or name, in `out` when given.
 
         Raises: OptionError when there is no such output, or `out` has another shape or dtype.
         """
         place = self._output_place(index)
         spec = self._output_specs[place]
-        return copied(self._memory[self.network.plan.outputs[place]], spec, out, "the array for the output")
+        return copied(self._held(self.network.plan.outputs[place]), spec, out, "the array for the output")
 
     def get_input(self, index: int | str, out: Array | None = None) -> Array:
         """A copy of what an input holds now, in `out` when given.
@@ -190,7 +229,7 @@ class GraphExecutor(TimedFunctions):
         Raises: OptionError when there is no such input, or `out` has another shape or dtype.
         """
         place = self._place(index)
-        source = self._memory[self.network.plan.inputs[place]]
+        source = self._held(self.network.plan.inputs[place])
         return copied(source, self._input_specs[place], out, "the array for the input")
 
     def get_num_inputs(self) -> int:
@@ -229,6 +268,7 @@ class GraphExecutor(TimedFunctions):
             check_fit(array, self.network.plan.buffers[number], "parameter")
         for number, array in found.items():
             np.copyto(self._memory.own(number), array)
+            self._changed(number)
             self._loaded.add(self.network.plan.buffers[number].name)
 
     def share_params(self, other: "GraphExecutor", params_bytes: bytes | bytearray) -> None:
@@ -245,24 +285,40 @@ class GraphExecutor(TimedFunctions):
             theirs = other._settable.get(spec.name)
             if theirs is None:
                 raise OptionError(f"the other executor has no parameter {spec.name} to share")
-            found[number] = other._memory[theirs]
+            found[number] = other._held(theirs)
             check_fit(found[number], spec, "parameter")
         for number, array in found.items():
             self._memory.exchange(number, array, "parameter")
+            self._changed(number)
             self._loaded.add(self.network.plan.buffers[number].name)
 
     def _known(self, params: Mapping[str, Array]) -> dict[int, Array]:
         return {self._settable[name]: array for name, array in params.items() if name in self._settable}
 
     def call(self, index: int) -> None:
-        """Make one call of the plan, on what the buffers hold. Raises: OptionError when there is no such call; what the
-        function called raises.
+        """Make one call of the plan, on what the buffers hold; it is done when this returns.
+
+        Raises: OptionError when there is no such call; what the function called raises.
         """
+        self.bring(index)
+        self.alone(index)()
+
+    def bring(self, index: int) -> None:
+        """See that a call that is made out of turn finds what it reads: the processor has all of it already.
+
+        Raises: OptionError when there is no such call.
+        """
+        self._call(index)
+
+    def alone(self, index: int) -> Callable[[], object]:
+        """The call of that number, done when it returns, to be timed: it comes after `bring`. Raises: as `bring`."""
+        return self._call(index)
+
+    def _call(self, index: int) -> BoundKernel | HostCall | DeviceCall:
         try:
-            call = self._calls[index]
+            return self._calls[index]
         except (IndexError, TypeError):
             raise OptionError(f"there is no call {index!r:.80}; the plan has {len(self._calls)}") from None
-        call()
 
     def value(self, number: int) -> Array:
         """The array of a buffer of the plan, not a copy: another call may write over it.
@@ -322,8 +378,9 @@ class GraphExecutor(TimedFunctions):
             raise OptionError(f"repeat must be a whole number of at least 1, not {repeat!r}")
         self.run()
         samples = np.empty((repeat, len(self._calls)), np.int64)
+        calls = [self.alone(place) for place in range(len(self._calls))]
         for row in samples:
-            for place, call in enumerate(self._calls):
+            for place, call in enumerate(calls):
                 start = time.perf_counter_ns()
                 call()
                 row[place] = time.perf_counter_ns() - start
@@ -348,13 +405,17 @@ class GraphExecutor(TimedFunctions):
 
     def _copy_input(self, place: int, value: Any) -> None:
         spec = self._input_specs[place]
+        if type(value) is not np.ndarray and on_gpu(value):
+            raise OptionError(f"input {spec.name} lies on {device_of(value)}; copy it to the processor, which reads it")
         try:
             array = _number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
         except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # nested lists of different lengths; 300
             # as int8; a tensor of PyTorch that is on a GPU, or wants a gradient
             raise OptionError(f"input {spec.name} is no array: {error}") from None
         check_fit(array, spec, "input")
-        np.copyto(self._memory.own(self.network.plan.inputs[place]), array)
+        number = self.network.plan.inputs[place]
+        np.copyto(self._memory.own(number), array)
+        self._changed(number)
 
 
 def _number_as(value: Any, spec: BufferSpec) -> Array:
@@ -390,9 +451,9 @@ def check_machine(network: CompiledNetwork) -> None:
     check_processor(f"network {network.plan.name}", network.metadata)
 
 
-def _joined(calls: Sequence[BoundKernel | HostCall]) -> tuple[Callable[[], None], ...]:
-    """The calls, kernels that stand side by side as one."""
-    steps: list[Callable[[], None]] = []
+def joined(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
+    """The calls, kernels of the processor that stand side by side as one."""
+    steps: list[Callable[[], object]] = []
     for compiled, group in groupby(calls, key=lambda call: isinstance(call, BoundKernel)):
         members = list(group)
         kernels = [call for call in members if isinstance(call, BoundKernel)]
@@ -412,7 +473,7 @@ def _parameter_names(plan: Plan) -> dict[str, int]:
     return alone | {plan.buffers[number].name: number for number in plan.inputs}
 
 
-def copied(source: Array, spec: BufferSpec, out: Array | None, what: str) -> Array:
+def copied(source: Array, spec: BufferSpec, out: AnyArray | None, what: str) -> Array:
     """A copy of a buffer, in `out` when given.
 
     Raises: OptionError when `out` has another shape or dtype, or is read-only.

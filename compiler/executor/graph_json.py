@@ -7,7 +7,8 @@ Always: frozen; nodes stand after what they read; what `verify` accepts never re
     arg_nodes      numbers of the inputs and parameters, in order
     heads          [[node, index, version]] of the outputs
     node_row_ptr   number of a node's first entry; an entry is one output of one node
-    attrs          shape, dltype, storage_id of every entry, each as ["list_...", values]
+    attrs          shape, dltype, storage_id, device_index (the kind of device) of every entry, each as
+                   ["list_...", values]
 
 Entries with one storage id lie in the same memory, one after the other. The function `__nop` shows its operand in
 another shape, in the same memory; `__copy` copies it.
@@ -23,10 +24,15 @@ from typing import Any
 from compiler.dtype import item_bytes, number_type
 from compiler.errors import ArtifactError
 
+DEVICE = "device"
+"""The attribute of a node that says on which device of the plan it runs, where that is not the processor."""
+
 NOP = "__nop"
 COPY = "__copy"
 
 _GLOBAL = "global"
+_CPU, _GPU = 1, 2
+"""Kinds of devices, as DLPack numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,11 @@ class GraphJson:
         """The number of an entry."""
         return self.row_ptr[source.node] + source.index
 
+    @property
+    def _makers(self) -> tuple[Node, ...]:
+        """The node of every entry."""
+        return tuple(node for node in self.nodes for _ in range(node.num_outputs))
+
     def storage_bytes(self) -> dict[int, int]:
         """How large the memory of every storage id must be."""
         sizes: dict[int, int] = {}
@@ -100,7 +111,7 @@ class GraphJson:
             "heads": [[head.node, head.index, 0] for head in self.heads],
             "attrs": {
                 "dltype": ["list_str", [entry.dtype for entry in self.entries]],
-                "device_index": ["list_int", [1] * len(self.entries)],
+                "device_index": ["list_int", [_GPU if DEVICE in node.attrs else _CPU for node in self._makers]],
                 "storage_id": ["list_int", [entry.storage_id for entry in self.entries]],
                 "shape": ["list_shape", [list(entry.shape) for entry in self.entries]],
             },
@@ -239,8 +250,8 @@ def _node_of(row: Mapping[str, Any], number: int) -> Node:
 def _graph_of(data: Mapping[str, Any]) -> GraphJson:
     nodes = tuple(_node_of(row, number) for number, row in enumerate(data["nodes"]))
     attrs = {name: value[1] for name, value in data["attrs"].items() if isinstance(value, list) and len(value) == 2}
-    if len(set(attrs.get("device_index", ()))) > 1 or set(attrs.get("storage_scope", ())) - {_GLOBAL, ""}:
-        raise ValueError("a graph on several devices, or with other than global memory, is not supported")
+    if set(attrs.get("device_index", ())) - {_CPU, _GPU} or set(attrs.get("storage_scope", ())) - {_GLOBAL, ""}:
+        raise ValueError("graphs run on processors and CUDA's GPUs, in their global memory, not on other devices")
     columns = zip(attrs["shape"], attrs["dltype"], attrs["storage_id"], strict=True)
     entries = tuple(
         EntrySpec(tuple(_whole(extent) for extent in shape), number_type(dtype), _whole(storage))

@@ -1,6 +1,7 @@
 """In: the JSON of a graph, a library with its functions, a device. Out: a `GraphModule` that runs it.
 
-Always: the interface of TVM's graph executor; the work is done by `GraphExecutor`.
+Always: the interface of TVM's graph executor; the work is done by a `GraphExecutor`, which where the graph has kernels
+for GPUs is a `HeterogeneousExecutor`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from compiler.errors import ArtifactError, OptionError
-from compiler.executor.graph_executor import GraphExecutor, check_machine
+from compiler.executor.executors import executor_on
+from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.graph_json import COPY, NOP, GraphJson
 from compiler.executor.graph_plan import plan_of
 from compiler.executor.host_call import HostFunction
 from compiler.executor.library import Library
 from compiler.executor.network import CompiledNetwork
 from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.device import Device, require_cpu
+from compiler.runtime.device import AnyArray, Device
 from compiler.runtime.function import KernelFunction
 from compiler.runtime.loader import Kernel
 from compiler.runtime.timing import BenchmarkResult
@@ -32,37 +34,38 @@ def create(graph_json_str: str, libmod: Library | FunctionTable, device: Devices
     """An executor of a graph. Its functions are looked up in `libmod` by name; parameters are inputs.
 
     Raises: ArtifactError when the graph is malformed, reads what was written over, or `libmod` lacks a function;
-    OptionError when the device is none that networks run on, or `libmod` neither a library nor functions by name.
+    OptionError when the devices are not those that it needs, or `libmod` is neither a library nor functions by name;
+    DeviceError when a GPU is needed, and there is none or another one.
     """
     return GraphModule(create_executor(GraphJson.loads(graph_json_str), libmod, device))
 
 
 def create_executor(graph: GraphJson, libmod: Library | FunctionTable, device: Devices) -> GraphExecutor:
     """The executor inside `create`, of a graph that has been read."""
-    get_device(libmod, device)
+    devices, _, _ = get_device(libmod, device)
     if not isinstance(libmod, Library | Mapping):
         raise OptionError(f"a library, or functions by their names, is needed, not {libmod!r}")
-    kernels, functions = _functions(graph, libmod)
-    plan = plan_of(graph)
+    on_gpu = libmod.gpu_kernels if isinstance(libmod, Library) else {}
+    kernels, functions = _functions(graph, libmod, on_gpu)
+    plan = plan_of(graph, on_gpu=on_gpu)
+    called = {call.kernel for call in plan.calls}
     artifacts = tuple(kernel.artifact for kernel in kernels.values())
+    artifacts += tuple(kernel for name, kernel in on_gpu.items() if name in called)
     if isinstance(libmod, Library):
-        check_machine(libmod.network)
         network = replace(libmod.network, plan=plan, kernels=artifacts, constants={})
-        return GraphExecutor(network, libmod.threads, kernels, functions)
-    return GraphExecutor(CompiledNetwork(plan, artifacts, {}), 1, kernels, functions)
+        return executor_on(network, devices, libmod.threads, kernels, functions)
+    return executor_on(CompiledNetwork(plan, artifacts, {}), devices, 1, kernels, functions)
 
 
 def get_device(libmod: object, device: Devices) -> tuple[list[Device], int, list[int]]:
     """The devices as a list, how many of them are remote (none), and the type and number of each, one after the other.
 
-    Raises: OptionError when one is no `Device`, or none that networks run on.
+    Raises: OptionError when one is no `Device`.
     """
     del libmod
     devices = [device] if isinstance(device, Device) else device
     if not isinstance(devices, (list, tuple)) or not devices or not all(isinstance(each, Device) for each in devices):
         raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {device!r}")
-    for each in devices:
-        require_cpu(each)
     return list(devices), 0, [number for each in devices for number in (each.device_type, each.device_id)]
 
 
@@ -81,19 +84,19 @@ class GraphModule:
             raise OptionError(f'an executor is needed, such as library["default"](cpu()) makes, not {module!r:.80}')
         self.module = module
 
-    def set_input(self, key: str | int | None = None, value: Array | None = None, /, **params: Array) -> None:
+    def set_input(self, key: str | int | None = None, value: AnyArray | None = None, /, **params: AnyArray) -> None:
         """Copy arrays into inputs: one by name or number, others by keyword. Raises: see `GraphExecutor.set_input`."""
         self.module.set_input(key, value, **params)
 
-    def set_input_zero_copy(self, key: str | int, value: Array) -> None:
+    def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Read an input from the caller's array. Raises: see `GraphExecutor.set_input_zero_copy`."""
         self.module.set_input_zero_copy(key, value)
 
-    def set_output_zero_copy(self, key: str | int, value: Array) -> None:
+    def set_output_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Write an output into the caller's array. Raises: see `GraphExecutor.set_output_zero_copy`."""
         self.module.set_output_zero_copy(key, value)
 
-    def run(self, /, **input_dict: Array) -> None:
+    def run(self, /, **input_dict: AnyArray) -> None:
         """Set the given inputs and run the graph. Raises: OptionError; what a function of the graph raises."""
         self.module.run(**input_dict)
 
@@ -117,7 +120,7 @@ class GraphModule:
         """Shapes and dtypes of the inputs by name, without those that were loaded as parameters."""
         return self.module.get_input_info()
 
-    def get_output(self, index: int | str, out: Array | None = None) -> Array:
+    def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
         """A copy of an output, in `out` when given. Raises: OptionError when something does not fit."""
         return self.module.get_output(index, out)
 
@@ -161,7 +164,8 @@ class GraphModule:
         Between repeats it sleeps `cooldown_interval_ms` after every `repeats_to_cooldown` of them.
         Raises: OptionError when an argument makes no sense; AttributeError when there is no function `func_name`.
         """
-        get_device(self.module, device)
+        for each in get_device(self.module, device)[0]:
+            self.module.check_device(each)
         return self.module.benchmark(
             function=func_name,
             repeat=repeat,
@@ -176,16 +180,16 @@ class GraphModule:
 
 
 def _functions(
-    graph: GraphJson, libmod: Library | FunctionTable
+    graph: GraphJson, libmod: Library | FunctionTable, on_gpu: Mapping[str, KernelArtifact]
 ) -> tuple[dict[str, Kernel], dict[str, HostFunction]]:
-    """The kernels and the Python functions that a graph calls, by name."""
+    """The kernels for the processor and the Python functions that a graph calls, by name."""
     table: Mapping[str, Any] = libmod.kernels if isinstance(libmod, Library) else libmod
     kernels: dict[str, Kernel] = {}
     functions: dict[str, HostFunction] = {}
     for node in graph.nodes:
         name = node.function
         found = _copy if name == COPY else table.get(name)
-        if node.is_input or name == NOP:
+        if node.is_input or name == NOP or name in on_gpu:
             continue
         if isinstance(found, KernelFunction):
             found = found.kernel

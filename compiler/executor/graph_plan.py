@@ -4,18 +4,24 @@ Always: in a plan made of a graph, buffer numbers are the graph's entry numbers,
 arena; in a graph made of a network, memory that is free again is used again, as far as storage ids can say it.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from compiler.errors import ArtifactError
-from compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
+from compiler.executor.graph_json import DEVICE, NOP, EntrySpec, GraphJson, Node, Source
 from compiler.executor.network import CompiledNetwork
+from compiler.executor.placement import GPU_PLACE, HOST
 from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
 
 
-def plan_of(graph: GraphJson, name: str = "graph") -> Plan:
-    """The plan that runs a graph which `verify` has accepted. Inputs and parameters are inputs of the plan."""
+def plan_of(graph: GraphJson, name: str = "graph", on_gpu: Collection[str] = ()) -> Plan:
+    """The plan that runs a graph which `verify` has accepted. Inputs and parameters are inputs of the plan. Functions
+    `on_gpu` run on device 1 where their nodes do not name another one.
+
+    Raises: ArtifactError when a node names a device by what is no number.
+    """
     rows = graph.row_ptr
     offsets, arena = _places(graph)
     buffers: list[BufferSpec] = []
@@ -34,10 +40,18 @@ def plan_of(graph: GraphJson, name: str = "graph") -> Plan:
             label = node.name if node.num_outputs == 1 else f"{node.name}:{entry - rows[number]}"
             buffers.append(BufferSpec(label, spec.shape, spec.dtype, kind, storage, offset))
         if not node.is_input and node.function != NOP:
-            calls.append(Call(node.function, (*operands, *range(rows[number], rows[number + 1])), node.name))
+            device = _device_of(node, GPU_PLACE if node.function in on_gpu else HOST)
+            calls.append(Call(node.function, (*operands, *range(rows[number], rows[number + 1])), node.name, device))
     inputs = tuple(rows[number] for number in graph.arg_nodes)
     outputs = tuple(rows[head.node] + head.index for head in graph.heads)
     return Plan(name, tuple(buffers), tuple(calls), inputs, outputs, arena)
+
+
+def _device_of(node: Node, usual: int) -> int:
+    told = node.attrs.get(DEVICE, str(usual))
+    if not re.fullmatch(r"[0-9]{1,4}", told):
+        raise ArtifactError(f"graph, node {node.name}: its device is {told!r:.40}, and must be a number such as 1")
+    return int(told)
 
 
 def _places(graph: GraphJson) -> tuple[dict[int, int], int]:
@@ -104,6 +118,7 @@ class _GraphWriter:
             raise ArtifactError(f"call of {call.kernel}: a buffer is written twice, which a graph cannot say")
         inputs = tuple(self._read(number, ids) for number in call.buffers[:count])
         attrs = {"label": call.label} if call.label else {}
+        attrs |= {DEVICE: str(call.device)} if call.device else {}
         shown = len(written) == 1 and written[0] in self.network.plan.outputs
         name = self._name(self.network.plan.buffers[written[0]].name, written[0]) if shown else self._name(call.kernel)
         node = Node(name, call.kernel, inputs, len(written), attrs)

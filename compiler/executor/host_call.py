@@ -1,6 +1,6 @@
-"""In: a Python function and the arrays that one node of a graph gives it. Out: a call that takes no arguments.
+"""In: what one node of a graph calls, and the arrays that it gives. Out: a call that takes no arguments.
 
-Always: the function gets its inputs, which it cannot write to, and then the outputs that it fills.
+Always: a Python function gets its inputs, which it cannot write to, and then the outputs that it fills.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,23 @@ class BoundCall(Protocol):
 
     def rebind(self, place: int, buffer: Array, /) -> None:
         """Give coming calls another array for argument number `place`."""
+
+
+class DeviceCall:
+    """A call that is made on another device, in memory of that device: what the processor has comes there by copies."""
+
+    __slots__ = ("_run", "wait")
+
+    def __init__(self, run: Callable[[], object], wait: Callable[[], object]) -> None:
+        self._run = run
+        self.wait = wait
+
+    def __call__(self) -> None:
+        """Have it made, now or soon; `wait` returns when it is done."""
+        self._run()
+
+    def rebind(self, place: int, buffer: Array, /) -> None:
+        """Nothing to do: it reads and writes no array of the processor."""
 
 
 class HostCall:

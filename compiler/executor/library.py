@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from compiler import config
-from compiler.errors import ArtifactError
+from compiler.errors import ArtifactError, OptionError
+from compiler.executor.executors import executor_on
 from compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
 from compiler.executor.graph_json import GraphJson
 from compiler.executor.graph_plan import graph_of, plan_of
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
 from compiler.runtime.arguments import is_thread_count
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import Device, require_cpu
+from compiler.runtime.artifact import Array, KernelArtifact
+from compiler.runtime.device import Device
 from compiler.runtime.loader import LoadedKernels, load_kernels
 from compiler.runtime.paths import path_of
 
@@ -70,17 +71,23 @@ class Library:
 
     @property
     def kernels(self) -> LoadedKernels:
-        """The kernels, ready to be bound.
+        """The kernels for the processor, ready to be bound.
 
         Raises: ArtifactError when this machine cannot run them.
         """
         if self._kernels is None:
             check_machine(self.network)
-            self._kernels = load_kernels(self.network.kernels)
+            self._kernels = load_kernels([kernel for kernel in self.network.kernels if kernel.device is None])
         return self._kernels
 
+    @property
+    def gpu_kernels(self) -> dict[str, KernelArtifact]:
+        """The kernels for GPUs, by name; executors load them where they run."""
+        return {kernel.name: kernel for kernel in self.network.kernels if kernel.device is not None}
+
     def __getitem__(self, name: str) -> Callable[..., GraphExecutor]:
-        """What makes executors; its only name is "default". It takes a device, and more for further devices.
+        """What makes executors; its only name is "default". It takes the device that the network was compiled for,
+        `cpu()` or `cuda(0)`, and more for further devices.
 
         Raises: AttributeError for another name.
         """
@@ -89,12 +96,13 @@ class Library:
         return self._create
 
     def _create(self, *devices: Device) -> GraphExecutor:
-        for device in devices:
-            require_cpu(device)
-        if self._complete:
-            return GraphExecutor(self.network, self.threads, self.kernels)
-        plan = plan_of(self.graph, self.network.plan.name)
-        return GraphExecutor(replace(self.network, plan=plan, constants={}), self.threads, self.kernels)
+        if not all(isinstance(device, Device) for device in devices):
+            raise OptionError(f"devices are needed, such as cpu() or cuda(0), not {devices!r:.80}")
+        network = self.network
+        if not self._complete:
+            plan = plan_of(self.graph, self.network.plan.name, self.gpu_kernels)
+            network = replace(self.network, plan=plan, constants={})
+        return executor_on(network, devices, self.threads, self.kernels)
 
     def __iter__(self) -> Iterator[object]:
         """The graph's JSON text, this library, the parameters."""

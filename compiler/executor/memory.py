@@ -15,22 +15,23 @@ from compiler.errors import ArtifactError, OptionError
 from compiler.executor.host_call import BoundCall
 from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import aligned_array, constant_array
+from compiler.runtime.buffers import aligned_zeros, constant_array
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of memory that an executor holds while it runs, by purpose."""
+    """Bytes of memory that an executor holds while it runs, by purpose; `devices` is memory of other devices."""
 
     inputs: int
     outputs: int
     constants: int
     arena: int
     workspace: int
+    devices: int = 0
 
     @property
     def peak(self) -> int:
-        """All of them together; an executor takes everything when it is made, so this is also the least."""
+        """All on the processor together; an executor takes everything when it is made, so this is also the least."""
         return self.inputs + self.outputs + self.constants + self.arena + self.workspace
 
 
@@ -39,8 +40,9 @@ class Memory:
 
     def __init__(self, plan: Plan, constants: Mapping[int, Array]) -> None:
         self.plan = plan
-        self._arena = aligned_array((plan.arena_bytes,), "uint8")
-        self._arena[...] = 0  # a call that is made out of turn finds numbers that are legal indices
+        # A call that is made out of turn finds numbers that are legal indices. What nobody touches, since a GPU has it,
+        # takes no memory.
+        self._arena = aligned_zeros((plan.arena_bytes,), "uint8")
         # memory that is not the executor's own, and the buffer that it was given for
         self._foreign = {at: at for at, spec in enumerate(plan.buffers) if spec.kind is BufferKind.CONSTANT}
         self._uses: dict[int, list[tuple[BoundCall, int]]] = {}
@@ -71,7 +73,7 @@ class Memory:
             for place, number in enumerate(call.buffers):
                 self._uses.setdefault(number, []).append((bound, place))
 
-    def exchange(self, number: int, array: Array, what: str) -> None:
+    def exchange(self, number: int, array: object, what: str) -> None:
         """Use the caller's array for a buffer and for all views of it.
 
         Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable where that is
@@ -134,9 +136,7 @@ class Memory:
         spec = self.plan.buffers[number]
         if spec.kind is BufferKind.INTERMEDIATE:
             return self._arena[spec.offset : spec.offset + spec.nbytes].view(spec.dtype)
-        array = aligned_array(spec.shape, spec.dtype)
-        array[...] = 0
-        return array
+        return aligned_zeros(spec.shape, spec.dtype)
 
 
 def check_fit(array: Array, spec: BufferSpec, what: str) -> None:

@@ -4,11 +4,11 @@ Always: before a call all that it reads is on its device, as it was written last
 0, which has the inputs from the beginning. Nothing is copied twice, nor what nobody reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.errors import ArtifactError
-from compiler.executor.plan import BufferKind, Plan
+from compiler.executor.plan import BufferKind, Call, Plan
 from compiler.runtime.artifact import KernelArtifact
 
 HOST = 0
@@ -44,10 +44,21 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPlan:
-    """What is done once, and what is done in every run: `constants` are the copies of what never changes."""
+    """What is done once, and what is done in every run: `constants` are the copies of what never changes. `needs` are
+    the copies before each call that is made out of turn, when what it reads is where it was written and nowhere else;
+    `homes` says where that is in the end, for every buffer that owns memory.
+    """
 
     constants: tuple[Copy, ...]
     steps: tuple[Run | Copy, ...]
+    needs: tuple[tuple[Copy, ...], ...]
+    homes: Mapping[int, int]
+
+    @property
+    def last(self) -> tuple[Copy, ...]:
+        """The copies after all calls: of outputs to the processor."""
+        end = max((place for place, step in enumerate(self.steps) if isinstance(step, Run)), default=-1)
+        return tuple(step for step in self.steps[end + 1 :] if isinstance(step, Copy))
 
     @property
     def copies(self) -> tuple[Copy, ...]:
@@ -58,10 +69,11 @@ class PlacedPlan:
         return "\n".join([*(f"once: {copy}" for copy in self.constants), *map(str, self.steps)])
 
 
-def placed(plan: Plan, kernels: Mapping[str, KernelArtifact]) -> PlacedPlan:
-    """The calls of a plan with the copies that they need.
+def placed(plan: Plan, kernels: Mapping[str, KernelArtifact], functions: Collection[str] = ()) -> PlacedPlan:
+    """The calls of a plan with the copies that they need. What has been written before a call of one of `functions`,
+    which are not compiled, is what that reads; it writes the rest.
 
-    Raises: ArtifactError when a call is no kernel's, so that nobody knows what it reads.
+    Raises: ArtifactError when a call is of neither, or reads what nothing has written.
     """
     where: dict[int, list[int]] = {}
     for number, spec in enumerate(plan.buffers):
@@ -69,6 +81,7 @@ def placed(plan: Plan, kernels: Mapping[str, KernelArtifact]) -> PlacedPlan:
             where[number] = [HOST]
     once: list[Copy] = []
     steps: list[Run | Copy] = []
+    needs: list[tuple[Copy, ...]] = []
 
     def bring(storage: int, device: int) -> None:
         known = where.setdefault(storage, [])
@@ -81,17 +94,37 @@ def placed(plan: Plan, kernels: Mapping[str, KernelArtifact]) -> PlacedPlan:
         known.append(device)
 
     for number, call in enumerate(plan.calls):
-        if call.kernel not in kernels:
-            raise ArtifactError(f"plan {plan.name}: {call.kernel} is no kernel, so it runs on one device alone")
-        specs = kernels[call.kernel].args
-        pairs = [(plan.buffers[at].storage, spec.is_output) for at, spec in zip(call.buffers, specs, strict=True)]
-        for storage, written in pairs:
-            if not written:
-                bring(storage, call.device)
+        roots = [plan.buffers[at].storage for at in call.buffers]
+        writes = _writes(plan, call, kernels, functions, where)
+        read = dict.fromkeys(root for root, written in zip(roots, writes, strict=True) if not written)
+        for at, written in zip(call.buffers, writes, strict=True):  # what is written in part keeps its other part
+            root = plan.buffers[at].storage
+            if written and where.get(root) and plan.buffers[at].nbytes < plan.buffers[root].nbytes:
+                read[root] = None
+        for root in read:
+            bring(root, call.device)
+        homes = ((root, where[root][0]) for root in read)
+        needs.append(tuple(Copy(root, home, call.device) for root, home in homes if home != call.device))
         steps.append(Run(number, call.device))
-        for storage, written in pairs:
+        for root, written in zip(roots, writes, strict=True):
             if written:
-                where[storage] = [call.device]
+                where[root] = [call.device]
     for number in plan.outputs:
         bring(plan.buffers[number].storage, HOST)
-    return PlacedPlan(tuple(once), tuple(steps))
+    ends = {root: known[0] for root, known in where.items() if known}
+    return PlacedPlan(tuple(once), tuple(steps), tuple(needs), ends)
+
+
+def _writes(
+    plan: Plan,
+    call: Call,
+    kernels: Mapping[str, KernelArtifact],
+    functions: Collection[str],
+    where: Mapping[int, Sequence[int]],
+) -> list[bool]:
+    """Which of its buffers a call writes; `where` says on which devices lies what has been written so far."""
+    if call.kernel in kernels:
+        return [spec.is_output for spec in kernels[call.kernel].args]
+    if call.kernel in functions:
+        return [not where.get(plan.buffers[at].storage) for at in call.buffers]
+    raise ArtifactError(f"plan {plan.name}: no kernel {call.kernel!r} is given")

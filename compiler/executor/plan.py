@@ -24,6 +24,8 @@ from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 PLAN_VERSION = 1
 _MOST_DIMENSIONS = 64
 """Of an array of NumPy."""
+_MOST_DEVICES = 64
+"""Beside the processor."""
 
 
 class BufferKind(StrEnum):
@@ -95,6 +97,8 @@ class Plan:
             if not 0 <= number < len(self.buffers):
                 raise ArtifactError(f"plan {self.name}: no buffer {number} for an input or output")
         for call in self.calls:
+            if not 0 <= call.device <= _MOST_DEVICES:
+                raise ArtifactError(f"plan {self.name}: call of {call.kernel}: no device {call.device}")
             for number in call.buffers:
                 if not 0 <= number < len(self.buffers):
                     raise ArtifactError(f"plan {self.name}: call of {call.kernel}: no buffer {number}")

@@ -1,29 +1,34 @@
-"""In: the buffers of a plan. Out: their memory on one device, and calls of kernels on it.
+"""In: the buffers of a plan. Out: their memory on a device beside the processor, and calls of kernels on it.
 
 Always: every device has memory of its own for what its calls touch; what another device writes gets there by a copy
-alone.
+alone. Arrays of the caller's on a device may stand for buffers; calls and what was recorded of them follow.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from compiler.errors import ArtifactError, OptionError
+import numpy as np
+
+from compiler.errors import ArtifactError, DeviceError, OptionError
 from compiler.executor.memory import Memory
-from compiler.executor.plan import BufferKind, Plan
+from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.cuda_array import DeviceArray
 from compiler.runtime.cuda_driver import Driver
 from compiler.runtime.cuda_program import DeviceProgram
+from compiler.runtime.device import Device, cpu, cuda
 from compiler.runtime.loader import load_kernels
 
 
 class Store(Protocol):
-    """The memory of a plan on one device."""
+    """The memory of a plan on one device. Buffers are named by the numbers of those that own memory."""
+
+    device: Device
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
-        """Make room for the buffers `used`, by the numbers of those that own memory."""
+        """Make room for the buffers `used`."""
         ...
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
@@ -34,17 +39,52 @@ class Store(Protocol):
         """Calls that were bound here as one, recorded by the device where it can."""
         ...
 
-    def read(self, number: int) -> Array:
-        """What a buffer holds; all calls before are done. It may be the memory itself."""
+    def read(self, number: int, out: Array) -> None:
+        """Copy what a buffer holds into an array of its type and size, when all calls before are done."""
         ...
 
     def write(self, number: int, values: Array) -> None:
         """Give a buffer its elements."""
         ...
 
+    def take(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Copy an array that lies on this device into a buffer.
+
+        Raises: OptionError when it does not fit; DeviceError when it lies elsewhere or cannot be used as it lies.
+        """
+        ...
+
+    def give(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Copy what a buffer holds into an array that lies on this device; done when this returns. Raises: as `take`.
+        """
+        ...
+
+    def exchange(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Use an array of the caller's on this device for a buffer and whatever shows its memory.
+
+        Raises: as `take`; OptionError when it shares memory with another buffer and one of them is written, or when the
+        buffer is the beginning of another one, or shows one that has an array of the caller's already.
+        """
+        ...
+
+    def own(self, number: int) -> None:
+        """Use memory of its own for a buffer again."""
+        ...
+
+    def wait(self) -> None:
+        """Until all calls before are done."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that was made here."""
+        ...
+
 
 class HostStore:
-    """Memory of the processor; kernels run on `threads` threads."""
+    """Memory of the processor beside an executor's own; kernels run on `threads` threads."""
+
+    device = cpu()
 
     def __init__(self, threads: int = 1) -> None:
         """Raises: OptionError when `threads` is none that can be started."""
@@ -66,14 +106,30 @@ class HostStore:
         """One after the other: there is nothing to record."""
         return partial(_all, calls)
 
-    def read(self, number: int) -> Array:
-        """The memory itself."""
-        return self._memory[number]
+    def read(self, number: int, out: Array) -> None:
+        """Copy what a buffer holds."""
+        np.copyto(out, self._memory[number].reshape(out.shape))
 
     def write(self, number: int, values: Array) -> None:
         """Give a buffer its elements."""
-        if self._memory[number].flags.writeable:  # else it is a constant, which is here from the start
-            self._memory[number][...] = values.reshape(self._memory[number].shape)
+        self._memory.own(number)[...] = values.reshape(self._memory[number].shape)
+
+    def take(self, spec: BufferSpec, array: Any, what: str) -> None:  # noqa: ARG002
+        """Arrays of the processor are the executor's own matter."""
+        raise DeviceError(f"{what} {spec.name}: only an array on a GPU is handed to its device")
+
+    give = exchange = take
+
+    def own(self, number: int) -> None:
+        """It has nothing else."""
+
+    def wait(self) -> None:
+        """Calls are done when they return."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arena, and of all arrays."""
+        return self._memory.use(0).peak
 
 
 class CudaStore:
@@ -81,77 +137,178 @@ class CudaStore:
 
     def __init__(self, driver: Driver, number: int = 0) -> None:
         driver.open(number)
-        self._driver = driver
-        self._number = number
+        self.device = cuda(number)
+        self.driver = driver
         self.stream: Any = driver.stream()
+        self.version = 0
+        """Changes whenever a buffer gets other memory."""
         self._workspace: DeviceArray | None = None
+        self._arena: DeviceArray | None = None
+        self._programs: dict[str, DeviceProgram] = {}
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
         """Make room for the buffers that calls here touch; temporary ones share it as they do on a processor."""
-        self._driver.open(self._number)
+        self.ready()
         self._plan = plan
-        self._own: dict[int, DeviceArray] = {}
-        arena = self._made((plan.arena_bytes,), "uint8") if plan.arena_bytes else None
-        for number in used:
-            spec = plan.buffers[number]
-            if spec.kind is BufferKind.INTERMEDIATE and arena is not None:
-                self._own[number] = arena.view(spec.offset, spec.shape, spec.dtype)
-            else:
-                self._own[number] = self._made(spec.shape, spec.dtype)
+        temporary = any(plan.buffers[number].kind is BufferKind.INTERMEDIATE for number in used)
+        self._arena = self._made((plan.arena_bytes,), "uint8") if temporary and plan.arena_bytes else None
+        self._own = {number: self._new(number) for number in used}
+        self._foreign: dict[int, str] = {}  # which have memory of the caller's, and for what name
+
+    def ready(self) -> None:
+        """Open the GPU: another store, or the caller, may have opened another one."""
+        self.driver.open(self.device.device_id)
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
-        """A call of a kernel on buffers."""
-        self._driver.open(self._number)
+        """A call of a kernel on buffers; code is loaded once, however many calls there are."""
+        self.ready()
+        if artifact.name not in self._programs:
+            self._programs[artifact.name] = DeviceProgram(self.driver, self.stream, artifact)
         need = artifact.workspace_bytes
         if need and (self._workspace is None or self._workspace.nbytes < need):
             self._workspace = self._made((need,), "uint8")  # calls that have the smaller one keep it
-        arrays = [
-            self._array(number).view(0, spec.shape, spec.dtype)
-            for number, spec in zip(buffers, artifact.args, strict=True)
-        ]
-        address = self._workspace.address if self._workspace is not None else 0
-        call = DeviceProgram(self._driver, self.stream, artifact).bind(arrays, address)
-        kept = (arrays, self._workspace)
+        return _DeviceCall(self, self._programs[artifact.name], buffers, self._workspace if need else None)
 
-        def run() -> object:
-            self._driver.open(self._number)  # another store may have opened another GPU
-            call()
-            return kept
-
-        return run
+    def arrays(self, artifact: KernelArtifact, buffers: Sequence[int]) -> list[DeviceArray]:
+        """The buffers as a kernel takes them."""
+        roots = (self._own[self._plan.buffers[number].storage] for number in buffers)
+        return [root.view(0, spec.shape, spec.dtype) for root, spec in zip(roots, artifact.args, strict=True)]
 
     def replayed(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """A graph of the calls, which is launched as one; the first time they are made one by one, as that loads code,
         which cannot be recorded.
         """
-        graphs: list[Callable[[], object]] = []
+        return _Recorded(self, calls)
 
-        def run() -> None:
-            if graphs:
-                self._driver.open(self._number)  # as every call of them does
-                graphs[0]()
-                return
-            _all(calls)
-            graphs.append(self._driver.captured(self.stream, lambda: _all(calls)))
-
-        return run
-
-    def read(self, number: int) -> Array:
-        """A copy of what a buffer holds."""
-        self._driver.open(self._number)
-        return self._array(number).numpy()
+    def read(self, number: int, out: Array) -> None:
+        """Copy what a buffer holds."""
+        self.ready()
+        self._own[number].read(out)
 
     def write(self, number: int, values: Array) -> None:
         """Give a buffer its elements."""
-        self._driver.open(self._number)
-        array = self._array(number)
+        self.ready()
+        array = self._own[number]
         array.write(values.reshape(array.shape))
 
-    def _array(self, number: int) -> DeviceArray:
-        return self._own[self._plan.buffers[number].storage]
+    def take(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Copy an array that lies on this GPU into a buffer, in memory of its own."""
+        source = self._borrowed(spec, array, what)
+        self.own(spec.storage)
+        self._copied(source, self._own[spec.storage])
+
+    def give(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Copy what a buffer holds into an array that lies on this GPU."""
+        self._copied(self._own[spec.storage], self._borrowed(spec, array, what))
+
+    def exchange(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Use an array of the caller's on this GPU for a buffer and whatever shows its memory."""
+        given = self._borrowed(spec, array, what)
+        root = self._plan.buffers[spec.storage]
+        if spec.nbytes != root.nbytes:
+            raise OptionError(f"{what} {spec.name}: it is the beginning of {root.name}, and goes nowhere else")
+        shown = self._foreign.get(spec.storage, spec.name)
+        if shown != spec.name:
+            raise OptionError(f"{what} {spec.name}: it shows {shown}, which is in an array of the caller already")
+        for other, theirs in self._own.items():
+            both_read = spec.kind in READ_ONLY and self._plan.buffers[other].kind in READ_ONLY
+            if other != spec.storage and not both_read and given.overlaps(theirs):
+                shared = f"shares memory with {self._plan.buffers[other].name}, and one of them is written"
+                raise OptionError(f"{what} {spec.name}: the array {shared}")
+        self._foreign[spec.storage] = spec.name
+        self._put(spec.storage, given.view(0, root.shape, root.dtype))
+
+    def own(self, number: int) -> None:
+        """Use memory of its own for a buffer again."""
+        if number in self._foreign:
+            del self._foreign[number]
+            self.ready()
+            self._put(number, self._new(number))
+
+    def wait(self) -> None:
+        """Until all calls before are done."""
+        self.ready()
+        self.driver.wait(self.stream)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that was made here."""
+        spare = [array for array in (self._arena, self._workspace) if array is not None]
+        mine = (self._own[number] for number in self._own if number not in self._foreign and not self._in_arena(number))
+        return sum(array.nbytes for array in (*spare, *mine))
+
+    def _in_arena(self, number: int) -> bool:
+        return self._plan.buffers[number].kind is BufferKind.INTERMEDIATE and self._arena is not None
+
+    def _put(self, number: int, array: DeviceArray) -> None:
+        self.wait()  # what is queued may use the memory that goes
+        self._own[number] = array
+        self.version += 1
+
+    def _new(self, number: int) -> DeviceArray:
+        spec = self._plan.buffers[number]
+        if self._in_arena(number) and self._arena is not None:
+            return self._arena.view(spec.offset, spec.shape, spec.dtype)
+        return self._made(spec.shape, spec.dtype)
 
     def _made(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        return DeviceArray.made(self._driver, self.stream, self._number, shape, dtype)
+        return DeviceArray.made(self.driver, self.stream, self.device.device_id, shape, dtype)
+
+    def _borrowed(self, spec: BufferSpec, array: Any, what: str) -> DeviceArray:
+        self.ready()
+        found = DeviceArray.borrowed(self.driver, self.stream, array)
+        if found.device != self.device:
+            raise DeviceError(f"{what} {spec.name} lies on {found.device}; the network needs it on {self.device}")
+        if (found.shape, found.dtype) != (spec.shape, spec.dtype):
+            wanted, given = f"{spec.dtype}{list(spec.shape)}", f"{found.dtype}{list(found.shape)}"
+            raise OptionError(f"{what} {spec.name} must be {wanted}, not {given}")
+        return found
+
+    def _copied(self, source: DeviceArray, target: DeviceArray) -> None:
+        nbytes = min(source.nbytes, target.nbytes)  # a buffer may show the beginning of a larger one
+        if nbytes:
+            self.driver.copy(target.address, source.address, nbytes, self.stream)
+        self.wait()  # the caller may write to the one, or read the other, as soon as this returns
+
+
+class _DeviceCall:
+    """One call of a kernel on buffers of a store, wherever they lie by now."""
+
+    def __init__(
+        self, store: CudaStore, program: DeviceProgram, buffers: Sequence[int], workspace: DeviceArray | None
+    ) -> None:
+        self._store, self._program, self._buffers, self._workspace = store, program, buffers, workspace
+        self._bind()
+
+    def __call__(self) -> None:
+        self._store.ready()
+        if self._version != self._store.version:
+            self._bind()
+        self._call()
+
+    def _bind(self) -> None:
+        self._version = self._store.version
+        arrays = self._store.arrays(self._program.artifact, self._buffers)
+        self._call = self._program.bind(arrays, self._workspace.address if self._workspace is not None else 0)
+
+
+class _Recorded:
+    """Calls of a store that are launched as one graph after the first time, and after each change of their memory."""
+
+    def __init__(self, store: CudaStore, calls: Sequence[Callable[[], object]]) -> None:
+        self._store, self._calls = store, calls
+        self._graph: Callable[[], object] | None = None
+        self._version = -1
+
+    def __call__(self) -> None:
+        store = self._store
+        if self._version == store.version and self._graph is not None:
+            store.ready()  # as every call of them does
+            self._graph()
+            return
+        _all(self._calls)
+        self._version = store.version
+        self._graph = store.driver.captured(store.stream, partial(_all, self._calls))
 
 
 def _all(calls: Sequence[Callable[[], object]]) -> None:

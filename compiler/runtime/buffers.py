@@ -9,7 +9,7 @@ import ctypes
 import math
 import mmap
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,18 @@ def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
 
     Raises: ArtifactError when there is no memory for it.
     """
+    return _aligned(shape, dtype, np.empty)
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: str) -> Array:
+    """An `aligned_array` of zeros: large parts of it take memory when they are first touched."""
+    return _aligned(shape, dtype, np.zeros)
+
+
+def _aligned(shape: tuple[int, ...], dtype: str, make: Callable[..., Array]) -> Array:
     nbytes = math.prod(shape) * item_bytes(dtype)
     try:
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        raw = make(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # NumPy's words for a size beyond any address are a ValueError
         raise ArtifactError(f"no memory for an array of the shape {list(shape)}, {nbytes} bytes") from error
     start = -raw.ctypes.data % ALIGNMENT

@@ -127,9 +127,20 @@ class DeviceArray:
     def numpy(self) -> Array:
         """A copy in the processor's memory."""
         found = np.empty(self.shape, self.dtype)
-        if found.nbytes:
-            self._driver.read(self.address, found, self._stream)
+        self.read(found)
         return found
+
+    def read(self, out: Array) -> None:
+        """Copy the elements into a dense array of as many bytes. Raises: DeviceError for any other."""
+        if out.nbytes != self.nbytes or not out.flags.c_contiguous:
+            raise DeviceError(f"{self.nbytes} bytes cannot be copied to an array of {out.nbytes}, or one with gaps")
+        if out.nbytes:
+            self._driver.read(self.address, out, self._stream)
+
+    def overlaps(self, other: "DeviceArray") -> bool:
+        """Whether the two have bytes in common."""
+        end, its = self.address + self.nbytes, other.address + other.nbytes
+        return self.device == other.device and max(self.address, other.address) < min(end, its)
 
     def mend(self) -> None:
         """Put the fences up."""

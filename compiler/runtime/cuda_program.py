@@ -73,14 +73,9 @@ class DeviceProgram:
                 if array.device != its.device:
                     where = f"{spec.name} lies on {array.device}, {other.name} on {its.device}"
                     raise DeviceError(f"{self.artifact.name}: {where}")
-                start, end = max(array.address, its.address), min(_end(array), _end(its))
-                if start < end and (spec.is_output or other.is_output):
+                if array.overlaps(its) and (spec.is_output or other.is_output):
                     both = f"{other.name} and {spec.name} share memory"
                     raise DeviceError(f"{self.artifact.name}: {both}, and one of them is written")
-
-
-def _end(array: DeviceArray) -> int:
-    return array.address + array.nbytes
 
 
 @dataclass(frozen=True, slots=True)

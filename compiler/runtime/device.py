@@ -1,11 +1,14 @@
 """In: the name of a kind of device and a number. Out: a `Device`, which says where a network is to run.
 
-Always: a value; nothing is opened. Networks run on processors, all of which are device 0.
+Always: a value; nothing is opened. All processors together are device 0.
 """
 
+import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from compiler.errors import OptionError
+from compiler.runtime.artifact import Array
 
 _TYPES = {"cpu": 1, "llvm": 1, "cuda": 2, "gpu": 2, "opencl": 4}
 _CPU, _CUDA, _OPENCL = 1, 2, 4
@@ -35,19 +38,27 @@ class Device:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device_type, self.device_id
 
-    def __str__(self) -> str:
+    @property
+    def kind(self) -> str:
+        """What `device_type` is called: cpu, cuda, opencl."""
         names = {number: name for name, number in reversed(_TYPES.items())}
-        return f"{names.get(self.device_type, f'device type {self.device_type}')}({self.device_id})"
+        return names.get(self.device_type, f"device type {self.device_type}")
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.device_id})"
 
 
-def device(kind: str, index: int = 0) -> Device:
-    """The device number `index` of a kind: cpu (or llvm), cuda (or gpu), opencl.
+def device(kind: str, index: int | None = None) -> Device:
+    """The device number `index` of a kind: cpu (or llvm), cuda (or gpu), opencl. Both may be one text, as "cuda:1".
 
     Raises: OptionError for another kind, or what is no number of a device.
     """
-    if not isinstance(kind, str) or kind not in _TYPES:
-        raise OptionError(f"no kind of device is called {kind!r}; there are {', '.join(_TYPES)}")
-    return Device(_TYPES[kind], index)
+    found = re.fullmatch(r"(?P<kind>[a-z]+)(:(?P<number>\d{1,4}))?", kind) if isinstance(kind, str) else None
+    if found is None or found["kind"] not in _TYPES:
+        raise OptionError(f"no kind of device is called {kind!r:.80}; there are {', '.join(_TYPES)}")
+    if index is not None and found["number"] is not None:
+        raise OptionError(f"{kind} names a number already, so {index!r:.80} is one too many")
+    return Device(_TYPES[found["kind"]], int(found["number"] or 0) if index is None else index)
 
 
 def cpu(index: int = 0) -> Device:
@@ -71,13 +82,41 @@ def same_device(one: object, other: object) -> bool:
     return numbers[0] == numbers[1] and None not in numbers[0]
 
 
-def require_cpu(where: Device) -> None:
-    """See that a network can run there.
+class Located(Protocol):
+    """An array that says where it lies, as those of PyTorch, CuPy and this package's `DeviceArray` do."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Kind and number of its device."""
+        ...
+
+
+AnyArray = Array | Located
+"""An array of NumPy, or one that lies elsewhere."""
+
+
+def device_of(array: object) -> Device:
+    """Where an array lies, by DLPack; on the processor, where it does not say."""
+    try:
+        kind, number = array.__dlpack_device__()  # type: ignore[attr-defined]
+        return Device(int(kind), int(number))
+    except (AttributeError, TypeError, ValueError, RuntimeError, BufferError):
+        return cpu()
+
+
+def on_gpu(array: object) -> bool:
+    """Whether an array lies in the memory of a CUDA device."""
+    return device_of(array).device_type == _CUDA
+
+
+def is_gpu(where: Device) -> bool:
+    """Whether a device is a CUDA GPU."""
+    return where.device_type == _CUDA
+
+
+def require_cpu(where: Device, what: str) -> None:
+    """See that a device is the processor, where alone `what` can be done ("programs run").
 
     Raises: OptionError.
     """
     if not same_device(where, cpu(0)):
-        raise OptionError(
-            f"this runs networks on cpu(0), not on {where}; compiler.executor.executors.executor_of runs one that was "
-            "compiled for a GPU"
-        )
+        raise OptionError(f"{what} on cpu(0), not on {where}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compiler.errors import OptionError
-from compiler.runtime.device import Device, cpu, require_cpu
+from compiler.runtime.device import Device, require_cpu
 from compiler.runtime.machine import last_cache_bytes
 from compiler.runtime.registry import get_global_func
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
@@ -21,6 +21,10 @@ class TimedFunctions:
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The function of that name."""
         raise NotImplementedError
+
+    def check_device(self, where: Device) -> None:
+        """See that the functions run on a device: here, on the processor. Raises: OptionError."""
+        require_cpu(where, "functions run")
 
     def time_evaluator(
         self,
@@ -42,7 +46,8 @@ class TimedFunctions:
         one that writes as much memory as the last cache has; `TimeEvaluator` says what the other options mean.
         Raises: OptionError for options that make no sense; what `self[func_name]` raises where there is no function.
         """
-        require_cpu(cpu() if dev is None else dev)
+        if dev is not None:
+            self.check_device(dev)
         if not isinstance(f_preproc, str):
             raise OptionError(f"f_preproc is the name of a registered function, not {f_preproc!r:.80}")
         flush = last_cache_bytes() if f_preproc == _FLUSH and not cache_flush_bytes else cache_flush_bytes

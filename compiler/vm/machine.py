@@ -292,7 +292,7 @@ def _require_cpus(device: Device | Sequence[Device]) -> None:
     """See that programs run on every device. Raises: OptionError."""
     given: Any = device if isinstance(device, list | tuple) else [device]
     for each in given:
-        require_cpu(each)
+        require_cpu(each, "programs of the virtual machine run")
 
 
 def _signature(exe: Executable, func_name: str) -> tuple[Param, ...]:

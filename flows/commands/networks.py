@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from compiler import config
-from compiler.executor.executors import executor_of, uses_gpu
+from compiler.executor.executors import executor_of, executor_on
 from compiler.executor.network import CompiledNetwork
 from compiler.frontend import zoo
 from compiler.runtime.cuda import gpus
+from compiler.runtime.device import device, is_gpu
 from flows.commands.output import Json, Output, Quiet
 
 
@@ -23,6 +24,9 @@ def networks(as_json: Json = False, quiet: Quiet = False) -> None:
 def run(
     artifact: Annotated[Path, typer.Argument(help="A compiled network, runs/RUN/NAME.retune. Run only your own.")],
     threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: all cores.")] = None,
+    on: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, or another GPU: cuda:1. Default: as it was compiled.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -30,8 +34,8 @@ def run(
     output = Output(as_json, quiet)
     chosen = config.thread_count(config.usable_cores()) if threads is None else threads
     network = CompiledNetwork.load(artifact)
-    executor = executor_of(network, chosen)
-    where = gpus()[0].identity if uses_gpu(network) else ""
+    executor = executor_of(network, chosen) if on is None else executor_on(network, [device(on)], chosen)
+    where = ", ".join(gpus()[each.device_id].identity for each in executor.devices if is_gpu(each))
     shapes, dtypes = executor.get_input_info()
     found = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
     inputs = {name: {"dtype": dtypes[name], "shape": list(shape)} for name, shape in shapes.items()}

@@ -201,6 +201,18 @@ def test_a_network_for_a_gpu_is_timed_where_there_is_one(
     assert (told["threads"], told["gpu"]) == (1, driver.devices()[0].identity)
     assert len(told["seconds"]) == 10
     assert set(driver.launches()) == {"gpu_kernel0"}
+    driver.count = 2
+    assert run(monkeypatch, "run", "gpu.retune", "--json", "--device", "cuda:1") == 0
+    assert json.loads(capsys.readouterr().out)["gpu"] == driver.devices()[1].identity
+    for wrong, words in {
+        "cuda:2": "there is no GPU number 2; this machine has 2",
+        "cpu": "compiled for one GPU, and given is no GPU: name it",
+        "rack-7": "no kind of device is called 'rack-7'",
+    }.items():
+        assert run(monkeypatch, "run", "gpu.retune", "--device", wrong) == exits.USER_ERROR
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
 
 
 def test_a_network_for_a_gpu_says_what_is_missing_where_there_is_none(

@@ -8,7 +8,7 @@ from compiler.driver.build import build_kernel
 from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.executor.stores import CudaStore, HostStore
+from compiler.executor.stores import CudaStore
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.dag import ComputeDAG
@@ -89,7 +89,7 @@ def _check(executor: HeterogeneousExecutor, calls: Calls, runs: int) -> None:
 )
 def test_n12_copies_between_a_processor_and_a_gpu(calls: Calls, copies: int) -> None:
     network, driver = _network(calls)
-    executor = HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)])
+    executor = HeterogeneousExecutor(network, [CudaStore(driver)])
     assert len(executor.placed.copies) == copies
     _check(executor, calls, 2)
 
@@ -106,7 +106,7 @@ def test_p7_what_a_gpu_recorded_computes_the_same() -> None:
     asked = {}
     for replay in (False, True):
         driver = DriverDouble([lower_for_gpu(replay_steps(dag, steps), "twice", GPU)])
-        executor = HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)], replay=replay)
+        executor = HeterogeneousExecutor(network, [CudaStore(driver)], replay=replay)
         for start in range(3):
             x = np.arange(start, start + 16, dtype=np.float32)
             executor.run(b0=x)

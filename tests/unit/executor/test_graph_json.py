@@ -153,8 +153,8 @@ def _change(path: str, value: Any) -> Callable[[Any], None]:
         (_change("attrs.dltype.1.0", "f4,i8"), "is no element type"),
         (_change("attrs.dltype.1.0", "O"), "no element type of numbers"),
         (_change("attrs.storage_id.1", [0]), "ValueError"),
-        (_change("attrs.device_index", ["list_int", [1, 2]]), "several devices"),
-        (_change("attrs.storage_scope", ["list_str", ["global", "global.texture"]]), "several devices"),
+        (_change("attrs.device_index", ["list_int", [1, 4]]), "run on processors and CUDA's GPUs"),
+        (_change("attrs.storage_scope", ["list_str", ["global", "global.texture"]]), "in their global memory"),
         (_change("heads", [[True, 0, 0]]), "not a whole number"),
         (_change("heads", [[1]]), r"is not \[node, index, version\]"),
     ],
@@ -177,7 +177,7 @@ def test_a_network_as_a_graph() -> None:
 def test_n4_memory_in_two_dimensions_is_refused() -> None:
     data = json.loads(one_call().dumps())
     data["attrs"]["storage_scope"] = ["list_str", ["global", "global.texture"]]
-    with pytest.raises(ArtifactError, match="other than global memory, is not supported"):
+    with pytest.raises(ArtifactError, match="in their global memory, not on other"):
         GraphJson.loads(json.dumps(data))
     data["attrs"]["storage_scope"] = ["list_str", ["global", ""]]
     assert GraphJson.loads(json.dumps(data)) == one_call()
