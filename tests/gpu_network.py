@@ -12,7 +12,7 @@ from compiler.errors import LoweringError
 from compiler.executor.heterogeneous import HeterogeneousExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.executor.stores import CudaStore, HostStore
+from compiler.executor.stores import CudaStore
 from compiler.graph.ir import Graph
 from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -71,6 +71,6 @@ def compiled_for_gpu(
 
 def run_on_gpu(network: CompiledNetwork, driver: DriverDouble, inputs: Mapping[str, Array]) -> list[Array]:
     """The outputs of a network, of which all kernels for a GPU are executed thread by thread."""
-    executor = HeterogeneousExecutor(network, [HostStore(), CudaStore(driver)])
+    executor = HeterogeneousExecutor(network, [CudaStore(driver)])
     executor.run(**inputs)
     return [executor.get_output(index) for index in range(executor.get_num_outputs())]
