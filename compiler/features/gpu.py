@@ -65,12 +65,12 @@ def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
     yield "is_gpu", 1.0
     root = nest.source.loops[0].key[0]
     kernel = [other for other in nests if other.source.loops and other.source.loops[0].key[0] == root]
-    product = product_of([other.source for other in kernel])
+    sources = [other.source for other in kernel]
+    product = product_of(sources)
     for name, annotation in _EXTENTS.items():
         lanes = nest.source is product and annotation is Annotation.THREAD_X
         yield name, np.full(nest.count, float(WARP)) if lanes else _extent(nest, annotation)
     yield "gpu_tensor", float(nest.source is product)
-    copies = copies_of(product, nest.count)
     shared, local = np.zeros(nest.count), np.zeros(nest.count)
     for other in kernel:
         if not other.source.attached:
@@ -78,7 +78,7 @@ def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
         if other.source is product:
             local = local + thread_bytes(product, nest.count)
         elif is_shared(other):
-            shared = shared + _buffer_bytes(other) * copies
+            shared = shared + _buffer_bytes(other) * copies_of(other.source, sources, nest.count)
         else:
             local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)
     yield "gpu_shared_bytes", shared

@@ -1,4 +1,4 @@
-"""In: the statements of a kernel of B programs. Out: its product on tensor cores, and what that holds.
+"""In: the statements of a kernel of B programs. Out: its product on tensor cores, and what that and pipelines hold.
 
 Always: what `compiler.lower.gpu` makes of each program, said in arrays (B,).
 """
@@ -40,14 +40,24 @@ def fragments_of(product: StageNest, count: int) -> tuple[Counts, Counts]:
     return rows, columns
 
 
-def copies_of(product: StageNest | None, count: int) -> Counts:
-    """How many copies of every shared buffer of its kernel there are; no more than turns for them. A loop of one turn
-    needs none.
+def copies_of(nest: StageNest, kernel: Sequence[StageNest], count: int) -> Counts:
+    """How many copies there are of the buffer of a statement of a kernel: where it stands in a pipelined loop as many
+    as are under way or at hand at once, and no more than turns for them. A loop of one turn needs none.
     """
-    if product is None or product.pipeline is None:
+    copies = np.ones(count, dtype=np.int64)
+    around = {loop.key for loop in nest.loops[: len(nest.loops) - nest.own]}
+    for other in kernel:
+        if other.pipeline is not None and (other.stage, other.pipeline[0]) in around:
+            copies = copies * turns_at_once(other, count)
+    return np.asarray(copies)
+
+
+def turns_at_once(nest: StageNest, count: int) -> Counts:
+    """Turns of the pipelined loop of a statement whose copies are under way or at hand at once; 1 without one."""
+    if nest.pipeline is None:
         return np.ones(count, dtype=np.int64)
-    name, depth = product.pipeline
-    turns = next(loop.extent for loop in product.loops if loop.key == (product.stage, name))
+    name, depth = nest.pipeline
+    turns = next(loop.extent for loop in nest.loops if loop.key == (nest.stage, name))
     return np.asarray(np.minimum(turns, depth) * np.ones(count, dtype=np.int64))
 
 
@@ -60,7 +70,7 @@ def steps_of(product: StageNest, count: int) -> Counts:
 
 def fragment_sets(product: StageNest, count: int) -> Counts:
     """Sets of registers for fragments: two where those of the next step are loaded while one is multiplied."""
-    ahead = (copies_of(product, count) > 1) & (steps_of(product, count) % 2 == 0)
+    ahead = (turns_at_once(product, count) > 1) & (steps_of(product, count) % 2 == 0)
     return np.asarray(1 + ahead)
 
 

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from compiler.dtype import item_bytes
+from compiler.ir.expr import Const, Select
+from compiler.ir.tensor_core import COPY_BYTES
 from compiler.schedule.access import needs_multi_level_tiling
 from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.inlining import inline_body
 from compiler.schedule.state import Annotation, Attached, IterKind, Root, State, replay
-from compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Rfactor, Split, Step, steps_of
+from compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Pipeline, Rfactor, Split, Step, steps_of
 from compiler.search.factorize import prime_factors
 from compiler.search.sketch_rules import SketchContext
 from compiler.search.sketch_rules.facts import (
@@ -24,6 +28,8 @@ from compiler.search.sketch_rules.facts import (
     outer_space_loops,
     spatial_split_steps,
 )
+from compiler.search.sketch_rules.tensor_core import copies_asynchronously
+from compiler.te.tensor import TensorRead
 
 _BLOCK, _VTHREAD, _THREAD = (int(kind) for kind in (Annotation.BLOCK_X, Annotation.VTHREAD, Annotation.THREAD_X))
 
@@ -45,6 +51,7 @@ def finished_steps(sketch: State, dag: ComputeDAG, context: SketchContext) -> tu
     state = skeleton(dag, steps)
     if context.gpu:
         state = _bound(state, context)
+        state = _pipelined(state, context)
     state = _unrolled(state)
     return (*steps, *steps_of(state)[len(steps) :])
 
@@ -131,6 +138,34 @@ def _bound_tiles(state: State, stage: int, context: SketchContext) -> State:  # 
             loops.append(number)
         state = _annotated_fusion(state, stage, loops, annotation)
     return state
+
+
+def _pipelined(state: State, context: SketchContext) -> State:
+    """The loops that shared caches are fetched in, with the copies under way early, on GPUs that copy asynchronously;
+    how early the search says.
+    """
+    if context.target is None or not copies_asynchronously(context.target):
+        return state
+    loops = {
+        (stage.location.stage, stage.location.iter)
+        for number, stage in enumerate(state.stages)
+        if isinstance(stage.location, Attached) and stage.op.name.endswith(SHARED) and _is_copy(state, number)
+    }
+    for reader, loop in sorted(loops):
+        described = state.stages[reader]
+        whole = described.pipeline is None and isinstance(described.location, Attached)
+        if whole and described.iters[loop].kind is IterKind.REDUCTION:
+            state = state.apply(Pipeline(reader, loop, 2))
+    return state
+
+
+def _is_copy(state: State, stage: int) -> bool:
+    """Whether a stage holds elements of another as they are, or zeros, each as long as what is copied at least."""
+    body = inline_body(state, stage)
+    while isinstance(body, Select) and isinstance(body.otherwise, Const) and body.otherwise.value == 0:
+        body = body.then
+    same = isinstance(body, TensorRead) and body.dtype == state.stages[stage].op.dtype
+    return same and item_bytes(body.dtype) in COPY_BYTES
 
 
 def _fetched_together(state: State, stage: int, reader: int) -> State:

@@ -85,7 +85,6 @@ class DeviceKernel:
     def memory(self) -> tuple[Counts, Counts]:
         """Bytes of shared memory of a block, and of buffers of a thread."""
         shared, local = np.zeros(self.count, dtype=np.int64), np.zeros(self.count, dtype=np.int64)
-        copies = copies_of(self.product, self.count)
         for nest in self.nests:
             if nest is self.product:
                 local = local + thread_bytes(nest, self.count)
@@ -94,6 +93,7 @@ class DeviceKernel:
             if nest.attached:
                 size = _elements(nest, self.count)
                 if _is_shared(nest):
+                    copies = copies_of(nest, self.nests, self.count)
                     shared = shared + size * point_bytes(nest) * copies
                 else:
                     local = local + size * _held_bytes(nest) * virtual

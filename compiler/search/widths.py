@@ -12,7 +12,7 @@ import numpy as np
 from compiler.schedule.state import Annotation, Number, State
 from compiler.schedule.steps import Annotate, Pipeline, Split, Step
 from compiler.search.genome import Rows, WidthColumn
-from compiler.search.sketch_rules.tensor_core import choices_of
+from compiler.search.sketch_rules.tensor_core import DEPTHS, choices_of
 from compiler.target import HardwareParams
 
 
@@ -41,7 +41,7 @@ def with_width(step: Step, width: Number) -> Step:
 
 def widths_of(state: State, steps: Sequence[Step], hardware: HardwareParams) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The splits of a finished GPU sketch whose inner part is a vector access or a block's threads, with what their
-    lengths may be, and the tiles and pipelines of products on tensor cores.
+    lengths may be, the depths of pipelines, and the tiles of products on tensor cores.
     """
     products = choices_of(steps)
     for number, step in enumerate(steps):
@@ -49,6 +49,8 @@ def widths_of(state: State, steps: Sequence[Step], hardware: HardwareParams) -> 
             if products[number]:
                 yield number, products[number]
             continue
+        if isinstance(step, Pipeline):
+            yield number, DEPTHS
         if not isinstance(step, Split) or len(step.lengths) != 1 or not isinstance(step.lengths[0], int):
             continue
         for later in steps[number + 1 : number + 3]:

@@ -1,7 +1,7 @@
-"""In: a kernel with a product on tensor cores. Out: the same with its shared factors copied asynchronously.
+"""In: a kernel with a pipelined loop. Out: the same with what it fetches into shared memory copied asynchronously.
 
-Always: only what lies side by side and starts at a multiple of its length is copied so; the rest stays as it is. After
-the copies of a turn the thread waits for them.
+Always: only what lies side by side and starts at a multiple of its length is copied at once; what does not is copied in
+shorter pieces, and what is no copy of whole words stays as it is. After the copies of a turn the thread waits for them.
 
     before: for k: (vector v in 8: s[t * 8 + v] = select(k < 9, x[k, t * 8 + v], 0); …)
     after:  for k: (copy s[t * 8] = x[k, t * 8] by 8 where k < 9; commit copies; wait for copies but 0; …)
@@ -27,6 +27,7 @@ from compiler.ir.stmt import (
     walk_stmt,
 )
 from compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, WaitGroup
+from compiler.ir.visit import substitute
 from compiler.lower.gpu.lanes import divisor, first_of, stride, uniform
 
 
@@ -78,11 +79,29 @@ def _flat(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:
 def _copied(stmt: Stmt, ranges: Ranges) -> Stmt:
     match stmt:
         case For(kind=LoopKind.VECTOR) if isinstance(stmt.body, Store):
-            return _copy(stmt.body, ranges, stmt.var, stmt.extent) or stmt
+            return _copy(stmt.body, ranges, stmt.var, stmt.extent) or _in_pieces(stmt, stmt.body, ranges) or stmt
         case Store():
             return _copy(stmt, ranges, Var("lane"), 1) or stmt
     inside = ranges_inside(stmt, ranges)
-    return map_inner(stmt, lambda inner: _copied(inner, inside))
+    made = map_inner(stmt, lambda inner: _copied(inner, inside))
+    if isinstance(made, For) and made.kind is LoopKind.VECTOR and made is not stmt:
+        return replace(made, kind=LoopKind.UNROLL)  # of copies, which are no lanes
+    return made
+
+
+def _in_pieces(loop: For, store: Store, ranges: Ranges) -> Stmt | None:
+    """A vector loop as copies of fewer lanes, the most that can be copied at once."""
+    width = loop.extent // 2
+    while width and loop.extent % width == 0:
+        piece, lane = Var(f"{loop.var.name}.piece"), Var(f"{loop.var.name}.lane")
+        known: dict[Expr, Expr] = {loop.var: piece * width + lane}
+        value, indices = substitute(store.value, known), tuple(substitute(each, known) for each in store.indices)
+        inside = {**ranges, piece: (0, loop.extent // width - 1)}
+        made = _copy(replace(store, value=value, indices=indices), inside, lane, width)
+        if made is not None:
+            return For(piece, loop.extent // width, LoopKind.UNROLL, made)
+        width //= 2
+    return None
 
 
 def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | None:

@@ -151,10 +151,9 @@ class TensorBuilder(KernelBuilder):
         """The kernel called `name` that does `body`, with the depths of its pipelines."""
         function = super().described(name, body)
         found = []
-        for number in self.products:
-            pipeline = self.state.stages[number].pipeline
-            if pipeline is not None:
-                found.append((loop_var((number, pipeline[0])).name, fixed(pipeline[1])))
+        for number, stage in enumerate(self.state.stages):
+            if stage.pipeline is not None:
+                found.append((loop_var((number, stage.pipeline[0])).name, fixed(stage.pipeline[1])))
         return replace(function, pipelines=tuple(found))
 
     def nest(self, stage_id: int) -> Stmt:

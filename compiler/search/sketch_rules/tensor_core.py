@@ -38,7 +38,7 @@ _WARPS = (1, 2, 4, 8)
 """Of a block, along the rows or the columns."""
 _STEPS = (1, 2, 4)
 """Of the instruction's depth that are fetched at once."""
-_DEPTHS = (1, 2, 3, 4)
+DEPTHS = (1, 2, 3, 4)
 """Turns whose copies are under way or at hand at once."""
 
 _BLOCK, _WARP_LOOP, _LANE, _UNROLL, _TENSOR = (
@@ -47,8 +47,8 @@ _BLOCK, _WARP_LOOP, _LANE, _UNROLL, _TENSOR = (
 )
 
 
-def has_tensor_cores(target: Target) -> bool:
-    """Whether a GPU has the instructions and the asynchronous copies; one that is not named has not."""
+def copies_asynchronously(target: Target) -> bool:
+    """Whether a GPU has tensor cores as we use them, and asynchronous copies; one that is not named has not."""
     found = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
     return target.is_gpu and found is not None and int(found[1]) >= _OLDEST
 
@@ -56,7 +56,7 @@ def has_tensor_cores(target: Target) -> bool:
 def kind_of(context: SketchContext, state: State, stage: int) -> str | None:
     """The kind of instruction that may do a stage in its naive loops; float32 only where the target allows tf32."""
     target = context.target
-    if not context.options.tensor_cores or target is None or not has_tensor_cores(target):
+    if not context.options.tensor_cores or target is None or not copies_asynchronously(target):
         return None
     described = state.stages[stage]
     plain = described.is_compute and isinstance(described.location, Root) and not described.is_tiled
@@ -176,7 +176,7 @@ def choices_of(steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
             behind = range(first, len(steps))
             splits = (n for n in behind if isinstance(part := steps[n], Split) and len(part.lengths) == 1)
             found.update(zip(splits, _choices(INSTRUCTIONS[step.kind].dtype), strict=False))
-            found[next(n for n in behind if isinstance(steps[n], Pipeline))] = _DEPTHS
+            found[next(n for n in behind if isinstance(steps[n], Pipeline))] = DEPTHS
     return found
 
 
