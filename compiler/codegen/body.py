@@ -239,12 +239,16 @@ class BodyEmitter(ExpressionEmitter):
             self.storage[buffer] = Storage(self.temporaries[known], lanes)
             self.statement(stmt.body)
             return
-        size = max(1, buffer.size) * lanes
+        size = self.room(buffer, max(1, buffer.size) * lanes)
         pointer = self.temporaries[known] = self.writer.fresh("buf")
         self.writer.entry.append(f"  {pointer} = alloca [{size} x {memory_type(buffer.dtype)}], align 64")
         self.storage[buffer] = Storage(pointer, lanes)
         self.stack_bytes += size * item_bytes(buffer.dtype)
         self.statement(stmt.body)
+
+    def room(self, buffer: Buffer, count: int) -> int:  # noqa: ARG002
+        """Elements to make room for where so many are wanted."""
+        return count
 
     def store(self, stmt: Store) -> None:
         """Write one element, or one vector of them."""

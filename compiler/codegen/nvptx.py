@@ -21,7 +21,7 @@ from compiler.codegen.warp_shuffle import shuffled
 from compiler.errors import LoweringError, TargetError
 from compiler.gpu_facts import facts_of
 from compiler.ir.affine import Affine, affine
-from compiler.ir.alignment import VECTOR_BYTES, element_alignment, first_alignment, start_alignment
+from compiler.ir.alignment import VECTOR_BYTES, element_alignment, first_alignment, start_alignment, whole_alignment
 from compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt, walk_stmt
@@ -154,7 +154,10 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
         emitter.env[INDICES[kind]] = Scalar(f"%{name}", 0)
     emitter.statement(kernel.body.body)
     emitter.writer.put("ret void")
-    params = ", ".join(f"ptr noalias nocapture align {VECTOR_BYTES} %b{place}" for place in range(len(buffers)))
+    # What is said of a pointer holds for its elements, see `element_alignment`; vectors say what they are aligned to.
+    params = ", ".join(
+        f"ptr noalias nocapture align {whole_alignment(buffer)} {pointer}" for buffer, pointer in pointers.items()
+    )
     code = f"define ptx_kernel void @{kernel.name}({params}) {{\nentry:\n{emitter.writer.text()}\n}}"
     return "\n".join([*emitter.definitions(), code])
 
@@ -200,6 +203,11 @@ class _DeviceEmitter(BodyEmitter):
         if buffer in self.places:
             return f"getelementptr inbounds (i8, ptr addrspace(3) @{_LAUNCHED_SHARED}, i64 {self.places[buffer]})"
         return f"@{self.shared.setdefault(buffer, f'{self.prefix}{len(self.shared)}')}"
+
+    def room(self, buffer: Buffer, count: int) -> int:
+        """Room on the stack is of whole vectors, for what LLVM reads beyond an element."""
+        item = item_bytes(buffer.dtype)
+        return -(-count * item // VECTOR_BYTES) * VECTOR_BYTES // item
 
     def shuffle(self, stmt: Shuffle) -> None:
         """Write what another thread of the warp has."""

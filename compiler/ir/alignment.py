@@ -20,6 +20,13 @@ def start_alignment(buffer: Buffer) -> int:
     return item_bytes(buffer.dtype) if buffer.scope == "shared" and buffer.nbytes % VECTOR_BYTES else VECTOR_BYTES
 
 
+def whole_alignment(buffer: Buffer) -> int:
+    """Bytes that divide the address of a buffer's first element and the size of the buffer: a piece of memory of so
+    many bytes, at a multiple of them, that begins in the buffer ends in it too.
+    """
+    return gcd(start_alignment(buffer), buffer.nbytes)
+
+
 def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
     """A power of two, at most 16: so many bytes divide the distance of the element at `var` = 0 from the buffer's
     start. The size of an element where `var` does not run over neighbours.
@@ -35,7 +42,8 @@ def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
 
 def element_alignment(buffer: Buffer, form: Affine, known: Callable[[Expr], int | None]) -> int:
     """Bytes, at most 16, that divide the address of the element at a flat index, where `known` gives the values that
-    some variables have.
+    some variables have. From there on so many bytes lie in the buffer: where LLVM joins accesses of neighbours and
+    there is a gap, or one too few, it reads all the bytes that are aligned together.
     """
     place, apart = form.const, 0
     for atom, coefficient in form.terms.items():
@@ -44,7 +52,7 @@ def element_alignment(buffer: Buffer, form: Affine, known: Callable[[Expr], int 
             apart = gcd(apart, coefficient * _divisor(atom))
         else:
             place += coefficient * value
-    return gcd(gcd(place, apart) * item_bytes(buffer.dtype), start_alignment(buffer))
+    return gcd(gcd(place, apart) * item_bytes(buffer.dtype), whole_alignment(buffer))
 
 
 def _divisor(expr: Expr) -> int:

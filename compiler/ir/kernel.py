@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from compiler.gpu_facts import STATIC_SHARED
-from compiler.ir.alignment import start_alignment
+from compiler.ir.alignment import VECTOR_BYTES, start_alignment
 from compiler.ir.expr import Buffer, Var
 from compiler.ir.interval import Ranges
 from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, LoopFunction, LoopKind, lines_of, walk_stmt
@@ -77,9 +77,11 @@ class Kernel:
 
     @property
     def dynamic_shared(self) -> int:
-        """Bytes of shared memory that a launch has to give each block: all of it or, where a block has enough, none."""
+        """Bytes of shared memory that a launch has to give each block: all of it, in whole vectors, or, where a block
+        has enough, none.
+        """
         nbytes = self.bytes_of("shared")
-        return nbytes if nbytes > STATIC_SHARED else 0
+        return nbytes + -nbytes % VECTOR_BYTES if nbytes > STATIC_SHARED else 0
 
     @property
     def registers(self) -> int:

@@ -1,7 +1,7 @@
 """In: addresses of many threads. Out: the bytes there.
 
-Always: an access is aligned, and lies inside of one buffer; a read may go on to the end of its 16 bytes, which LLVM
-takes the liberty of. Shared memory begins anew for every block, a thread's own for every thread.
+Always: an access is aligned, and lies inside of one buffer, to the byte. Shared memory begins anew for every block, a
+thread's own for every thread.
 """
 
 import numpy as np
@@ -12,7 +12,6 @@ from tests.ptx.values import Bits
 
 SHARED, LOCAL, GLOBAL = 1 << 28, 1 << 29, 1 << 32
 """Where the windows of addresses begin."""
-_LINE = 16
 _NEVER = 0xCD
 """What lies where nothing was written."""
 
@@ -25,8 +24,7 @@ class Buffer:
     def __init__(self, start: int, nbytes: int, copies: int = 1) -> None:
         self.start = start
         self.nbytes = nbytes
-        self.room = -(-nbytes // _LINE) * _LINE
-        self.data = np.full((copies, self.room), _NEVER, np.uint8)
+        self.data = np.full((copies, nbytes), _NEVER, np.uint8)
 
 
 class Memory:
@@ -45,7 +43,7 @@ class Memory:
     def read(self, addresses: Bits, size: int, copies: NDArray[np.intp], own: tuple[Buffer, ...], text: str) -> Bytes:
         """(threads, size) bytes."""
         buffer, places = self._find(addresses, size, own, text)
-        if (places + size > buffer.room).any():
+        if (places + size > buffer.nbytes).any():
             raise PtxError(f"reads outside: {text}")
         rows = copies if buffer in own else np.zeros_like(copies)
         return np.asarray(buffer.data[rows[:, None], places[:, None] + np.arange(size)])
@@ -68,7 +66,7 @@ class Memory:
             raise PtxError(f"not aligned: {text}")
         first = int(addresses[0])
         for buffer in (*own, *self.buffers):
-            if buffer.start <= first < buffer.start + buffer.room:
+            if buffer.start <= first < buffer.start + buffer.nbytes:
                 places = addresses.astype(np.int64) - buffer.start
                 if (places < 0).any():
                     raise PtxError(f"outside: {text}")

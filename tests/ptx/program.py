@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 _KERNEL = re.compile(r"\.visible \.entry (\w+)\((.*?)\)[^{]*\n\{\n(.*?)\n\}", re.DOTALL)
-_PARAMETER = re.compile(r"\.param \.u64 \.ptr \.align 16 (\w+)")
+_PARAMETER = re.compile(r"\.param \.u64 \.ptr \.align \d+ (\w+)")
 _SHARED = re.compile(r"\.shared \.align (?P<align>\d+) \.[bfsu](?P<bits>\d+)\s+(?P<name>[\w$]+)(\[(?P<count>\d*)\])?;")
 _CONSTANT = re.compile(r"\.global \.align \d+ \.b8 (?P<name>[\w$]+)\[\d+\] = \{(?P<bytes>[\d, ]*)\};")
 _LOCAL = re.compile(r"\.local \.align \d+ \.b8\s+\w+\[(\d+)\]$")

@@ -89,6 +89,18 @@ def test_functions_are_as_exact_as_on_a_processor(function: Callable[[Expr], Exp
     np.testing.assert_allclose(found, wanted, rtol=5 * float(kind.eps), atol=float(kind.smallest_normal))
 
 
+@pytest.mark.parametrize(("count", "dtype"), [(7, "float32"), (11, "int8"), (7, "float16"), (6, "float32")])
+@pytest.mark.parametrize("last", [2, 3])
+def test_nothing_beyond_the_end_of_an_array_is_read(count: int, dtype: str, last: int) -> None:
+    """LLVM joins the last three elements, or the last and the one before its neighbour, to an access of four."""
+    x = te.placeholder((count,), dtype, "x")
+    dag = ComputeDAG([x, te.compute((4,), lambda i: x[count - last] + x[count - 2] + x[count - 1] + x[i], "y")])
+    device = lower_for_gpu(replay(dag, (Annotate(1, 0, Annotation.THREAD_X),)), "k", GPU)
+    values = np.arange(count).astype(dtype)
+    (found,) = run_ptx(ptx(device, Target("cuda")), device, [values])
+    np.testing.assert_array_equal(found, values[-last] + values[-2] + values[-1] + values[:4])
+
+
 ODD = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 88.5, -103.5, 1e22, np.inf, -np.inf, np.nan, 3e38, 1e-45, 1e-38, -7.25]
 
 
