@@ -6,11 +6,15 @@ Always: each guard that stays is as far out as it can be; the code does not grow
     before: for i.0 in 4: for i.1 in 16: if i.0 * 16 + i.1 < 50: body(i.0, i.1)
     after:  for i.0 in 3: for i.1 in 16: body(i.0, i.1)
             for i.1 in 2: body(3, i.1)
-A parallel loop stays whole: its turns choose the part that they run.
+A parallel loop stays whole: its turns choose the part that they run. A vector loop is also split where the value that
+it stores is chosen, as at the seam of what is put end to end: lanes that choose cost more than two vectors.
+
+    before: vector j in 96: y[j] = a[j] if j < 32 else b[j - 32]
+    after:  vector j in 32: y[j] = a[j];  vector j in 64: y[j + 32] = b[j]
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.ir.affine import Affine
@@ -44,6 +48,7 @@ MAX_COPIES = 16
 MAX_STATEMENTS = 256
 """A nest is not copied beyond this many statements."""
 _NOTHING = Block(())
+_Forms = Callable[[Stmt, Ranges], Iterator[tuple[Affine, Ranges]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class PartitionLoops:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with guards only where they are needed."""
-        if not any(isinstance(stmt, If) for stmt in walk_stmt(function.body)):
+        if not any(isinstance(stmt, If) or _is_vector_of_choices(stmt) for stmt in walk_stmt(function.body)):
             return function
         tops = function.body.statements if isinstance(function.body, Block) else (function.body,)
         done = [_visit(top, {}, min(MAX_COPIES, max(1, MAX_STATEMENTS // _stores(top)))) for top in tops]
@@ -102,7 +107,8 @@ def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
 
 def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
     """A loop as several loops, or without the turns that do nothing, or whole."""
-    parts = _parts(loop.body, loop.var, range_of(loop), ranges)
+    chosen = _is_vector_of_choices(loop)
+    parts = _parts(loop.body, loop.var, range_of(loop), ranges, _choices if chosen else _guards)
     if parts == [range_of(loop)]:
         body = _visit(loop.body, ranges_inside(loop, ranges), budget)
         if isinstance(body, If) and not _depends(body.condition, loop.var):
@@ -135,12 +141,14 @@ def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget
     return block(*done)
 
 
-def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list[tuple[int, int]]:
+def _parts(
+    body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, forms: _Forms | None = None
+) -> list[tuple[int, int]]:
     """The values of `var` in at most three parts, one of them with as few guards as can be; those for which the body
     does nothing are left out.
     """
     low, high = limit
-    for form, inside in _guards(body, {**ranges, var: limit}):
+    for form, inside in (forms or _guards)(body, {**ranges, var: limit}):
         slope = form.terms.get(var, 0)
         rest = form.plus(Affine(0, {var: 1}), -slope)
         if not slope or any(node == var for atom in rest.terms for node in walk(atom)):
@@ -173,6 +181,29 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
     inside = ranges_inside(stmt, ranges)
     for inner in inner_stmts(stmt):
         yield from _guards(inner, inside)
+
+
+def _is_vector_of_choices(stmt: Stmt) -> bool:
+    """Whether it is a vector loop whose value is a choice."""
+    return (
+        isinstance(stmt, For)
+        and stmt.kind is LoopKind.VECTOR
+        and isinstance(stmt.body, Store)
+        and isinstance(stmt.body.value, Select)
+    )
+
+
+def _choices(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
+    """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least
+    0 where they hold.
+    """
+    value = stmt.value if isinstance(stmt, Store) else None
+    while isinstance(value, Select):
+        for condition in conjuncts(value.condition):
+            form = slack(condition)
+            if form is not None and decided(condition, ranges) is None:
+                yield form, ranges
+        value = value.otherwise
 
 
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:

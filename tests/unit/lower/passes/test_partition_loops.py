@@ -1,13 +1,22 @@
 """Guards of splits that do not divide leave the hot part of a loop; the code stays small."""
 
+import numpy as np
+import pytest
+
 from compiler import te
+from compiler.driver.build import build_kernel
+from compiler.ir.expr import Expr
 from compiler.ir.stmt import If, Store, walk_stmt
 from compiler.ir.verify import verify
 from compiler.lower.passes import PartitionLoops
 from compiler.lower.passes.partition_loops import MAX_COPIES
+from compiler.runtime.function import KernelFunction
+from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Reorder, Split
+from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Reorder, Split, Step
+from compiler.schedule.task import SearchTask
+from compiler.target import HardwareParams, Target
 from tests.unit.lower.small import doubled, golden, loops, matmul, window
 
 # ruff: noqa: E501 - golden text is as wide as it is
@@ -103,3 +112,48 @@ def test_a_division_in_a_choice_not_taken_is_not_made() -> None:
 def test_a_kernel_without_guards_is_left_alone() -> None:
     function = loops(window(), Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0))
     assert PartitionLoops().apply(function) is function
+
+
+def _end_to_end(*widths: int) -> ComputeDAG:
+    """Rows of several arrays, one behind the other."""
+    sources = [te.placeholder((3, width), name=name) for width, name in zip(widths, "abc", strict=False)]
+
+    def row(i: Expr, j: Expr) -> Expr:
+        end, value = sum(widths), None
+        for source, width in zip(reversed(sources), reversed(widths), strict=True):
+            end -= width
+            piece = source[i, j - end]
+            value = piece if value is None else te.if_then_else(j < end + width, piece, value)
+        assert value is not None
+        return value
+
+    return ComputeDAG([*sources, te.compute((3, sum(widths)), row, name="y")])
+
+
+def test_a_vector_is_split_where_what_it_stores_changes() -> None:
+    function = PartitionLoops().apply(loops(_end_to_end(5, 1, 8), Annotate(3, 1, Annotation.VECTORIZE)))
+    assert str(function) == golden(
+        """
+        def k(a: float32[3, 5], b: float32[3, 1], c: float32[3, 8], y: float32[3, 14]):
+          for i.s3 in 3:
+            vector j.s3 in 5:
+              y[i.s3, j.s3] = a[i.s3, j.s3]
+            y[i.s3, 5] = b[i.s3, 0]
+            vector j.s3 in 8:
+              y[i.s3, ((j.s3 + 1) + 5)] = c[i.s3, (((j.s3 + 1) + 5) - 6)]
+        """
+    )
+
+
+@pytest.mark.parametrize("widths", [(5, 1, 8), (32, 64), (1, 1), (17, 33, 3)])
+@pytest.mark.parametrize("split", [False, True])
+def test_what_was_put_end_to_end(widths: tuple[int, ...], *, split: bool) -> None:
+    dag, last = _end_to_end(*widths), len(widths)
+    steps: list[Step] = [Split(last, 1, sum(widths), (8,))] if split else []
+    steps.append(Annotate(last, 2 if split else 1, Annotation.VECTORIZE))
+    kernel = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), steps, "k")
+    arrays = [np.random.default_rng(each).random((3, width), "float32") for each, width in enumerate(widths)]
+    function = KernelFunction(load_kernels([kernel])["k"])
+    (found,) = outputs = function.outputs()
+    function(*function.prepared(*arrays), *outputs)
+    np.testing.assert_array_equal(found, np.concatenate(arrays, axis=1))
