@@ -1,19 +1,57 @@
 """In: a compute graph. Out: the steps of its untuned program on a GPU.
 
-Always: fast to make and correct; nothing is searched or measured. What does not reduce is computed where it is read;
-every other stage is a kernel of its own, a thread for each of its results.
+Always: fast to make and correct; nothing is searched or measured. What does not reduce is computed where it is read,
+and a reduction by the threads of what reads it element by element; every other stage is a kernel of its own.
+
+A thread computes one result, unless that leaves much of a GPU idle, or has neighbouring threads read what lies apart:
+
+    rows       what is read lies along the reduction          blockIdx, threadIdx.y: results; threadIdx.x: the reduction
+    columns    it lies along the results, which are few       blockIdx, threadIdx.x: results; threadIdx.y: the reduction
+
+A very long reduction of very few results is cut in pieces first, so that there are blocks for all of them.
 """
 
-from compiler.schedule.access import consumers
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from compiler.errors import ScheduleError
+from compiler.ir.affine import flat_index
+from compiler.ir.expr import Expr, const
+from compiler.ir.visit import substitute, walk
+from compiler.schedule.access import consumers, single_elementwise_consumer
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default import default_steps
-from compiler.schedule.state import Annotation, IterKind, State
-from compiler.schedule.steps import Annotate, ComputeInline, Fuse, Split, Step
+from compiler.schedule.inlining import inline_body
+from compiler.schedule.state import Annotation, IterKind, Root, State
+from compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Rfactor, Split, Step
 from compiler.schedule.task import SearchTask
-from compiler.te.tensor import ComputeOp
+from compiler.te.tensor import Axis, ComputeOp, TensorRead
 
 _THREADS = 128
 """Threads of a block: four warps, of which a multiprocessor runs many."""
+_WARP = 32
+_MOST_THREADS = 1024
+_BUSY = 1 << 16
+"""Threads that keep a large GPU busy."""
+_LEAST_TURNS = 4
+"""Terms that a thread adds up by itself, so that joining what threads have costs little beside that."""
+_MOST_JOINED = 512
+"""Threads of a block that join columns, in shared memory."""
+_PIECE, _MOST_PIECES = 1 << 12, 128
+"""Terms that a piece of a long reduction has at the least, and how many pieces of all results there are at the most."""
+_NEAR = 4
+"""Elements apart that neighbouring threads may read at little more cost than neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How a reduction is done: `results` of them by a block, along `along`, each by `width` threads along `across`."""
+
+    results: int
+    along: Annotation
+    across: Annotation
+    width: int
 
 
 def untuned_steps(task: SearchTask) -> tuple[Step, ...]:
@@ -23,32 +61,173 @@ def untuned_steps(task: SearchTask) -> tuple[Step, ...]:
 
 def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     """Steps of the untuned program of `dag` on a GPU."""
-    state = State.initial(dag)
+    state = _inlined(State.initial(dag))
+    number = len(state.stages)
+    while number:
+        number -= 1
+        stage = state.stages[number]
+        if not isinstance(stage.op, ComputeOp) or not isinstance(stage.location, Root):
+            continue
+        if stage.has_reduce_iter:
+            state, number = _cut(state, number)
+            state = _bound_reduction(state, number)
+            continue
+        read = _read_by_element(state, number)
+        if read is not None:
+            before = len(state.stages)
+            state, read = _cut(state, read)
+            number += len(state.stages) - before
+        state = _bound(state, number, _THREADS, Annotation.THREAD_X) if read is None else _joint(state, read, number)
+    return tuple(step for step in state.steps if isinstance(step, Step))
+
+
+def _inlined(state: State) -> State:
+    """What does not reduce, but for results, computed where it is read."""
     inlined: set[int] = set()
     for number, stage in enumerate(state.stages):
-        read = bool(consumers(state, number)) and number not in dag.output_ids
+        read = bool(consumers(state, number)) and number not in state.dag.output_ids
         if stage.is_compute and read and not stage.has_reduce_iter and len(stage.op.shapes) == 1:
             inlined.add(number)
     for number in sorted(inlined, reverse=True):
         state = state.apply(ComputeInline(number))
-    for number, stage in enumerate(state.stages):
-        if isinstance(stage.op, ComputeOp) and number not in inlined:
-            state = _bound(state, number)
-    return tuple(step for step in state.steps if isinstance(step, Step))
+    return state
 
 
-def _bound(state: State, number: int) -> State:
-    """A stage whose results are spread over the threads of blocks."""
-    iters = state.stages[number].iters
-    count = 0
-    while count < len(iters) and iters[count].kind is IterKind.SPATIAL:
-        count += 1
+def _cut(state: State, number: int) -> tuple[State, int]:
+    """A very long reduction of few results as pieces and their join, which has the number that is returned."""
+    results, terms = _sizes(state, number)
+    most = min(_MOST_PIECES // results, terms // _PIECE)
+    pieces = next((count for count in range(most, 1, -1) if terms % count == 0), 1)
+    if pieces == 1:
+        return state, number
+    try:
+        cut, loop = _fused_terms(state, number)
+        cut = cut.apply(Split(number, loop, terms, (terms // pieces,))).apply(Rfactor(number, loop, loop))
+    except ScheduleError:  # not every reduction can be done in two steps
+        return state, number
+    return cut, number + 1
+
+
+def _bound_reduction(state: State, number: int) -> State:
+    """A reduction that is a kernel of its own."""
+    spread = _spread_of(state, number)
+    if spread is None:
+        return _bound(state, number, _THREADS, Annotation.THREAD_X)
+    return _spread_out(_bound(state, number, spread.results, spread.along), number, spread)
+
+
+def _joint(state: State, number: int, reader: int) -> State:
+    """A reduction in the kernel of what reads it, element by element."""
+    spread = _spread_of(state, number)
+    if spread is None:
+        state = _bound(state, reader, _THREADS, Annotation.THREAD_X)
+    else:
+        state = _spread_out(_bound(state, reader, spread.results, spread.along), number, spread)
+    bound = [place for place, loop in enumerate(state.stages[reader].iters) if loop.annotation is not Annotation.NONE]
+    return state.apply(ComputeAt(number, reader, bound[-1]))
+
+
+def _bound(state: State, number: int, threads: int, along: Annotation) -> State:
+    """A stage whose results are spread over blocks, so many of them along each one's `along`."""
+    count = len(_spatial(state, number))
     if not count:
         return state
     if count > 1:
         state = state.apply(Fuse(number, tuple(range(count))))
     extent = state.stages[number].iters[0].extent
-    if not isinstance(extent, int) or extent <= _THREADS:
-        return state.apply(Annotate(number, 0, Annotation.THREAD_X))
-    state = state.apply(Split(number, 0, extent, (_THREADS,)))
-    return state.apply(Annotate(number, 0, Annotation.BLOCK_X)).apply(Annotate(number, 1, Annotation.THREAD_X))
+    if threads == 1:
+        return state.apply(Annotate(number, 0, Annotation.BLOCK_X))
+    if not isinstance(extent, int) or extent <= threads:
+        return state.apply(Annotate(number, 0, along))
+    state = state.apply(Split(number, 0, extent, (threads,)))
+    return state.apply(Annotate(number, 0, Annotation.BLOCK_X)).apply(Annotate(number, 1, along))
+
+
+def _spread_out(state: State, number: int, spread: _Spread) -> State:
+    """A reduction whose terms are spread over threads, neighbours over neighbours."""
+    state, loop = _fused_terms(state, number)
+    terms = _sizes(state, number)[1]
+    state = state.apply(Split(number, loop, terms, (spread.width,)))
+    return state.apply(Annotate(number, loop + 1, spread.across))
+
+
+def _fused_terms(state: State, number: int) -> tuple[State, int]:
+    """All loops that reduce as one, and the number of that."""
+    loops = tuple(place for place, loop in enumerate(state.stages[number].iters) if loop.kind is IterKind.REDUCTION)
+    return (state.apply(Fuse(number, loops)) if len(loops) > 1 else state), loops[0]
+
+
+def _spread_of(state: State, number: int) -> _Spread | None:
+    """How a reduction is spread over threads; None where each thread does one of its results alone."""
+    results, terms = _sizes(state, number)
+    wanted = _power(-(-_BUSY // results))
+    most = max(1, _power(terms // _LEAST_TURNS + 1) // 2)  # no more than that
+    if terms >= _WARP and _lies_along_terms(state, number):
+        width = max(_WARP, min(wanted, most, _MOST_THREADS))
+        return _Spread(_THREADS // _WARP if width == _WARP else 1, Annotation.THREAD_Y, Annotation.THREAD_X, width)
+    along = min(results, _WARP)
+    width = min(wanted, most, _MOST_JOINED // _power(along))
+    return _Spread(along, Annotation.THREAD_X, Annotation.THREAD_Y, width) if width > 1 else None
+
+
+def _lies_along_terms(state: State, number: int) -> bool:
+    """Whether what a reduction reads with every term lies along the terms, and nothing along the results."""
+    op = state.stages[number].op
+    assert isinstance(op, ComputeOp), "inputs do not reduce"
+    found = False
+    for strides in _strides(state, number):
+        terms = [abs(stride) for axis, stride in strides.items() if axis in op.reduce_axes]
+        if any(terms):
+            if any(0 < abs(stride) <= _NEAR for axis, stride in strides.items() if axis in op.axes):
+                return False
+            found = found or 1 in terms
+    return found
+
+
+def _strides(state: State, number: int) -> Iterator[dict[Axis, int]]:
+    """How far from each other, in elements, each read's first and second place along every axis are."""
+    op = state.stages[number].op
+    assert isinstance(op, ComputeOp), "inputs read nothing"
+    axes = [axis for axis in (*op.axes, *op.reduce_axes) if axis.extent > 1]
+    for read in walk(inline_body(state, number)):
+        if not isinstance(read, TensorRead):
+            continue
+        found = {}
+        for moved in (None, *axes):
+            point: dict[Expr, Expr] = {axis: const(int(axis is moved)) for axis in (*op.axes, *op.reduce_axes)}
+            place = flat_index(read.tensor.shape, [substitute(index, point) for index in read.indices])
+            if not place.terms:  # else another tensor says where
+                found[moved] = place.const
+        if None in found:
+            yield {axis: found[axis] - found[None] for axis in axes if axis in found}
+
+
+def _read_by_element(state: State, reader: int) -> int | None:
+    """The only reduction that a stage reads element by element, as nothing else does."""
+    found = [
+        number
+        for number, stage in enumerate(state.stages)
+        if stage.has_reduce_iter
+        and isinstance(stage.op, ComputeOp)
+        and len(stage.op.shapes) == 1
+        and single_elementwise_consumer(state, number) == reader
+    ]
+    return found[0] if len(found) == 1 and _spatial(state, reader) else None
+
+
+def _spatial(state: State, number: int) -> list[int]:
+    """The loops of a stage over its results."""
+    iters = state.stages[number].iters
+    return [place for place, loop in enumerate(iters) if loop.kind is IterKind.SPATIAL]
+
+
+def _sizes(state: State, number: int) -> tuple[int, int]:
+    """How many results a stage has, and of how many terms each is made."""
+    op = state.stages[number].op
+    assert isinstance(op, ComputeOp), "an input is not computed"
+    return prod(axis.extent for axis in op.axes), prod(axis.extent for axis in op.reduce_axes)
+
+
+def _power(number: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(0, number - 1).bit_length()
