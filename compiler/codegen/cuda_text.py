@@ -1,19 +1,22 @@
 """In: the kernels of a GPU function. Out: CUDA C of them, for people.
 
 Always: what it says is what the kernels do; the machine code is not made from it. Names are those of the loop IR, with
-`_` for what C does not allow in them. A kernel takes all parameters and then the workspace, in order.
+`_` for what C does not allow in them. A kernel takes all parameters and then the workspace, in order. It counts in
+`int` where every index is proved to fit, part by part, and else in `long long`.
 """
 
 import math
 import re
 from collections.abc import Iterator
 
+from compiler.codegen.cuda_index import LONG, fits, is_long
 from compiler.codegen.cuda_tensor import HELPERS, tensor_text
-from compiler.dtype import BFLOAT16, HALVES
+from compiler.dtype import BFLOAT16, HALVES, is_unsigned
 from compiler.errors import LoweringError
 from compiler.ir.affine import flat_index
 from compiler.ir.alignment import VECTOR_BYTES
 from compiler.ir.expr import (
+    INDEX,
     Binary,
     BinaryOp,
     Buffer,
@@ -51,10 +54,24 @@ _TYPES = {
 _RENAMED = {"abs": "fabs", "round": "rint"}
 _SYMBOLS = {**SYMBOLS, BinaryOp.AND: "&&", BinaryOp.OR: "||", BinaryOp.FLOORDIV: "/", BinaryOp.FLOORMOD: "%"}
 _HELPERS = {
-    "floordiv": "__device__ long long floordiv(long long a, long long b) { return a / b - (a % b != 0 && (a < 0) != (b"
-    " < 0)); }",
-    "floormod": "__device__ long long floormod(long long a, long long b) { return a - floordiv(a, b) * b; }",
+    "floordiv": "__device__ long long floordiv(long long a, long long b) { return b == 0 ? 0 : a / b - (a % b != 0 &&"
+    " (a < 0) != (b < 0)); }",
+    "floormod": "__device__ long long floormod(long long a, long long b) { return b == 0 ? 0 : a - floordiv(a, b) * b;"
+    " }",
+    "natural_div": "__device__ unsigned long long natural_div(unsigned long long a, unsigned long long b) { return b =="
+    " 0 ? 0 : a / b; }",
+    "natural_mod": "__device__ unsigned long long natural_mod(unsigned long long a, unsigned long long b) { return b =="
+    " 0 ? 0 : a % b; }",
+    "float_mod": "template <typename T> __device__ T float_mod(T a, T b) { T r = fmod(a, b); return r == 0 ? copysign("
+    "T(0), b) : (r < 0) != (b < 0) ? r + b : r; }",
+    "float_div": "template <typename T> __device__ T float_div(T a, T b) { if (b == 0) return a / b; T r = fmod(a, b),"
+    " q = (a - r) / b; if (r != 0 && (r < 0) != (b < 0)) q -= 1; T f = floor(q); if (q - f > T(0.5)) f += 1; return"
+    " q == 0 ? copysign(T(0), a / b) : f; }",
 }
+_USERS = {name: ("floormod",) if name == "floordiv" else () for name in _HELPERS}
+_FLOAT = {BinaryOp.FLOORDIV: "float_div", BinaryOp.FLOORMOD: "float_mod"}
+_UNSIGNED = {BinaryOp.FLOORDIV: "natural_div", BinaryOp.FLOORMOD: "natural_mod"}
+_MOST_COUNT = 2**31 - 1
 _LAUNCHED_SHARED = "launched_shared"
 _HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
 
@@ -65,7 +82,7 @@ def cuda_text(function: DeviceFunction) -> str:
     Raises: LoweringError for an expression that has no form in C.
     """
     kernels = "\n".join(line for kernel in function.kernels for line in _kernel(function, kernel))
-    helpers = list(_HELPERS.values()) if "floordiv(" in kernels or "floormod(" in kernels else []
+    helpers = [text for name, text in _HELPERS.items() if any(f"{each}(" in kernels for each in (name, *_USERS[name]))]
     helpers += [text for name, text in HELPERS.items() if f"({name}(" in kernels]
     headers = [f"#include <{header}>" for kind, header in _HEADERS.items() if kind in kernels]
     return "\n".join([*headers, *helpers, kernels])
@@ -88,7 +105,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
         yield f"  extern __shared__ __align__({VECTOR_BYTES}) unsigned char {_LAUNCHED_SHARED}[];"
     changed = {_definition_of(buffer): _pointer(buffer, start) for buffer, start in places.items()}
     changed = {text: f"__align__(16) {text}" for text in _aligned(kernel)} | changed
-    for line in _lines(kernel.body.body, 1):
+    for line in _body(kernel):
         definition = line.lstrip()
         yield line[: len(line) - len(definition)] + changed.get(definition, definition)
     yield "}"
@@ -100,65 +117,156 @@ def _aligned(kernel: Kernel) -> frozenset[str]:
     named = {
         buffer for stmt in statements if isinstance(stmt, (AsyncCopy, LoadMatrix, Mma)) for buffer, *_ in accesses(stmt)
     }
-    return frozenset(_definition(stmt) for stmt in statements if isinstance(stmt, Allocate) and stmt.buffer in named)
+    return frozenset(
+        _definition_of(stmt.buffer) for stmt in statements if isinstance(stmt, Allocate) and stmt.buffer in named
+    )
 
 
 def _name(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _lines(stmt: Stmt, depth: int) -> Iterator[str]:
-    pad = "  " * depth
-    match stmt:
-        case Block():
-            for inner in stmt.statements:
-                yield from _lines(inner, depth)
-            return
-        case Store():
-            yield f"{pad}{_place(stmt.buffer, stmt.indices)} = {_text(stmt.value)};"
-            return
-        case Barrier():
-            yield f"{pad}__syncthreads();"
-            return
-        case Shuffle():
-            yield f"{pad}{_place(stmt.buffer, stmt.indices)} = {_shuffle(stmt)};"
-            return
-        case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
-            yield f"{pad}{tensor_text(stmt, _place, _text)}"
-            return
-        case For():
-            var = _name(stmt.var.name)
-            if stmt.kind in (LoopKind.UNROLL, LoopKind.VECTOR):
-                yield f"{pad}#pragma unroll"
-            yield f"{pad}for (int {var} = 0; {var} < {stmt.extent}; ++{var}) {{"
-        case If():
-            yield f"{pad}if ({_text(stmt.condition)}) {{"
-        case Let() | Allocate():
-            yield f"{pad}{{"
-            inner = stmt
-            while isinstance(inner, (Let, Allocate)):
-                yield f"{pad}  {_definition(inner)}"
-                inner = inner.body
-            yield from _lines(inner, depth + 1)
-            yield f"{pad}}}"
-            return
-        case _:
-            raise LoweringError(f"a {type(stmt).__name__} has no form in a GPU kernel")
-    yield from _lines(stmt.body, depth + 1)
-    yield f"{pad}}}"
+def _body(kernel: Kernel) -> list[str]:
+    """The statements of a kernel, with indices that fit."""
+    narrow = _Writer("int", dict(kernel.ranges))
+    lines = list(narrow.lines(kernel.body.body, 1))
+    return list(_Writer("long long", {}).lines(kernel.body.body, 1)) if narrow.overflows else lines
 
 
-def _shuffle(stmt: Shuffle) -> str:
-    """All threads of the warp take part: those that the mask names and the block lacks have left already."""
-    if stmt.distance is None:
-        return f"__shfl_sync(0xffffffff, {_text(stmt.value)}, 0, {stmt.width})"
-    return f"__shfl_down_sync(0xffffffff, {_text(stmt.value)}, {stmt.distance}, {stmt.width})"
+class _Writer:
+    """Writes statements with indices of the C type `index`. `ranges` are those of the variables known so far; whether
+    some index may not fit into an int is found on the way.
+    """
 
+    def __init__(self, index: str, ranges: dict[Var, tuple[int, int]]) -> None:
+        self.index = index
+        self.ranges = ranges
+        self.overflows = False
 
-def _definition(stmt: Let | Allocate) -> str:
-    if isinstance(stmt, Let):
-        return f"const int {_name(stmt.var.name)} = {_text(stmt.value)};"
-    return _definition_of(stmt.buffer)
+    def lines(self, stmt: Stmt, depth: int) -> Iterator[str]:
+        """A statement, indented."""
+        pad = "  " * depth
+        match stmt:
+            case Block():
+                for inner in stmt.statements:
+                    yield from self.lines(inner, depth)
+                return
+            case Store():
+                yield f"{pad}{self.place(stmt.buffer, stmt.indices)} = {self.text(stmt.value)};"
+                return
+            case Barrier():
+                yield f"{pad}__syncthreads();"
+                return
+            case Shuffle():
+                yield f"{pad}{self.place(stmt.buffer, stmt.indices)} = {self.shuffle(stmt)};"
+                return
+            case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+                yield f"{pad}{tensor_text(stmt, self.place, self.text)}"
+                return
+            case For():
+                var = _name(stmt.var.name)
+                if stmt.kind in (LoopKind.UNROLL, LoopKind.VECTOR):
+                    yield f"{pad}#pragma unroll"
+                yield f"{pad}for ({self.counter(stmt.var, stmt.extent)} {var} = 0; {var} < {stmt.extent}; ++{var}) {{"
+            case If():
+                yield f"{pad}if ({self.text(stmt.condition)}) {{"
+            case Let() | Allocate():
+                yield f"{pad}{{"
+                inner = stmt
+                while isinstance(inner, (Let, Allocate)):
+                    yield f"{pad}  {self.definition(inner)}"
+                    inner = inner.body
+                yield from self.lines(inner, depth + 1)
+                yield f"{pad}}}"
+                return
+            case _:
+                raise LoweringError(f"a {type(stmt).__name__} has no form in a GPU kernel")
+        yield from self.lines(stmt.body, depth + 1)
+        yield f"{pad}}}"
+
+    def counter(self, var: Var, extent: int) -> str:
+        """The type of a variable of values below `extent`, which is known from here on."""
+        self.overflows |= extent > _MOST_COUNT
+        self.ranges[var] = 0, max(extent - 1, self.ranges.get(var, (0, 0))[1])
+        return self.index
+
+    def shuffle(self, stmt: Shuffle) -> str:
+        """All threads of the warp take part: those that the mask names and the block lacks have left already."""
+        if stmt.distance is None:
+            return f"__shfl_sync(0xffffffff, {self.text(stmt.value)}, 0, {stmt.width})"
+        return f"__shfl_down_sync(0xffffffff, {self.text(stmt.value)}, {stmt.distance}, {stmt.width})"
+
+    def definition(self, stmt: Let | Allocate) -> str:
+        """What makes a variable or a buffer known."""
+        if isinstance(stmt, Let):
+            value = self.text(stmt.value)
+            return f"const {self.counter(stmt.var, stmt.extent)} {_name(stmt.var.name)} = {value};"
+        return _definition_of(stmt.buffer)
+
+    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+        """An element of a buffer."""
+        index = f"[{self.text(as_index(flat_index(buffer.shape, indices)))}]"
+        return f"{_name(buffer.name)}{index if buffer.shape or buffer.scope not in ('register', 'local') else ''}"
+
+    def text(self, expr: Expr) -> str:
+        """An expression, in brackets if it has parts."""
+        match expr:
+            case Const():
+                return _literal(expr)
+            case Var():
+                return f"({self.index}){expr.name}" if expr in INDICES.values() else _name(expr.name)
+            case Load():
+                return self.place(expr.buffer, expr.indices)
+            case Not():
+                return f"!{self.text(expr.value)}"
+            case Cast():
+                return f"({_TYPES[expr.dtype]})({self.text(expr.value)})"
+            case Select():
+                return f"({self.text(expr.condition)} ? {self.text(expr.then)} : {self.text(expr.otherwise)})"
+            case Call():
+                return self.call(expr)
+            case Binary():
+                return self.binary(expr)
+        raise LoweringError(f"a {type(expr).__name__} has no form in C")
+
+    def call(self, expr: Call) -> str:
+        """A call of a math function; halves go through float."""
+        first = expr.args[0].dtype
+        if expr.name == "bits":
+            return f"__builtin_bit_cast({_TYPES[expr.dtype]}, {self.text(expr.args[0])})"
+        half = first in HALVES
+        args = [f"(float){self.text(arg)}" if half else self.text(arg) for arg in expr.args]
+        single = half or first == "float32"
+        suffix = "f" if single and expr.name != "isnan" else ""
+        if expr.name == "sigmoid":
+            text = f"(1 / (1 + exp{suffix}(-({args[0]}))))"
+        else:
+            name = expr.name if expr.name == "abs" and not is_float(first) else _RENAMED.get(expr.name, expr.name)
+            text = f"{name}{suffix}({', '.join(args)})"
+        return f"({_TYPES[expr.dtype]}){text}" if half else text
+
+    def binary(self, expr: Binary) -> str:
+        """An operator; where C has none of this meaning, one of the helpers or of CUDA's functions."""
+        lhs, rhs, kind = self.text(expr.lhs), self.text(expr.rhs), _TYPES[expr.lhs.dtype]
+        if expr.dtype == INDEX:
+            self.overflows |= not fits(expr, self.ranges)
+        half = expr.lhs.dtype in HALVES
+        if expr.op in (BinaryOp.MIN, BinaryOp.MAX):
+            if half:
+                return f"({kind})f{expr.op}f((float){lhs}, (float){rhs})"
+            if expr.dtype in LONG and (self.index == kind or is_long(expr)):  # C has none of different types
+                lhs, rhs = f"({kind}){lhs}", f"({kind}){rhs}"
+            return f"{f'f{expr.op}' if is_float(expr.dtype) else expr.op}({lhs}, {rhs})"
+        if expr.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
+            if half:
+                return f"({kind}){_FLOAT[expr.op]}((float){lhs}, (float){rhs})"
+            if is_float(expr.lhs.dtype):
+                return f"{_FLOAT[expr.op]}({lhs}, {rhs})"
+            if is_unsigned(expr.lhs.dtype):
+                return f"({kind}){_UNSIGNED[expr.op]}({lhs}, {rhs})"
+            if not _is_natural(expr.lhs) or not _is_natural(expr.rhs):
+                return f"{expr.op}({lhs}, {rhs})"
+        return f"({lhs} {_SYMBOLS[expr.op]} {rhs})"
 
 
 def _definition_of(buffer: Buffer) -> str:
@@ -173,32 +281,6 @@ def _pointer(buffer: Buffer, start: int) -> str:
     return f"{kind}* const {_name(buffer.name)} = ({kind}*)({_LAUNCHED_SHARED} + {start});"
 
 
-def _place(buffer: Buffer, indices: tuple[Expr, ...]) -> str:
-    index = f"[{_text(as_index(flat_index(buffer.shape, indices)))}]"
-    return f"{_name(buffer.name)}{index if buffer.shape or buffer.scope not in ('register', 'local') else ''}"
-
-
-def _text(expr: Expr) -> str:
-    match expr:
-        case Const():
-            return _literal(expr)
-        case Var():
-            return f"(int){expr.name}" if expr in INDICES.values() else _name(expr.name)
-        case Load():
-            return _place(expr.buffer, expr.indices)
-        case Not():
-            return f"!{_text(expr.value)}"
-        case Cast():
-            return f"({_TYPES[expr.dtype]})({_text(expr.value)})"
-        case Select():
-            return f"({_text(expr.condition)} ? {_text(expr.then)} : {_text(expr.otherwise)})"
-        case Call():
-            return _call(expr)
-        case Binary():
-            return _binary(expr)
-    raise LoweringError(f"a {type(expr).__name__} has no form in C")
-
-
 def _literal(expr: Const) -> str:
     if expr.dtype == "bool":
         return "true" if expr.value else "false"
@@ -207,34 +289,6 @@ def _literal(expr: Const) -> str:
     if not math.isfinite(expr.value):
         return "NAN" if math.isnan(expr.value) else "INFINITY" if expr.value > 0 else "-INFINITY"
     return f"{expr.value!r}f" if expr.dtype == "float32" else f"({_TYPES[expr.dtype]}){expr.value!r}"
-
-
-def _call(expr: Call) -> str:
-    """A call of a math function; halves go through float."""
-    first = expr.args[0].dtype
-    if expr.name == "bits":
-        return f"__builtin_bit_cast({_TYPES[expr.dtype]}, {_text(expr.args[0])})"
-    half = first in HALVES
-    args = [f"(float){_text(arg)}" if half else _text(arg) for arg in expr.args]
-    single = half or first == "float32"
-    suffix = "f" if single and expr.name != "isnan" else ""
-    if expr.name == "sigmoid":
-        text = f"(1 / (1 + exp{suffix}(-({args[0]}))))"
-    else:
-        name = expr.name if expr.name == "abs" and not is_float(first) else _RENAMED.get(expr.name, expr.name)
-        text = f"{name}{suffix}({', '.join(args)})"
-    return f"({_TYPES[expr.dtype]}){text}" if half else text
-
-
-def _binary(expr: Binary) -> str:
-    lhs, rhs = _text(expr.lhs), _text(expr.rhs)
-    if expr.op in (BinaryOp.MIN, BinaryOp.MAX):
-        if expr.lhs.dtype in HALVES:
-            return f"({_TYPES[expr.dtype]})f{expr.op}f((float){lhs}, (float){rhs})"
-        return f"{f'f{expr.op}' if is_float(expr.dtype) else expr.op}({lhs}, {rhs})"
-    if expr.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and not _is_natural(expr.lhs):
-        return f"{expr.op}({lhs}, {rhs})"
-    return f"({lhs} {_SYMBOLS[expr.op]} {rhs})"
 
 
 def _is_natural(expr: Expr) -> bool:

@@ -23,7 +23,7 @@ from tests.ptx.warp import loaded_matrices, multiplied, shuffled
 MAX_LANES = 1 << 12
 _WARP = 32
 _TOGETHER = ("ldmatrix", "mma", "shfl")
-_LITERAL = re.compile(r"0[fFdD](?P<bits>[0-9a-fA-F]+)$|(?P<whole>-?(0x[0-9a-fA-F]+|\d+))$")
+_LITERAL = re.compile(r"0[fFdD](?P<bits>[0-9a-fA-F]+)$|(?P<whole>-?(0x[0-9a-fA-F]+|\d+))U?$")
 _PLACE = re.compile(r"\[([^+\]]+)(?:\+(-?\d+))?\]$")
 
 

@@ -121,6 +121,8 @@ def computed(instruction: Instruction, given: Sequence[Bits]) -> Bits:
         return bits_of(_fused(*values))
     if name == "clz":
         return np.array([8 * size_of(kind) - int(value).bit_length() for value in values[0]], np.uint64)
+    if name == "prmt":
+        return _permuted(*given)
     if name == "shf":
         return _funnel(instruction, given)
     if name in ("fma", "mad"):
@@ -175,6 +177,17 @@ def _funnel(instruction: Instruction, given: Sequence[Bits]) -> Bits:
     both = high << word | low
     shifted = both << count >> word if instruction.parts[1] == "l" else both >> count
     return shifted & np.uint64(0xFFFFFFFF)
+
+
+def _permuted(low: Bits, high: Bits, chosen: Bits) -> Bits:
+    """`prmt`: four bytes of two words, each by its number; with the highest bit of that only its sign, everywhere."""
+    both, found = high << np.uint64(32) | low & np.uint64(0xFFFFFFFF), np.zeros_like(low)
+    for place in range(4):
+        number = chosen >> np.uint64(4 * place)
+        byte = both >> (np.uint64(8) * (number & np.uint64(7))) & np.uint64(0xFF)
+        sign = np.where(byte >> np.uint64(7) != 0, np.uint64(0xFF), np.uint64(0))
+        found |= np.where(number & np.uint64(8) != 0, sign, byte) << np.uint64(8 * place)
+    return found
 
 
 def _shifted(name: str, value: Numbers, count: Bits, width: int) -> Bits:

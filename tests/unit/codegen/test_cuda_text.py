@@ -12,7 +12,7 @@ from compiler.ir.expr import Expr
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, Split
+from compiler.schedule.steps import Annotate, Fuse, Split
 from tests.unit.lower.small import fetched_product, golden, sum_and_peak
 from tests.unit.search.workloads import GPU
 
@@ -70,12 +70,72 @@ def test_only_what_may_be_negative_is_rounded_down_by_a_function() -> None:
     assert "floordiv" not in fetched()
 
 
+def divided(dtype: str, *, rest: bool = False) -> str:
+    """z = x // y, or x % y."""
+    x, y = te.placeholder((64,), dtype, "x"), te.placeholder((64,), dtype, "y")
+    dag = ComputeDAG([x, y, te.compute((64,), lambda i: x[i] % y[i] if rest else x[i] // y[i], "z")])
+    return cuda_text(lower_for_gpu(replay(dag, (Annotate(2, 0, THREAD),)), f"divide_{dtype}_{rest:d}", GPU))
+
+
+def copied(rows: int, columns: int, block: int) -> str:
+    """y[j, i] = x[i, j], of bytes, in blocks of so many threads."""
+    x = te.placeholder((rows, columns), "int8", "x")
+    dag = ComputeDAG([x, te.compute((columns, rows), lambda j, i: x[i, j], "y")])
+    steps = (Fuse(1, (0, 1)), Split(1, 0, rows * columns, (block,)), Annotate(1, 0, BLOCK), Annotate(1, 1, THREAD))
+    return cuda_text(lower_for_gpu(replay(dag, steps), "copy", GPU))
+
+
+def test_what_has_more_elements_than_an_int_can_count_is_counted_in_long_long() -> None:
+    small, large = copied(1 << 15, 1 << 15, 1024), copied(1 << 16, 1 << 16, 1024)
+    assert "long long" not in small
+    assert "(((long long)blockIdx.x % 64) * 67108864)" in large
+    assert "(int)" not in large
+    assert "int " not in large.replace("__launch_bounds__", "")
+
+
+def test_every_step_of_an_index_must_fit() -> None:
+    """i * 100000 // 100000 does not leave its array, and yet it is too large for an int on the way."""
+    x = te.placeholder((1 << 20,), "float32", "x")
+
+    def text(factor: int) -> str:
+        dag = ComputeDAG([x, te.compute((1 << 20,), lambda i: x[(i * factor) % 1000003], "y")])
+        steps = (Split(1, 0, 1 << 20, (256,)), Annotate(1, 0, BLOCK), Annotate(1, 1, THREAD))
+        return cuda_text(lower_for_gpu(replay(dag, steps), "gather", GPU))
+
+    assert "long long" not in text(1000)
+    assert "long long" in text(100000)
+
+
+def test_indices_that_are_read_are_as_long_as_they_are() -> None:
+    x, place = te.placeholder((1 << 20,), "float32", "x"), te.placeholder((64,), "int64", "place")
+    dag = ComputeDAG([x, place, te.compute((64,), lambda i: x[te.minimum(place[i] * 1024, i + 5)], "y")])
+    text = cuda_text(lower_for_gpu(replay(dag, (Annotate(2, 0, THREAD),)), "gather", GPU))
+    assert "const long long* __restrict__ place" in text
+    assert "min((long long)(place[(int)threadIdx.x] * 1024), (long long)((int)threadIdx.x + 5))" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        ("float32", "float_div(x[(int)threadIdx.x], y[(int)threadIdx.x])"),
+        ("float16", "(__half)float_div((float)x[(int)threadIdx.x], (float)y[(int)threadIdx.x])"),
+        ("uint64", "(unsigned long long)natural_div(x[(int)threadIdx.x], y[(int)threadIdx.x])"),
+        ("int32", "floordiv(x[(int)threadIdx.x], y[(int)threadIdx.x])"),
+    ],
+)
+def test_divisions_that_c_does_otherwise_are_helpers(dtype: str, said: str) -> None:
+    text = divided(dtype)
+    assert said in text
+    assert text.count("__device__") == 1
+
+
 @pytest.mark.skipif(COMPILER is None, reason="there is no nvcc")
 def test_it_compiles(tmp_path: Path) -> None:
     steps = (Split(1, 1, 20, (6,)), Annotate(1, 2, THREAD), Annotate(1, 0, BLOCK))
     across = cuda_text(lower_for_gpu(replay(sum_and_peak(3, 20), steps), "across", GPU))
     source = tmp_path / "kernels.cu"
-    source.write_text("\n".join((elementwise("half", "float16"), fetched(), across)))
+    halves = "\n".join((divided("float16"), divided("uint8", rest=True), divided("float64", rest=True)))
+    source.write_text("\n".join((elementwise("half", "float16"), fetched(), across, copied(1 << 16, 1 << 16, 64), halves)))
     command = [str(COMPILER), "-arch=sm_80", "--ptx", str(source), "-o", str(tmp_path / "kernels.ptx")]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
