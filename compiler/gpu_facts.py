@@ -28,7 +28,8 @@ class GpuFacts:
     """What a GPU does in a second and holds at once.
 
     `lanes` is how many float32 multiply-adds a multiprocessor starts in a cycle, `tensor` how many of halves summed in
-    float32 its tensor cores do, `clock` its cycles a second,
+    float32 its tensor cores do for the instructions of a warp (an H100 does 2048 for those of four warps together, and
+    five eighths of that for these), `clock` its cycles a second,
     `bandwidth` the bytes that all of them get from memory in a second, `cache` the bytes of the cache that they share.
     Of each multiprocessor: `registers` of 32 bits, `shared` bytes (of which every block costs `reserved` more than it
     asks for), and the most `threads` and `blocks` at a time.
@@ -76,7 +77,7 @@ _KNOWN = {
     80: GpuFacts(108, 1.41e9, 1555e9, 40 << 20, 64, 1024, shared=164 << 10),
     86: GpuFacts(82, 1.70e9, 936e9, 6 << 20, tensor=256, threads=1536, blocks=16),
     89: GpuFacts(128, 2.52e9, 1008e9, 72 << 20, tensor=256, threads=1536, blocks=24),
-    90: GpuFacts(132, 1.83e9, 3350e9, 50 << 20, tensor=2048, shared=228 << 10),
+    90: GpuFacts(132, 1.83e9, 3350e9, 50 << 20, tensor=1280, shared=228 << 10),
 }
 """By compute capability: V100, T4, A100, RTX 3090, RTX 4090, H100 SXM."""
 

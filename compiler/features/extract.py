@@ -9,11 +9,12 @@ from compiler.dtype import is_float
 from compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
 from compiler.features.estimate import estimate_columns, operation_cost
 from compiler.features.gpu import gpu_columns, is_bound, shared_tensors
-from compiler.features.gpu_estimate import gpu_estimates
+from compiler.features.gpu_estimate import Launched, Moved, gpu_estimates
 from compiler.features.lowering import innermost
 from compiler.features.memory import allocation_columns, intensity_columns, memory_columns
 from compiler.features.nest import Floats, Nest, column, nest_arrays
 from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
+from compiler.features.tensor_estimate import Statement, tensor_estimates
 from compiler.features.tile import parallel_columns, tile_columns
 from compiler.features.touch import Touch, touches
 from compiler.ir.dot import Pair
@@ -53,6 +54,8 @@ def extract(
     features = np.empty((programs, len(nests), len(FEATURE_NAMES)), dtype=np.float32)
     statements: list[dict[str, Floats | float]] = []
     shared = shared_tensors(arrays)
+    launches: dict[int, Launched] = {}
+    bound: list[Statement] = []
     for row, nest in enumerate(arrays):
         producers = [_producer(row, touch, arrays, touched, volumes) for touch in touched[row]]
         values = dict(_statement(nest, touched[row], producers, volumes[row], hardware, dots))
@@ -60,8 +63,13 @@ def extract(
         values.update(estimate_columns(values, cost, any(nest.reduce), hardware))
         values.update(gpu_columns(row, arrays))
         if is_bound(nest):
-            values.update(gpu_estimates(nest, touched[row], shared, values, cost, hardware.gpu))
+            launched = launches[row] = Launched.of(values, hardware.gpu)
+            moved = Moved(nest, touched[row], shared, launched, hardware.gpu)
+            bound.append(Statement(row, nest, touched[row], moved))
+            values.update(gpu_estimates(nest, moved, launched, cost, hardware.gpu))
         statements.append(values)
+    for row, estimates in tensor_estimates(bound, launches, hardware.gpu):
+        statements[row].update(estimates)
     total = np.zeros(programs)
     for values in statements:
         total = total + values["estimate_cycles"]

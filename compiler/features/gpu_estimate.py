@@ -6,23 +6,19 @@ few warps are there to hide latency.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.dtype import item_bytes
 from compiler.features.buffers import Columns, pick
 from compiler.features.nest import Flags, Floats, Nest, product_where
 from compiler.features.touch import Touch
 from compiler.features.warp import SECTOR, warp_access
 from compiler.gpu_facts import GpuFacts
 from compiler.ir.kernel import WARP
-from compiler.ir.tensor_core import COLUMNS, ROWS
 from compiler.schedule.state import Annotation
-from compiler.schedule.statements import StageNest
-from compiler.schedule.tensor_nests import fragments_of, instruction_of, product_of
 from compiler.te.tensor import Tensor
 
-_WORD = 4.0
 _MOST_REGISTERS = 255.0
 _SPILL = 8.0
 """How many times longer the arithmetic takes when nothing fits the registers."""
@@ -30,10 +26,10 @@ _SPILL = 8.0
 _PIPELINE = 16.0
 """Independent operations that a multiprocessor has to find in its warps to be busy."""
 
-_MEMORY_CYCLES = 600.0
+MEMORY_CYCLES = 600.0
 """Cycles before what is asked of memory comes."""
 
-_CACHE_RATIO = 2.5
+CACHE_RATIO = 2.5
 """How much more a cycle the shared cache gives than memory."""
 
 _LAUNCH_SECONDS = 2e-6
@@ -44,87 +40,85 @@ _TOGETHER = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z, Anno
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 
 
-def gpu_estimates(
-    nest: Nest,
-    touched: Sequence[Touch],
-    shared: frozenset[Tensor],
-    launch: Mapping[str, Floats | float],
-    cost: float,
-    facts: GpuFacts,
-) -> Columns:
-    """Columns of the groups "estimate" and "gpu" of a statement.
-
-    `shared` are the buffers that the threads of a block share, `launch` the columns of `gpu_columns`, `cost` the
-    operations of one result.
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """How a kernel runs, arrays (B,): its blocks and their warps, `idle` times as many lanes as threads, how many
+    `resident` blocks fit a multiprocessor, and how many `rounds` of blocks the one with most of them has.
     """
-    blocks = np.prod([np.asarray(launch[f"gpu_blocks_{axis}"]) for axis in "xyz"], axis=0)
-    threads = np.prod([np.asarray(launch[f"gpu_threads_{axis}"]) for axis in "xyz"], axis=0)
-    warps = np.ceil(threads / WARP)
-    registers = np.asarray(launch["gpu_registers"])
-    taken = np.minimum(registers, _MOST_REGISTERS)
-    resident = facts.resident(*(np.asarray(each, np.int64) for each in (threads, taken, launch["gpu_shared_bytes"])))
-    turns = np.ceil(blocks / facts.multiprocessors)
-    active = np.minimum(np.maximum(resident, 1), turns) * warps
-    # The multiprocessor with most blocks is the last to end.
-    each_share = turns / blocks
-    idle = warps * WARP / threads
+
+    blocks: Floats
+    warps: Floats
+    idle: Floats
+    registers: Floats
+    resident: Floats
+    rounds: Floats
+
+    @classmethod
+    def of(cls, launch: Mapping[str, Floats | float], facts: GpuFacts) -> "Launched":
+        """From the columns of `gpu_columns`."""
+        blocks = np.prod([np.asarray(launch[f"gpu_blocks_{axis}"]) for axis in "xyz"], axis=0)
+        threads = np.prod([np.asarray(launch[f"gpu_threads_{axis}"]) for axis in "xyz"], axis=0)
+        warps = np.ceil(threads / WARP)
+        registers = np.asarray(launch["gpu_registers"])
+        taken = np.minimum(registers, _MOST_REGISTERS)
+        resident = facts.resident(
+            *(np.asarray(each, np.int64) for each in (threads, taken, launch["gpu_shared_bytes"]))
+        )
+        rounds = np.ceil(blocks / facts.multiprocessors)
+        return cls(blocks, warps, warps * WARP / threads, registers, resident.astype(np.float64), rounds)
+
+    @property
+    def active(self) -> Floats:
+        """Warps that run at a time."""
+        return np.asarray(np.minimum(np.maximum(self.resident, 1), self.rounds) * self.warps)
+
+    @property
+    def each_share(self) -> Floats:
+        """The share of all work that the multiprocessor with most blocks does, which is the last to end."""
+        return self.rounds / self.blocks
+
+    @property
+    def spilling(self) -> Floats:
+        """How many times longer everything takes for want of registers, or of room for one block."""
+        return np.where((self.registers > _MOST_REGISTERS) | (self.resident == 0), _SPILL, 1.0)
+
+
+def gpu_estimates(nest: Nest, moved: "Moved", launched: Launched, cost: float, facts: GpuFacts) -> Columns:
+    """Columns of the groups "estimate" and "gpu" of a statement that no tensor cores do, of `cost` operations for one
+    result.
+    """
     chains = np.maximum(1.0, product_where(nest.tile, nest.extents))
+    active, each_share = launched.active, launched.each_share
     hidden = np.minimum(1.0, active * np.minimum(chains, 8.0) / _PIPELINE)
-    spilling = np.where(registers > _MOST_REGISTERS, _SPILL, 1.0)
-    runs = nest.inner[0] / product_where(_repeated(nest, touched, shared), nest.extents)
-    arithmetic = runs * cost * idle / facts.lanes * each_share / hidden * spilling
-    moved = _Moved(nest, touched, shared, blocks, idle, facts)
-    if product_of([nest.source]) is not None:
-        arithmetic = runs / _tensor_rate(nest.source, facts) * each_share / hidden * spilling
-        moved.shared_cycles, moved.conflicts = _fragment_cycles(nest), np.ones(nest.count)
+    runs = nest.inner[0] / product_where(moved.repeated, nest.extents)
+    spilling = np.where(launched.registers > _MOST_REGISTERS, _SPILL, 1.0)
+    arithmetic = runs * cost * launched.idle / facts.lanes * each_share / hidden * spilling
     in_block = moved.shared_cycles * each_share
     a_cycle = facts.bandwidth / facts.clock
     in_flight = active * WARP * moved.width * facts.multiprocessors
-    flying = np.minimum(1.0, in_flight / (_MEMORY_CYCLES * a_cycle))
+    flying = np.minimum(1.0, in_flight / (MEMORY_CYCLES * a_cycle))
     waited = moved.read_bytes / np.maximum(flying, 1e-3) + moved.written_bytes  # nobody waits for what is written
-    outside = np.maximum(moved.cache_bytes / _CACHE_RATIO, waited) / a_cycle
+    outside = np.maximum(moved.cache_bytes / CACHE_RATIO, waited) / a_cycle
     parts = np.stack(np.broadcast_arrays(arithmetic, in_block, outside))
     cycles = parts.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * parts.sum(axis=0)
     launches = 0.0 if nest.source.attached else _LAUNCH_SECONDS * facts.clock
     yield "estimate_arithmetic", arithmetic
     yield "estimate_memory", np.maximum(in_block, outside)
-    yield "estimate_cycles", np.where(resident > 0, cycles, cycles * _SPILL) + launches
+    yield "estimate_cycles", np.where(launched.resident > 0, cycles, cycles * _SPILL) + launches
     yield "gpu_active_warps", active
-    yield "gpu_waves", np.ceil(blocks / (np.maximum(resident, 1) * facts.multiprocessors))
+    yield "gpu_waves", np.ceil(launched.blocks / (np.maximum(launched.resident, 1) * facts.multiprocessors))
     yield "gpu_sector_bytes", moved.cache_bytes
     yield "gpu_bank_conflicts", moved.conflicts
 
 
-def _tensor_rate(product: StageNest, facts: GpuFacts) -> float:
-    """Multiply-adds a cycle of a multiprocessor's tensor cores: of tf32 half as many as of halves."""
-    return max(1, facts.tensor) / (1 if instruction_of(product).packed > 1 else 2)
-
-
-def _fragment_cycles(nest: Nest) -> Floats:
-    """Cycles of shared memory, of all multiprocessors together, for the fragments of a product on tensor cores: each is
-    loaded once a step along the sum, and multiplied by all of the other side.
-    """
-    kind = instruction_of(nest.source)
-    rows, columns = fragments_of(nest.source, nest.count)
-    steps = nest.inner[0] / (rows * columns * ROWS * COLUMNS * kind.depth)
-    elements = (rows * ROWS + columns * COLUMNS) * kind.depth
-    return np.asarray(steps * elements * item_bytes(kind.dtype) / (_WORD * WARP))
-
-
-class _Moved:
+class Moved:
     """What a statement moves: cycles of shared memory of all multiprocessors together, bytes of the shared cache, and
-    those read from memory and written to it, the longest queue at a bank, and the bytes that each thread asks for at
-    once.
+    those read from memory and written to it, the longest queue at a bank, the bytes that each thread asks for at once,
+    and the loops that the threads of a block share, so that they are not repeated.
     """
 
     def __init__(
-        self,
-        nest: Nest,
-        touched: Sequence[Touch],
-        shared: frozenset[Tensor],
-        blocks: Floats,
-        idle: Floats,
-        facts: GpuFacts,
+        self, nest: Nest, touched: Sequence[Touch], shared: frozenset[Tensor], launched: Launched, facts: GpuFacts
     ) -> None:
         self.shared_cycles = np.zeros(nest.count)
         self.cache_bytes = np.zeros(nest.count)
@@ -132,12 +126,13 @@ class _Moved:
         self.written_bytes = np.zeros(nest.count)
         self.conflicts = np.zeros(nest.count)
         self.width = np.ones(nest.count)
-        repeated = _repeated(nest, touched, shared)
+        self.repeated = _repeated(nest, touched, shared)
         for touch in touched:
             if touch.local and touch.tensor not in shared:
                 continue  # a register
             access = warp_access(nest, touch)
-            requests = _accesses(nest, touch, repeated) * touch.element_bytes / access.width * idle / WARP
+            accesses = _accesses(nest, touch, self.repeated)
+            requests = accesses * touch.element_bytes / access.width * launched.idle / WARP
             if touch.tensor in shared:
                 self.shared_cycles += requests * access.conflicts
                 self.conflicts = np.maximum(self.conflicts, access.conflicts)
@@ -146,7 +141,7 @@ class _Moved:
             once = touch.elements[0] * touch.element_bytes
             inside = pick(touch.elements, np.full(nest.count, _inside_blocks(nest), dtype=np.intp))
             wasted = np.maximum(1.0, access.sectors * SECTOR / np.maximum(access.width * WARP, SECTOR))
-            within = np.minimum(asked, blocks * inside * touch.element_bytes * wasted)
+            within = np.minimum(asked, launched.blocks * inside * touch.element_bytes * wasted)
             self.cache_bytes += within
             moved = np.where(once <= facts.cache, np.minimum(once * wasted, within), within)
             if touch.is_read:

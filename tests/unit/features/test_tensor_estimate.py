@@ -1,0 +1,94 @@
+"""What first principles make of products on tensor cores: clearly better programs before clearly worse ones."""
+
+import pytest
+
+from compiler.driver.hardware import hardware_of
+from compiler.gpu_facts import facts_of
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.task import SearchTask
+from compiler.target import Target
+from tests.unit.features.test_gpu_estimate import features_of
+from tests.unit.simt.products import PRODUCTS, product, tensor_space, with_lengths
+
+TARGET = Target("cuda -arch=sm_90 -math=tf32")
+LARGE = {"rows": 64, "columns": 64, "row_warps": 2, "column_warps": 4, "steps": 2, "depth": 3}
+"""256 sums of each of 8 warps a thread: one block at a time on a multiprocessor."""
+
+
+def cycles(dag: ComputeDAG, **lengths: int) -> float:
+    """The cycles that a program should take."""
+    return sum(one["estimate_cycles"] for one in statements(dag, **lengths).values())
+
+
+def statements(dag: ComputeDAG, **lengths: int) -> dict[str, dict[str, float]]:
+    """The features of its statements."""
+    task = SearchTask("t", dag, TARGET, hardware_of(TARGET, 1))
+    return features_of(task, with_lengths(tensor_space(task.dag, TARGET, task.hardware), **lengths))[0]
+
+
+def matmul(n: int, dtype: str = "float16") -> ComputeDAG:
+    return product(n, n, n, dtype)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "times"),
+    [
+        ({}, {"depth": 1}, 1.5),  # copies under way while others are multiplied
+        ({}, {"left": 2, "right": 2}, 1.01),  # 16 bytes a copy, not 4
+        ({}, {"rows": 16, "row_warps": 8}, 1.2),  # what a warp loads is multiplied more often
+        ({"steps": 4}, {"steps": 1}, 1.08),  # fewer barriers
+        ({}, {"row_warps": 1, "column_warps": 1}, 1.3),  # what a block fetches is shared by more warps
+        ({}, {"left": 1}, 1.5),  # halves on their own are not copied asynchronously
+    ],
+)
+def test_programs_are_told_apart(better: dict[str, int], worse: dict[str, int], times: float) -> None:
+    dag = matmul(4096)
+    assert cycles(dag, **{**LARGE, **worse}) > times * cycles(dag, **{**LARGE, **better})
+
+
+def test_blocks_that_run_together_hide_each_others_waits() -> None:
+    """Without a pipeline a block of 64 x 64 waits too, but five others of its multiprocessor multiply meanwhile."""
+    dag = matmul(4096)
+    small = {"rows": 32, "columns": 32, "row_warps": 2, "column_warps": 2, "steps": 2}
+    lost = cycles(dag, **small, depth=1) / cycles(dag, **small, depth=3)
+    assert lost < 0.75 * cycles(dag, **{**LARGE, "depth": 1}) / cycles(dag, **LARGE)
+
+
+def test_a_few_turns_of_small_tiles_take_as_long_as_their_copies() -> None:
+    """Of 64 x 64 sums in 32 turns on a multiprocessor of its own each waits for memory, the less the deeper."""
+    dag = product(64, 64, 1024)
+    lengths = {"rows": 16, "columns": 16, "row_warps": 4, "column_warps": 4, "steps": 2}
+    found = [cycles(dag, **lengths, depth=depth) for depth in (1, 2, 3, 4)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] - found[1] > 32 * 100
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float16", 1.0), ("float32", 0.5)])
+def test_a_large_product_takes_little_longer_than_tensor_cores_do(dtype: str, share: float) -> None:
+    facts = facts_of("sm_90")
+    least = 4096**3 / facts.tensor / share / facts.multiprocessors
+    assert least < cycles(matmul(4096, dtype), **LARGE) < 1.5 * least
+
+
+def test_a_product_beyond_the_cache_is_read_once_for_the_blocks_that_run_together() -> None:
+    """132 blocks of 128 x 256 cover a row of 32 of them and more: each of the 16 times all of B and five rows of A."""
+    found = statements(matmul(8192), **LARGE)
+    facts = facts_of("sm_90")
+    read = (2048 / 132) * 2 * 8192 * (5 * 128 + 8192) / facts.bandwidth * facts.clock
+    assert sum(one["estimate_cycles"] for one in found.values()) > read
+    narrow = statements(product(8192, 8192, 64), **LARGE)
+    for name in ("C.left.shared", "C.right.shared"):
+        assert narrow[name]["estimate_cycles"] < read / 16
+
+
+def test_the_loop_is_shared_out_among_its_statements() -> None:
+    found = statements(matmul(1024), **LARGE)
+    assert found["C.left.shared"]["estimate_cycles"] == found["C.right.shared"]["estimate_cycles"] > 0
+    busy = 1024**3 / (32 * facts_of("sm_90").tensor)  # on 32 multiprocessors
+    assert found["C.mma"]["estimate_cycles"] == pytest.approx(busy, rel=1e-3)
+    assert found["C.mma"]["estimate_arithmetic"] == pytest.approx(busy, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_product_has_an_estimate(name: str) -> None:
+    assert all(one["estimate_cycles"] > 0 for one in statements(PRODUCTS[name](), depth=3).values())
