@@ -22,9 +22,11 @@ from compiler.errors import LoweringError, TargetError
 from compiler.gpu_facts import facts_of
 from compiler.ir.affine import Affine, affine
 from compiler.ir.alignment import VECTOR_BYTES, element_alignment, first_alignment, start_alignment, whole_alignment
+from compiler.ir.digits import joined
 from compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
+from compiler.ir.interval import Ranges, limits
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import Allocate, Barrier, LoopKind, Shuffle, Stmt, walk_stmt
+from compiler.ir.stmt import Allocate, Barrier, For, Let, LoopKind, Shuffle, Stmt, ranges_inside, walk_stmt
 from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
 from compiler.target import Target
 
@@ -35,6 +37,7 @@ _INDEX_REGISTERS = 40
 _LAUNCHED_SHARED = "launched_shared"
 """The shared memory that a launch gives."""
 _MOST_RESIDENT = 8
+_HALF = 1 << 31
 _REGISTERS = {
     LoopKind.BLOCK_X: "ctaid.x",
     LoopKind.BLOCK_Y: "ctaid.y",
@@ -94,8 +97,12 @@ def _check_calls(name: str, text: str) -> None:
 def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> None:
     """Raises: LoweringError where the GPU has no tensor cores, or the target does not allow what they would round."""
     statements = _tensor_statements(function)
-    if statements and _number(arch) < OLDEST:
+    if any(isinstance(stmt, Mma) for stmt in statements) and _number(arch) < OLDEST:
         raise LoweringError(f"{function.name}: uses tensor cores as GPUs from sm_{OLDEST} on have them, not {arch}")
+    if statements and _number(arch) < OLDEST:
+        raise LoweringError(
+            f"{function.name}: copies asynchronously as GPUs from sm_{OLDEST} on do, not {arch}; tune it for {arch}"
+        )
     if not target.allow_tf32 and any(isinstance(stmt, Mma) and stmt.kind == "tf32" for stmt in statements):
         raise LoweringError(
             f"{function.name}: rounds float32 to tf32, which the target {target} does not allow; add -math=tf32 to it, "
@@ -174,6 +181,7 @@ class _DeviceEmitter(BodyEmitter):
         self.places = kernel.shared_places if kernel.dynamic_shared else {}
         self.shared: dict[Buffer, str] = {}
         self.rings: dict[tuple[str, int, int], str] = {}
+        self.ranges: Ranges = kernel.ranges
 
     def definitions(self) -> list[str]:
         """The lines that define the shared buffers."""
@@ -185,6 +193,8 @@ class _DeviceEmitter(BodyEmitter):
 
     def statement(self, stmt: Stmt) -> None:
         """Write one statement."""
+        if isinstance(stmt, (For, Let)):
+            self.ranges = ranges_inside(stmt, self.ranges)
         if isinstance(stmt, Barrier):
             self.writer.put("call void @llvm.nvvm.barrier0()")
             self.writer.loaded.clear()  # others may have written since
@@ -228,6 +238,25 @@ class _DeviceEmitter(BodyEmitter):
             if turn is not None and length & (length - 1):
                 return self.ring(turn, form.const % length, length), turn.depth
         return super().atom(expr)
+
+    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Affine:
+        """As for processors, without digits of a number that are put together again."""
+        key = (id(indices), buffer.shape)
+        if key not in self.forms:
+            self.forms[key] = (joined(super().form(buffer, indices)), indices)
+        return self.forms[key][0]
+
+    def binary(self, expr: Binary) -> Value:
+        """As for processors, but a whole number that 31 bits hold is divided as such: 64 take four times as long."""
+        if expr.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and expr.dtype == INDEX and isinstance(expr.rhs, Const):
+            low, high = limits(affine(expr.lhs), self.ranges)
+            lhs = self.evaluate(expr.lhs)
+            if low >= 0 and high < _HALF and 0 < expr.rhs.value < _HALF and lhs.lanes == 1:
+                short = self.writer.value(f"trunc i64 {lhs.text} to i32")
+                done = "udiv" if expr.op is BinaryOp.FLOORDIV else "urem"
+                divided = self.writer.value(f"{done} i32 {short}, {int(expr.rhs.value)}")
+                return self.result(f"zext nneg i32 {divided} to i64", 1, INDEX)
+        return super().binary(expr)
 
     def turn_of(self, form: Affine) -> Turn | None:
         """The loop from 0 on whose counter, moved by a constant, an index is; None for others."""

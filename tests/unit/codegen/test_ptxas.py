@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,10 +39,10 @@ ptxas info    : Used 255 registers, 352 bytes cmem[0]
 needs_assembler = pytest.mark.skipif(shutil.which("ptxas") is None, reason="there is no ptxas on the path")
 
 
-def tiled(points: int) -> tuple[SearchTask, tuple[Step, ...]]:
+def tiled(points: int, target: str = "cuda -arch=sm_80") -> tuple[SearchTask, tuple[Step, ...]]:
     """A matmul whose threads hold `points` × `points` sums each."""
     dag = matmul(256, 256, 64)
-    task = SearchTask("m", dag, Target("cuda -arch=sm_80"), GPU)
+    task = SearchTask("m", dag, Target(target), GPU)
     (space,) = build_spaces(task, SearchOptions())
     row = np.ones((1, space.layout.width), dtype=np.int64)
     row[:, space.layout.placement] = 0
@@ -92,7 +91,7 @@ def test_a_built_program_carries_what_its_kernels_take() -> None:
     assert artifact.device is not None
     assert artifact.device.kind == "cubin"
     assert artifact.device.launches[0].registers > 0
-    plain = build_kernel(replace(task, target=Target("cuda")), steps, "k")
+    plain = build_kernel(*tiled(4, "cuda"), "k")
     assert plain.device is not None
     assert plain.device.kind == "ptx"
     assert b".visible .entry k_kernel0" in plain.object_code
@@ -107,8 +106,7 @@ def test_what_the_assembler_has_dropped_is_left_to_the_driver() -> None:
 
 
 def test_a_program_for_an_old_gpu_is_built_where_the_assembler_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, steps = tiled(4)
-    task = replace(task, target=Target("cuda -arch=sm_70"))
+    task, steps = tiled(4, "cuda -arch=sm_70")
     monkeypatch.setattr(ptxas, "_knows", lambda _, arch: arch != "sm_70")
     artifact = build_kernel(task, steps, "k")
     assert artifact.device is not None

@@ -7,6 +7,7 @@ import pytest
 
 from compiler import te
 from compiler.codegen.nvptx import ptx
+from compiler.errors import LoweringError
 from compiler.ir.stmt import walk_stmt
 from compiler.ir.tensor_core import AsyncCopy
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -95,3 +96,10 @@ def test_what_is_computed_on_the_way_is_not_copied() -> None:
     spaces = spaces_for(dag)
     assert spaces
     assert not any(isinstance(step, Pipeline) for space in spaces for step in space.sketch)
+
+
+def test_a_program_for_newer_gpus_is_refused_in_words_for_an_older_one() -> None:
+    dag = matmul(64, 64, 64)
+    steps = next(steps for space in spaces_for(dag) for steps in pipelined(space, 2, 1) if copies(steps, dag))
+    with pytest.raises(LoweringError, match="k: copies asynchronously as GPUs from sm_80 on do, not sm_75"):
+        ptx(lower_for_gpu(replay(dag, steps), "k", GPU), Target("cuda -arch=sm_75"))

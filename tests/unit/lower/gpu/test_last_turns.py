@@ -1,0 +1,58 @@
+"""Fetches ask in their last turn alone which threads have something left; the same elements are fetched."""
+
+import numpy as np
+
+from compiler.ir.expr import Buffer, Expr, Load, Var
+from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from compiler.ir.stmt import Allocate, Barrier, Block, For, If, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
+from compiler.lower.gpu.last_turns import last_turns
+from compiler.simt.execute import execute
+
+X, Y = Buffer("x", (80,), "float32"), Buffer("y", (80,), "float32")
+S = Buffer("s", (80,), "float32", "shared")
+N, T = Var("n"), INDICES[LoopKind.THREAD_X]
+
+
+def kernel(guard: Expr, extent: int = 3, target: Buffer = S) -> Kernel:
+    """32 threads that fetch x in turns, and write it back."""
+    place = N * 32 + T
+    fetch = For(N, extent, LoopKind.SERIAL, If(guard, Store(target, (place,), Load(X, (place,)))))
+    back = For(N, 3, LoopKind.SERIAL, If(place < 80, Store(Y, (place,), Load(S, (place,)) + 1.0)))
+    body: Stmt = Allocate(S, block(fetch, Barrier(), back))
+    return Kernel(LoopFunction("k", (X, Y), (), body, 1), (1, 1, 1), (32, 1, 1))
+
+
+def fetched(made: Kernel) -> list[tuple[int, bool]]:
+    """The loops and guards in front of the barrier: turns, and whether something is asked in them."""
+    assert isinstance(made.body.body, Allocate)
+    assert isinstance(made.body.body.body, Block)
+    parts = made.body.body.body.statements
+    parts = parts[: next(place for place, part in enumerate(parts) if isinstance(part, Barrier))]
+    return [
+        (part.extent if isinstance(part, For) else 1, any(isinstance(inner, If) for inner in walk_stmt(part)))
+        for part in parts
+    ]
+
+
+def test_only_the_last_turn_asks() -> None:
+    made = last_turns(kernel(N * 32 + T < 80))
+    assert fetched(made) == [(2, False), (1, True)]
+    x = np.random.default_rng(0).normal(size=80).astype(np.float32)
+    ((found,),) = (execute(DeviceFunction("k", (X, Y), (), 1, (made,)), [x]),)
+    np.testing.assert_array_equal(found, x + np.float32(1.0))
+
+
+def test_other_guards_stay_in_every_turn() -> None:
+    made = last_turns(kernel((N * 32 + T < 80) & (T < 16)))
+    assert fetched(made) == [(2, True), (1, True)]
+
+
+def test_what_earlier_turns_must_ask_too_stays_whole() -> None:
+    for guard in (N * 32 + T < 40, T < 16):
+        before = kernel(guard)
+        assert last_turns(before) == before
+
+
+def test_what_is_written_for_others_stays_whole() -> None:
+    before = kernel(N * 32 + T < 80, target=Buffer("g", (80,), "float32"))
+    assert last_turns(before) == before
