@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from compiler.driver.report import TOLERANCE, Report
+from compiler.driver.report import Report
 
 PIPE_WIDTH = 160
 
@@ -28,7 +28,7 @@ def show_report(report: Report, stream: TextIO) -> None:
     if report.comparison.note:
         console.print(report.comparison.note, soft_wrap=True)
     if not report.is_right:
-        console.print(f"THE OUTPUTS ARE WRONG: an error is larger than {TOLERANCE:g}", soft_wrap=True)
+        console.print(f"THE OUTPUTS ARE WRONG: an error is larger than {report.comparison.tolerance:g}", soft_wrap=True)
     for name, path in (("network", report.artifact), ("records", report.records), ("report", report.folder)):
         console.print(f"{name:<8} {path}", soft_wrap=True)
 

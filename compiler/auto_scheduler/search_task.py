@@ -115,7 +115,7 @@ class SearchTask(task.SearchTask):
 
         `search_policy` is one of this package, or anything with `ask` and `tell`; by default a `SketchPolicy` with an
         `XGBModel`, which is trained from scratch less often with `adaptive_training`.
-        Raises: OptionError, MeasureError when nothing can be measured, NotYetError for a GPU.
+        Raises: OptionError; MeasureError when nothing can be measured, DeviceError when the GPU to tune for is missing.
         """
         self.searched(tuning_options, search_policy, adaptive_training)
 

@@ -203,7 +203,7 @@ class TaskScheduler:
         `search_policy` is "default" or "sketch.xgb" (one boosted-tree model for all tasks), "sketch.random", or a
         policy for each task. A task ends after more than `per_task_early_stopping` measurements without gain; all end
         when the options' `early_stopping` measurements did not improve the objective.
-        Raises: OptionError, LogFormatError, MeasureError, NotYetError as `SearchTask.tune`.
+        Raises: OptionError, LogFormatError; MeasureError, DeviceError as `SearchTask.tune`.
         """
         trials = tune_option.num_measure_trials
         self.num_measures_per_round = min(tune_option.num_measures_per_round, trials // len(self.tasks))

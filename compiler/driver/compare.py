@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
-from compiler.driver.report import Comparison, Contender
+from compiler.driver.report import ROUGH, TOLERANCE, Comparison, Contender
 from compiler.dtype import is_float
 from compiler.errors import MeasureError
 from compiler.executor.executors import executor_of
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
+from compiler.target import Target
 
 REFERENCE = "ONNX Runtime"
 _TURNS = 25
@@ -40,7 +41,8 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
 
     Raises: ArtifactError.
     """
-    executors = {name: executor_of(CompiledNetwork.load(path), threads) for name, path in networks.items()}
+    loaded = {name: CompiledNetwork.load(path) for name, path in networks.items()}
+    executors = {name: executor_of(network, threads) for name, network in loaded.items()}
     inputs = _inputs(next(iter(executors.values())), seed)
     runs: dict[str, Callable[[], object]] = {}
     outputs: dict[str, Outputs] = {}
@@ -64,7 +66,15 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
         Contender(name, seconds[name], None if name == reference else _error(outputs[name], outputs[reference]))
         for name in runs
     )
-    return Comparison(reference, contenders, note)
+    return Comparison(reference, contenders, note, max(map(_tolerance, loaded.values())))
+
+
+def _tolerance(network: CompiledNetwork) -> float:
+    """How far the outputs of a network may be off, by the fewest digits that it computes with."""
+    used = {buffer.dtype for buffer in network.plan.buffers}
+    if any(Target(kernel.target).allow_tf32 for kernel in network.kernels):
+        used.add("tf32")
+    return max((ROUGH[one] for one in used & ROUGH.keys()), default=TOLERANCE)
 
 
 def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]]:

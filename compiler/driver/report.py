@@ -20,6 +20,8 @@ TOLERANCE = 1e-4
 """How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of
 float32.
 """
+ROUGH = {"tf32": 3e-2, "float16": 5e-2, "bfloat16": 2e-1}
+"""The same for networks that compute with fewer digits: their roundings add up from layer to layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,19 @@ class Contender:
 class Comparison:
     """All ways to run the network, timed in turn in one process.
 
-    `reference` names the one that outputs were compared with, `note` says why ONNX Runtime did not take part.
+    `reference` names the one that outputs were compared with, `note` says why ONNX Runtime did not take part;
+    `tolerance` is how far outputs may lie from the reference's, relative to their largest value.
     """
 
     reference: str
     contenders: tuple[Contender, ...]
     note: str = ""
+    tolerance: float = TOLERANCE
 
     @property
     def is_right(self) -> bool:
         """Whether every output is within tolerance of the reference."""
-        return all(contender.error is None or contender.error <= TOLERANCE for contender in self.contenders)
+        return all(contender.error is None or contender.error <= self.tolerance for contender in self.contenders)
 
     def seconds(self, name: str) -> float:
         """The latency of one contender; infinite when it did not take part."""
@@ -176,7 +180,7 @@ class Report:
             ),
             "",
             f"Errors are the largest difference from {self.comparison.reference}, relative to its largest output; "
-            f"{'all are' if self.is_right else 'NOT all are'} within {TOLERANCE:g}.",
+            f"{'all are' if self.is_right else 'NOT all are'} within {self.comparison.tolerance:g}.",
             *([self.comparison.note] if self.comparison.note else []),
             "",
             f"The network is {self.coverage}.",

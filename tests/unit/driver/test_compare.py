@@ -3,8 +3,14 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from compiler.driver import compare
+from compiler.driver.compile_network import compile_graph
+from compiler.driver.report import TOLERANCE, Comparison, Contender
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.ir import Value
+from compiler.target import Target
 
 
 def test_the_error_is_relative_to_the_largest_reference_value() -> None:
@@ -31,3 +37,27 @@ def test_everyone_gets_a_turn_and_is_timed_apart() -> None:
     assert all(0.0 < each < 0.01 for each in seconds.values())
     changes = sum(first != second for first, second in pairwise(order))
     assert changes >= 2 * compare._LEAST_TURNS - 1
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "tolerance"),
+    [
+        (Target.host(), "float32", TOLERANCE),
+        (Target("cuda"), "float32", TOLERANCE),
+        (Target("cuda -math=tf32"), "float32", 3e-2),
+        (Target.host(), "float16", 5e-2),
+        (Target("cuda -math=tf32"), "bfloat16", 2e-1),
+    ],
+)
+def test_networks_may_be_off_by_what_their_types_and_their_target_round(
+    target: Target, dtype: str, tolerance: float
+) -> None:
+    builder = GraphBuilder("net", [Value("x", (8,), dtype)])
+    network = compile_graph(builder.finish({"y": builder.emit("relu", ("x",))}), target)
+    assert compare._tolerance(network) == tolerance
+
+
+def test_an_error_is_judged_by_the_tolerance_of_the_comparison() -> None:
+    contenders = (Contender("untuned", 1.0, None), Contender("tuned", 1.0, 2e-3))
+    assert not Comparison("untuned", contenders).is_right
+    assert Comparison("untuned", contenders, tolerance=3e-2).is_right
