@@ -35,8 +35,9 @@ class LocalRunner:
     The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
     seconds. `options` takes the place of them all, and of `threads` and `check`; runs of Retune itself are made with
     the defaults of `MeasureOptions`, which also says what each means and why its defaults are others.
-    `build_func` and `reference_steps` are the dotted paths of what makes a task's untuned kernel, whose
-    answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and (dag) -> steps.
+    `build_func` and `reference_steps` are the dotted paths of what makes a task's untuned kernel, or a faster one that
+    computes the same, whose answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and
+    (dag) -> steps.
     """
 
     worker = "compiler.measure.run_worker"
@@ -55,7 +56,7 @@ class LocalRunner:
         check: bool = True,
         options: MeasureOptions | None = None,
         build_func: str = "compiler.driver.build:build_kernel",
-        reference_steps: str = "compiler.schedule.default:default_steps",
+        reference_steps: str = "compiler.schedule.default:reference_steps",
     ) -> None:
         self.options = options or MeasureOptions(
             threads=len(usable_processors()) if threads is None else threads,

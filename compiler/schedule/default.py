@@ -9,7 +9,11 @@ a few rows of a strip of the last axis, with the reduction around them. Other st
 naive loops: making those fast is what tuning is for.
 """
 
-from compiler.dtype import is_float
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import prod
+
+from compiler.dtype import is_float, item_bytes
 from compiler.ir.visit import walk
 from compiler.schedule.access import (
     consumers,
@@ -18,8 +22,8 @@ from compiler.schedule.access import (
     needs_multi_level_tiling,
 )
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, IterKind, State
-from compiler.schedule.steps import Annotate, ComputeInline, Fuse, Reorder, Split, Step
+from compiler.schedule.state import Annotation, Inlined, IterKind, State
+from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
 from compiler.te.tensor import ComputeOp
 
 _PARALLEL_ITERATIONS = 64
@@ -27,21 +31,105 @@ _STRIPS = (32, 16)
 """How much of a row a product works on at once, if one of these divides it."""
 _ROWS = (4, 7, 6, 5, 3, 2)
 """How many rows, alike."""
+_CACHE_BYTES = 1 << 22
+"""A matrix of so many bytes does not stay in the caches of a processor's core."""
+_DEPTHS = (256, 128)
+"""How much of a long sum is done at once."""
+_MANY_ROWS = 256
+"""So many rows are worth the copying of what they meet."""
 _BLOCK = 16
 """Elements of a cache line of float32: how many neighbours a turning copy takes along at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Large:
+    """A product whose factor `right`, read along the last axis, no cache holds: `rows` is the axis of which a few
+    places share it, `depth` how much of the sum is done at once.
+    """
+
+    stage: int
+    right: int
+    rows: int
+    depth: int
+
+
 def default_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     """Steps of the untuned program of `dag`."""
+    return _steps(_inlined(dag))
+
+
+def reference_steps(dag: ComputeDAG) -> tuple[Step, ...]:
+    """Steps of a program that computes the same numbers to the last bit, and large products several times as fast: a
+    strip of one factor is copied to where it stays in the cache while it meets all rows of the other. With several
+    large products it is the untuned program.
+    """
+    state = _inlined(dag)
+    large = [found for number in range(len(state.stages)) if (found := _large(state, number))]
+    if len(large) != 1:
+        return _steps(state)
+    (product,) = large
+    state = state.apply(CacheRead(product.right, "local", (product.stage,)))
+    product = replace(product, stage=product.stage + 1, right=product.right + 1)
+    return _steps(_packed(state, product), {product.stage, product.right})
+
+
+def _inlined(dag: ComputeDAG) -> State:
     state = State.initial(dag)
     for stage_id in range(len(state.stages) - 1, -1, -1):
         if _always_inlined(state, stage_id):
             state = state.apply(ComputeInline(stage_id))
-    inlined = {step.stage for step in state.steps}
+    return state
+
+
+def _steps(state: State, done: Collection[int] = ()) -> tuple[Step, ...]:
+    """The steps so far, and those of all stages but some."""
     for stage_id, stage in enumerate(state.stages):
-        if isinstance(stage.op, ComputeOp) and stage_id not in inlined and stage.op.axes:
+        stands = not isinstance(stage.location, Inlined) and stage_id not in done
+        if isinstance(stage.op, ComputeOp) and stands and stage.op.axes:
             state = _annotated(state, stage_id)
     return tuple(step for step in state.steps if isinstance(step, Step))
+
+
+def _large(state: State, stage_id: int) -> _Large | None:
+    """What is known of a large product of matrices whose sizes are multiples of its tiles; None for anything else."""
+    op, rows = state.stages[stage_id].op, _row_axis(state, stage_id)
+    if rows is None or rows < 0 or not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
+        return None
+    columns, height = op.axes[-1].extent, op.axes[rows].extent
+    depth = next((size for size in _DEPTHS if op.reduce_axes[0].extent % size == 0), 0)
+    if not depth or columns % _STRIPS[0] or height % _ROWS[0] or height < _MANY_ROWS:
+        return None
+    along = {place for place, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]}
+    right = min(along)
+    read = [place for place, _ in state.dag.reads[stage_id]]
+    stands = right not in state.dag.layout_free and not isinstance(state.stages[right].location, Inlined)
+    if len(along) != 1 or read.count(right) != 1 or not stands:
+        return None
+    source = state.dag.ops[right]
+    nbytes = prod(source.shape) * item_bytes(source.dtypes[0])
+    return _Large(stage_id, right, rows, depth) if nbytes >= _CACHE_BYTES else None
+
+
+def _packed(state: State, product: _Large) -> State:
+    """before: for i: for j: for k: c[i, j] += …
+    after:  parallel j.0: for k.0: copy b; for i.0: for k.1: unroll i.1: vector j.1: c[i, j] += …
+    """
+    stage, rows = product.stage, product.rows
+    op = state.stages[stage].op
+    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
+    last = len(op.axes) - 1
+    for place, size in ((last + 1, product.depth), (last, _STRIPS[0]), (rows, _ROWS[0])):
+        extent = state.stages[stage].iters[place].extent
+        state = state.apply(Split(stage, place, extent if isinstance(extent, int) else 0, (size,)))
+    around = [place + (place > rows) for place in range(last) if place != rows]
+    order = (*around, last + 1, last + 3, rows, last + 4, rows + 1, last + 2)
+    state = state.apply(Reorder(stage, order))
+    if around:
+        state = state.apply(Fuse(stage, tuple(range(len(around) + 1))))
+    state = state.apply(ComputeAt(product.right, stage, 1))
+    for place, how in ((0, Annotation.PARALLEL), (4, Annotation.UNROLL), (5, Annotation.VECTORIZE)):
+        state = state.apply(Annotate(stage, place, how))
+    return state.apply(Annotate(product.right, len(state.stages[product.right].iters) - 1, Annotation.VECTORIZE))
 
 
 def _always_inlined(state: State, stage_id: int) -> bool:

@@ -1,8 +1,14 @@
 """The untuned schedule: what is inlined, vectorised, blocked, left naive."""
 
+import numpy as np
+import pytest
+
+from benchmarks.gpu_cases import GpuCase
 from compiler import te
+from compiler.driver.build import build
+from compiler.schedule import default
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
+from compiler.schedule.default import default_steps, reference_steps
 from compiler.schedule.state import replay
 
 
@@ -79,3 +85,51 @@ def test_other_products_keep_naive_loops() -> None:
     c, d = te.placeholder((80, 9), "int8", "c"), te.placeholder((9, 32), "int8", "d")
     whole = te.compute((80, 32), lambda i, j: te.sum(te.cast("int32", c[i, q]) * te.cast("int32", d[q, j]), q), "whole")
     assert lines(ComputeDAG([c, d, whole])) == [*naive, "whole = ..."]
+
+
+def products(monkeypatch: pytest.MonkeyPatch) -> list[ComputeDAG]:
+    """A product, one of halves, and one with a batch and a bias, all of them large by what counts as large here."""
+    monkeypatch.setattr(default, "_CACHE_BYTES", 1 << 12)
+    monkeypatch.setattr(default, "_MANY_ROWS", 8)
+    monkeypatch.setattr(default, "_DEPTHS", (32, 16))
+    halves = GpuCase("matmul", (24, 64, 96)).graph("f16")
+    a, b, q = te.placeholder((3, 20, 48), name="a"), te.placeholder((3, 48, 96), name="b"), te.reduce_axis(48, "q")
+    bias = te.placeholder((96,), name="bias")
+    product = te.compute((3, 20, 96), lambda n, i, j: te.sum(a[n, i, q] * b[n, q, j], q), "product")
+    shifted = te.compute(product.shape, lambda n, i, j: product[n, i, j] + bias[j], "shifted")
+    return [GpuCase("matmul", (24, 64, 96)).graph("fp32"), halves, ComputeDAG([a, b, bias, shifted])]
+
+
+def test_the_reference_computes_the_same_bits_as_the_untuned_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dag in products(monkeypatch):
+        assert "local" in str(replay(dag, reference_steps(dag)))
+        rng = np.random.default_rng(0)
+        given = [rng.normal(size=tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
+        found = []
+        for steps in (default_steps(dag), reference_steps(dag)):
+            function = build(dag, steps)
+            (result,) = function.outputs()
+            function(*function.prepared(*given), result, threads=2)
+            found.append(np.array(result))
+        np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_the_reference_of_a_large_product_copies_strips_of_one_factor() -> None:
+    dag = GpuCase("matmul", (8192, 8192, 8192)).graph("fp32")
+    assert [line.strip() for line in str(replay(dag, reference_steps(dag))).splitlines()[1:]] == [
+        "parallel j.0 (0,256)",
+        "for k.0 (0,32)",
+        "for ax0 (None)",
+        "vectorize ax1 (None)",
+        "b.local = ...",
+        "for i.0 (0,2048)",
+        "for k.1 (0,256)",
+        "unroll i.1 (0,4)",
+        "vectorize j.1 (0,32)",
+        "c = ...",
+    ]
+
+
+@pytest.mark.parametrize("case", [GpuCase("matmul", (512, 512, 512)), GpuCase("softmax", (64, 64))])
+def test_the_reference_of_what_is_not_large_is_the_untuned_program(case: GpuCase) -> None:
+    assert reference_steps(case.graph("fp32")) == default_steps(case.graph("fp32"))
