@@ -120,7 +120,8 @@ class _Loop:
         read = self.read() / (self.facts.bandwidth / self.facts.clock)
         spilling = launched.spilling
         multiplying = multiplying * self.turns * spilling
-        return multiplying, np.maximum(np.maximum(turns * self.turns + started, read) * spilling, multiplying)
+        whole = _overlapping(turns * self.turns + started, read) * spilling
+        return multiplying, np.maximum(whole, multiplying)
 
     def turn(self, blocks: Floats) -> Floats:
         """Cycles of one turn of so many blocks at a time on one multiprocessor."""
@@ -139,9 +140,9 @@ class _Loop:
         warps = np.ceil(blocks * self.launched.warps / _PARTS)
         cache = CACHE_RATIO * self.facts.bandwidth / self.facts.clock / self.facts.multiprocessors
         moved = sum(each.moved.cache_bytes for each in self.factors) / self.launched.blocks / self.turns
-        each = (self.multiplying(blocks), warps * self.instructions(), blocks * self.shared(), blocks * moved / cache)
-        stacked = np.stack(np.broadcast_arrays(*each))
-        return np.asarray(stacked.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * stacked.sum(axis=0))
+        return _overlapping(
+            self.multiplying(blocks), warps * self.instructions(), blocks * self.shared(), blocks * moved / cache
+        )
 
     def multiplying(self, blocks: Floats) -> Floats:
         """Cycles in which the tensor cores of the scheduler with most warps multiply in a turn."""
@@ -191,22 +192,35 @@ class _Loop:
         return np.asarray(elements * item_bytes(self.kind.dtype) / _SHARED_BYTES + written)
 
     def read(self) -> Floats:
-        """Bytes from memory: of factors that the cache does not hold, for the blocks that run at a time, each row and
-        column of them once.
+        """Bytes from memory: of factors that the cache does not hold, for the blocks that run at a time, each of their
+        tiles once.
         """
-        bound = [at for at, loop in enumerate(self.product.nest.source.loops) if loop.annotation in _BLOCKS]
-        one = np.ones(self.product.nest.count)
-        rows, columns = [one, one, *(self.product.nest.extents[at] for at in bound)][-2:]
-        at_once = np.minimum(np.maximum(self.launched.resident, 1.0) * self.facts.multiprocessors, self.launched.blocks)
-        seen = np.minimum(rows, np.ceil(at_once / columns)), np.minimum(columns, at_once)
-        waves = self.launched.blocks / at_once
+        together = np.maximum(self.launched.resident, 1.0) * self.facts.multiprocessors
+        waves = np.maximum(1.0, self.launched.blocks / together)
         total = np.zeros_like(waves)
-        for each, tiles in zip(self.factors, seen, strict=False):
+        for each in self.factors:
             tile = each.moved.cache_bytes / self.launched.blocks
-            total += np.where(
-                each.moved.read_bytes < each.moved.cache_bytes, each.moved.read_bytes, tiles * tile * waves
-            )
+            held = each.moved.read_bytes < each.moved.cache_bytes
+            total += np.where(held, each.moved.read_bytes, self.tiles_of(each, together) * tile * waves)
         return np.asarray(np.minimum(total, sum(each.moved.cache_bytes for each in self.factors)))
+
+    def tiles_of(self, factor: Statement, together: Floats) -> Floats:
+        """How many different tiles of a factor so many blocks have that follow each other."""
+        nest = factor.nest
+        moving = {key for read in nest.source.reads for linear in read.index for key in linear.terms}
+        tiles, rest = np.ones_like(together), together
+        for at, loop in reversed(list(enumerate(nest.source.loops))):
+            if loop.annotation in _BLOCKS:
+                if loop.key in moving:
+                    tiles = tiles * np.minimum(nest.extents[at], rest)
+                rest = np.ceil(rest / nest.extents[at])
+        return tiles
+
+
+def _overlapping(*times: Floats) -> Floats:
+    """The longest of some times, and a share of the others."""
+    stacked = np.stack(np.broadcast_arrays(*times))
+    return np.asarray(stacked.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * stacked.sum(axis=0))
 
 
 def _lanes(factor: Statement) -> tuple[Floats, Floats]:

@@ -7,10 +7,11 @@ Always: for NVIDIA GPUs from sm_80 on; ends in loops that are bound to blocks, w
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from compiler.dtype import item_bytes
 from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, MATRIX, ROW_BYTES, ROWS, WARP
-from compiler.schedule.contraction import contraction_of, depth_is_inner, instruction_for, row_padding
+from compiler.schedule.contraction import Contraction, contraction_of, depth_is_inner, instruction_for, row_padding
 from compiler.schedule.state import Annotation, Root, Stage, State
 from compiler.schedule.steps import (
     Annotate,
@@ -40,6 +41,8 @@ _STEPS = (1, 2, 4)
 """Of the instruction's depth that are fetched at once."""
 DEPTHS = (1, 2, 3, 4)
 """Turns whose copies are under way or at hand at once."""
+_GROUPS = (1, 2, 4, 8, 16)
+"""Rows of blocks that are gone through together, column by column."""
 
 _BLOCK, _WARP_LOOP, _LANE, _UNROLL, _TENSOR = (
     int(kind)
@@ -92,16 +95,25 @@ class TensorCoreTiling:
         if consumer is not None:
             state = state.apply(ComputeInline(root))
             root = consumer + 3
-        state, warps = _tiled_result(state, root, groups)
+        state, warps = _tiled_result(state, root, groups, _is_beyond_cache(context, found))
         state = _tiled_product(state, stage + 2, root, INSTRUCTIONS[kind].depth)
         for operand in (stage, stage + 1):
             state = _fetched(state, operand, stage + 2, warps)
         return ((state, stage - 1),)
 
 
-def _tiled_result(state: State, root: int, groups: Sequence[Sequence[int]]) -> tuple[State, tuple[int, int]]:
+def _is_beyond_cache(context: SketchContext, found: Contraction) -> bool:
+    """Whether the factors are more than the cache holds that all blocks share, so that their order matters."""
+    rows, columns, sums = (prod(axis.extent for axis in axes) for axes in (found.rows, found.columns, found.sums))
+    return (rows + columns) * sums * item_bytes(found.dtype) > context.hardware.gpu.cache
+
+
+def _tiled_result(
+    state: State, root: int, groups: Sequence[Sequence[int]], beyond_cache: bool
+) -> tuple[State, tuple[int, int]]:
     """The stage that writes the result, over blocks, warps and lanes, each of which has two neighbours in two rows of
-    every fragment; and the numbers of the steps that say how many warps there are along rows and columns.
+    every fragment; and the numbers of the steps that say how many warps there are along rows and columns. Blocks whose
+    factors are `beyond_cache` go through some rows at a time: those that run together share rows and columns.
     """
     order = tuple(number for group in groups for number in group)
     if order != tuple(range(len(order))):
@@ -118,10 +130,16 @@ def _tiled_result(state: State, root: int, groups: Sequence[Sequence[int]]) -> t
         warps.append(len(state.steps))
         state = state.apply(Split(root, loop, 0, (2,)))
         state = state.apply(Split(root, loop + 2, 0, inner))
-    parts = [batch + number for number in range(10)]  # block, warp, fragment and what lies in it, of rows and columns
-    reordered = (*range(batch), *(parts[number] for number in (0, 5, 1, 6, 4, 8, 2, 3, 7, 9)))
-    state = state.apply(Reorder(root, reordered))
-    state = state.apply(Fuse(root, tuple(range(batch + 2)))).apply(Annotate(root, 0, _BLOCK))
+    blocks = 2
+    if beyond_cache:
+        state = state.apply(Split(root, batch, 0, (1,)))
+        blocks = 3
+    # Of rows and of columns: block, warp, fragment and what lies in it.
+    first, second = ([batch + 5 * place + blocks - 2 + number for number in range(5)] for place in range(2))
+    outer = [batch, second[0], *([batch + 1] if beyond_cache else [])]
+    inner = [first[1], second[1], first[4], second[3], first[2], first[3], second[2], second[4]]
+    state = state.apply(Reorder(root, (*range(batch), *outer, *inner)))
+    state = state.apply(Fuse(root, tuple(range(batch + blocks)))).apply(Annotate(root, 0, _BLOCK))
     for number, annotation in ((1, _WARP_LOOP), (2, _LANE)):
         state = state.apply(Fuse(root, (number, number + 1))).apply(Annotate(root, number, annotation))
     for number in range(3, 7):
@@ -174,14 +192,21 @@ def choices_of(steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
     for first, step in enumerate(steps):
         if isinstance(step, AsMatmul):
             behind = range(first, len(steps))
-            splits = (n for n in behind if isinstance(part := steps[n], Split) and len(part.lengths) == 1)
-            found.update(zip(splits, _choices(INSTRUCTIONS[step.kind].dtype), strict=False))
-            found[next(n for n in behind if isinstance(steps[n], Pipeline))] = DEPTHS
+            pipeline = next(n for n in behind if isinstance(steps[n], Pipeline))
+            # In front of it are the splits of the result and then of the product, behind it those of the factors.
+            splits = [n for n in behind if isinstance(part := steps[n], Split) and len(part.lengths) == 1]
+            mine = [n for n in splits if n < pipeline and steps[n].stage == step.stage + 2]
+            result = [n for n in splits if n < pipeline and n not in mine]
+            tiles, product, fetch = _choices(INSTRUCTIONS[step.kind].dtype)
+            factors = [n for n in splits if n > pipeline]
+            for numbers, choices in ((result, tiles), (mine, product), (factors, fetch)):
+                found.update(zip(numbers, choices, strict=False))
+            found[pipeline] = DEPTHS
     return found
 
 
-def _choices(dtype: str) -> tuple[tuple[int, ...], ...]:
-    """Of every split with one length, in their order."""
+def _choices(dtype: str) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Of every split with one length, in their order: of the result, of the product, and of both factors."""
     rows, columns = (tuple(ROWS * tile for tile in _TILES), tuple(COLUMNS * tile for tile in _COLUMN_TILES))
     fetch = tuple(width for width in (1, 2, 4, 8) if width * item_bytes(dtype) <= ROW_BYTES), ()
-    return rows, _WARPS, columns, _WARPS, (), (), (), _STEPS, *fetch, *fetch
+    return (rows, _WARPS, columns, _WARPS, _GROUPS), ((), (), (), _STEPS), (*fetch, *fetch)

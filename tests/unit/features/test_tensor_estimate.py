@@ -70,15 +70,21 @@ def test_a_large_product_takes_little_longer_than_tensor_cores_do(dtype: str, sh
     assert least < cycles(matmul(4096, dtype), **LARGE) < 1.5 * least
 
 
-def test_a_product_beyond_the_cache_is_read_once_for_the_blocks_that_run_together() -> None:
-    """132 blocks of 128 x 256 cover a row of 32 of them and more: each of the 16 times all of B and five rows of A."""
-    found = statements(matmul(8192), **LARGE)
+@pytest.mark.parametrize(("group", "rows", "columns"), [(1, 5, 32), (4, 8, 32), (8, 8, 17), (16, 16, 9)])
+def test_a_product_beyond_the_cache_is_read_once_for_the_blocks_that_run_together(
+    group: int, rows: int, columns: int
+) -> None:
+    """132 blocks of 128 x 256, of 64 x 32: in rows they have five rows of A in common and all of B, which is read again
+    for the next 132; in groups of 8 rows fewer of both.
+    """
     facts = facts_of("sm_90")
-    read = (2048 / 132) * 2 * 8192 * (5 * 128 + 8192) / facts.bandwidth * facts.clock
-    assert sum(one["estimate_cycles"] for one in found.values()) > read
-    narrow = statements(product(8192, 8192, 64), **LARGE)
-    for name in ("C.left.shared", "C.right.shared"):
-        assert narrow[name]["estimate_cycles"] < read / 16
+
+    def read(rows: int, columns: int) -> float:
+        return (2048 / 132) * 2 * 8192 * (rows * 128 + columns * 256) / facts.bandwidth * facts.clock
+
+    found, one = (cycles(matmul(8192), **LARGE, group=number) for number in (group, 1))
+    # As much as is not hidden: a tenth.
+    assert found - one == pytest.approx(0.1 * (read(rows, columns) - read(5, 32)), rel=0.02, abs=1e-3 * one)
 
 
 def test_the_loop_is_shared_out_among_its_statements() -> None:

@@ -127,15 +127,18 @@ def sampled(space: SketchSpace, count: int, seed: int = 0) -> Iterator[tuple[Ste
 
 
 _LENGTHS = ("rows", "row_warps", "columns", "column_warps", "steps", "depth", "left", "right")
-_USUAL = {"rows": 32, "row_warps": 2, "columns": 32, "column_warps": 1, "steps": 1, "depth": 2}
+_USUAL = {"rows": 32, "row_warps": 2, "columns": 32, "column_warps": 1, "group": 1, "steps": 1, "depth": 2}
 
 
 def with_lengths(space: SketchSpace, **lengths: int) -> tuple[Step, ...]:
     """The program with the lengths that are named: rows and columns of a warp, row_warps and column_warps of a block,
-    steps of an instruction's depth in one turn, depth of the pipeline, left and right elements of one copy.
+    steps of an instruction's depth in one turn, depth of the pipeline, left and right elements of one copy; where the
+    factors are more than the GPU's cache holds, the `group` of rows of blocks that are gone through together.
     """
     row = np.zeros(space.layout.width, np.int64)
-    for name, width in zip(_LENGTHS, space.layout.widths, strict=True):
+    grouped = len(space.layout.widths) > len(_LENGTHS)
+    names = (*_LENGTHS[:4], "group", *_LENGTHS[4:]) if grouped else _LENGTHS
+    for name, width in zip(names, space.layout.widths, strict=True):
         row[width.column] = lengths.get(name, _USUAL.get(name, width.choices[-1]))
     return space.steps(row)
 
