@@ -135,10 +135,10 @@ def _tiled_result(
         state = state.apply(Split(root, batch, 0, (1,)))
         blocks = 3
     # Of rows and of columns: block, warp, fragment and what lies in it.
-    first, second = ([batch + 5 * place + blocks - 2 + number for number in range(5)] for place in range(2))
-    outer = [batch, second[0], *([batch + 1] if beyond_cache else [])]
-    inner = [first[1], second[1], first[4], second[3], first[2], first[3], second[2], second[4]]
-    state = state.apply(Reorder(root, (*range(batch), *outer, *inner)))
+    one, other = ([batch + 5 * place + blocks - 2 + number for number in range(5)] for place in range(2))
+    outer = (batch, other[0], batch + 1)[:blocks]
+    reordered = (*range(batch), *outer, one[1], other[1], one[4], other[3], one[2], one[3], other[2], other[4])
+    state = state.apply(Reorder(root, reordered))
     state = state.apply(Fuse(root, tuple(range(batch + blocks)))).apply(Annotate(root, 0, _BLOCK))
     for number, annotation in ((1, _WARP_LOOP), (2, _LANE)):
         state = state.apply(Fuse(root, (number, number + 1))).apply(Annotate(root, number, annotation))
