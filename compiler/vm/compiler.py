@@ -18,7 +18,7 @@ from compiler.codegen.cpu import describe
 from compiler.driver.compile_network import KnownProgram, made_for
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import is_enabled, is_silent
-from compiler.errors import MachineError, ModelError, ModelFormatError, OptionError
+from compiler.errors import MachineError, ModelError, ModelFormatError, OptionError, TargetError
 from compiler.frontend.network import load_network_program
 from compiler.frontend.onnx.program import load_program
 from compiler.graph.ir import Array, Graph
@@ -176,8 +176,13 @@ def _is_program(one: object) -> bool:
 
 
 def _machine(target: Target | str | None) -> Target:
-    """Raises: TargetError when LLVM does not know the target."""
+    """Raises: TargetError for a GPU, or when LLVM does not know the target."""
     machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)
+    if machine.is_gpu:
+        raise TargetError(
+            f"target {str(machine)!r}: the virtual machine runs networks on processors; compiler.build_network compiles "
+            "those of fixed shapes without control flow for GPUs"
+        )
     describe(machine)
     return machine
 

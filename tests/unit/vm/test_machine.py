@@ -10,7 +10,15 @@ import pytest
 
 from compiler import nd, vm
 from compiler.driver.compile_network import compile_graph
-from compiler.errors import ArtifactError, MachineError, ModelError, ModelFormatError, OptionError, ShapeMismatchError
+from compiler.errors import (
+    ArtifactError,
+    MachineError,
+    ModelError,
+    ModelFormatError,
+    OptionError,
+    ShapeMismatchError,
+    TargetError,
+)
 from compiler.executor.debug_report import Report
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.params import save_param_dict_to_file
@@ -96,6 +104,8 @@ def test_another_configuration_or_device_is_refused() -> None:
         vm.VirtualMachine(exe, cpu(), "arena")
     with pytest.raises(OptionError, match="cuda"):
         vm.VirtualMachine(exe, [cpu(), cuda()])
+    with pytest.raises(TargetError, match=r"sm_90': the virtual machine runs networks on processors; .* for GPUs"):
+        vm.compile(sums(), "cuda -arch=sm_90")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
