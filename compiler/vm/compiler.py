@@ -180,8 +180,8 @@ def _machine(target: Target | str | None) -> Target:
     machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)
     if machine.is_gpu:
         raise TargetError(
-            f"target {str(machine)!r}: the virtual machine runs networks on processors; compiler.build_network compiles "
-            "those of fixed shapes without control flow for GPUs"
+            f"target {str(machine)!r}: the virtual machine runs networks on processors; compiler.build_network "
+            "compiles networks of fixed shapes without control flow for GPUs"
         )
     describe(machine)
     return machine
