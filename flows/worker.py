@@ -23,13 +23,13 @@ from prefect.task_worker import TaskWorker
 
 from compiler import config
 from compiler.errors import RetuneError, StoreError, without_passwords
-from compiler.measure.fleet import BUILD, device_queue
+from compiler.measure.fleet import BUILD, queues_of
 from flows import exits
 from flows.commands.output import Mode, complain, json_line
 from storage.errands import ErrandStore
 from storage.place import veiled
 from tasks.agent import Agent
-from tasks.lanes import device_lane, ensure_limit, lane_name
+from tasks.lanes import device_lane, ensure_limit, lane_name, lane_of
 from tasks.wakes import PREFECT, background_task, fleet_of
 
 LOOK_SECONDS = 1.0
@@ -55,7 +55,7 @@ class WorkerJob:
     @property
     def queues(self) -> tuple[str, ...]:
         """The queues that the worker serves, timing first."""
-        timing = (device_queue(self.device),) if self.device else ()
+        timing = queues_of(self.device) if self.device else ()
         return (*timing, *((BUILD,) if self.build else ()))
 
 
@@ -97,8 +97,8 @@ def main(mode: Mode, text: str) -> int:
             complain("set PREFECT_API_URL to the address of the fleet's Prefect server first")
             return exits.USER_ERROR
         if woken and job.device:
-            ensure_limit(lane_name())
-        lane = partial(device_lane, limited=woken) if job.device else nullcontext
+            ensure_limit(lane_name(lane_of(job.device)))
+        lane = partial(device_lane, lane_of(job.device), limited=woken) if job.device else nullcontext
         with Agent(ErrandStore(job.storage), job.queues, job.parallel, lane) as agent:
             return _serve(agent, job.queues, woken=woken)
     except (RetuneError, httpx.HTTPError) as error:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,7 @@ from compiler.errors import StoreError
 from compiler.measure.cuda_runner import gpu_of_key
 from compiler.measure.fleet import BUILD, device_queue
 from storage.errands import Errand, ErrandStore
-from tasks.lanes import device_lane
+from tasks.lanes import device_lane, lane_of
 
 BEAT_SECONDS = 2.0
 """How often a worker shows that it is alive."""
@@ -144,6 +145,6 @@ class Agent:
 def agent_for(place: str, queue: str) -> Agent:
     """The agent with which this process serves a queue of a storage, the same one every time."""
     if (place, queue) not in _AGENTS:
-        lane = device_lane if queue != BUILD else nullcontext
+        lane = nullcontext if queue == BUILD else partial(device_lane, lane_of(queue.removeprefix(device_queue(""))))
         _AGENTS[place, queue] = Agent(ErrandStore(place), (queue,), lane=lane)
     return _AGENTS[place, queue]

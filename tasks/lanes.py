@@ -22,14 +22,27 @@ from prefect.exceptions import ObjectAlreadyExists
 
 from compiler import config
 from compiler.errors import MeasureError
+from compiler.measure.cuda_runner import gpu_of_key
 
 LEASE_SECONDS = 60.0
 """So long a slot stays taken after the process that held it was killed; Prefect takes no shorter time."""
 
 
-def lane_name(device: str = "cpu") -> str:
-    """The limit of a device of this machine."""
-    return f"retune-lane-{_safe(config.host_name())}-{_safe(device)}"
+PROCESSOR = "cpu"
+
+
+def lane_of(key: str) -> str:
+    """Which device of this machine a worker of a fleet that has this key holds while it times: every GPU is one, and
+    the processor is one, whatever its key.
+    """
+    gpu = gpu_of_key(key)
+    return PROCESSOR if gpu is None else f"cuda:{gpu}"
+
+
+def lane_name(device: str = PROCESSOR) -> str:
+    """The limit of a device of this machine; `cuda` is GPU number 0."""
+    gpu = gpu_of_key(device)
+    return f"retune-lane-{_safe(config.host_name())}-{_safe(device if gpu is None else lane_of(device))}"
 
 
 def ensure_limit(name: str, slots: int = 1) -> bool:
@@ -44,7 +57,7 @@ def ensure_limit(name: str, slots: int = 1) -> bool:
 
 
 @contextmanager
-def device_lane(device: str = "cpu", *, limited: bool = False) -> Iterator[None]:
+def device_lane(device: str = PROCESSOR, *, limited: bool = False) -> Iterator[None]:
     """Hold a device of this machine; `limited` also by the limit on the Prefect server.
 
     Raises: ConcurrencySlotAcquisitionError when that limit does not exist; MeasureError when there can be no lock.

@@ -5,11 +5,12 @@ Always: ends within seconds of that script. Run by `tasks.local_fleet`.
 
 import sys
 import threading
+from functools import partial
 
-from compiler.measure.fleet import device_queue
+from compiler.measure.fleet import queues_of
 from storage.errands import ErrandStore
 from tasks.agent import Agent
-from tasks.lanes import device_lane
+from tasks.lanes import device_lane, lane_of
 from tasks.local_fleet import READY
 
 LOOK_SECONDS = 0.02
@@ -19,7 +20,7 @@ LOOK_SECONDS = 0.02
 def main(place: str, key: str) -> None:
     """Do errands until standard input ends."""
     over = threading.Event()
-    with Agent(ErrandStore(place), (device_queue(key),), lane=device_lane) as agent:
+    with Agent(ErrandStore(place), queues_of(key), lane=partial(device_lane, lane_of(key))) as agent:
 
         def watch() -> None:
             sys.stdin.read()

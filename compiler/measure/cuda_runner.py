@@ -16,7 +16,7 @@ from compiler.runtime.cuda_driver import GpuDevice
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
 
-_KEY = re.compile(r"cuda(:(?P<number>\d+))?")
+_KEY = re.compile(r"cuda([:-](?P<number>\d+))?")
 
 
 class CudaRunner(LocalRunner):
@@ -56,6 +56,8 @@ def gpu_here(number: int) -> GpuDevice | None:
 
 
 def gpu_of_key(key: str) -> int | None:
-    """The number of the GPU that a device of a fleet is: 1 for the key cuda:1, 0 for cuda; None for any other key."""
+    """The number of the GPU that a device of a fleet is: 1 for the key cuda:1 (or cuda-1), 0 for cuda; None for any
+    other key.
+    """
     found = _KEY.fullmatch(key)
     return int(found.group("number") or 0) if found else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from compiler.errors import MeasureError
+from compiler.measure.cuda_runner import gpu_of_key
 from compiler.measure.options import MeasureOptions
 from compiler.measure.record import MeasureStatus
 from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
@@ -35,8 +36,18 @@ TIMED_AT_ONCE = 16
 
 
 def device_queue(key: str) -> str:
-    """The queue of the workers that time on devices of a key."""
-    return f"device-{key}"
+    """The queue of the workers that time on devices of a key. Of a GPU's number the colon becomes a dash, since queues
+    are folders.
+    """
+    return f"device-{key if gpu_of_key(key) is None else key.replace(':', '-')}"
+
+
+def queues_of(key: str) -> tuple[str, ...]:
+    """The queues that the worker of a device serves: that of its key. A GPU, such as cuda:1, has one of its own, and
+    shares one with all others, for runs that ask for `cuda`.
+    """
+    gpu = gpu_of_key(key)
+    return (device_queue(key),) if gpu is None else (device_queue(f"cuda:{gpu}"), device_queue("cuda"))
 
 
 class Objects(Protocol):

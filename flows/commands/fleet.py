@@ -24,7 +24,7 @@ DEVICE = "cpu"
 def worker(
     build: Annotated[bool, typer.Option("--build", help="Build programs, on all cores of this machine.")] = False,
     device: Annotated[
-        str, typer.Option(help="Time programs, as a device of this key. One process of a machine times at a time.")
+        str, typer.Option(help="Time programs, as a device of this key: cuda:1 on that GPU, else on the processor.")
     ] = "",
     processes: Annotated[
         int | None, typer.Option(min=1, help="Programs built at once. Default: one per core.")
