@@ -101,6 +101,8 @@ class GraphExecutor(TimedFunctions):
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
         self._settable = _parameter_names(plan)
         self._loaded: set[str] = set()
+        self._lent: dict[int, int] = {}
+        """Which output has an array of the caller's, by the buffer that owns its memory."""
 
     def _bind(
         self, kernels: Mapping[str, Kernel], functions: Mapping[str, HostFunction]
@@ -195,14 +197,28 @@ class GraphExecutor(TimedFunctions):
     def set_output_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Write the output into `value` in coming runs, in place.
 
-        Raises: OptionError when there is no such output, it is an input or a constant that is passed through, or the
-        array does not fit, see `Memory.exchange`.
+        Raises: OptionError when there is no such output, it is an input or a constant that is passed through, it shows
+        the memory of another output that has an array of the caller's already, or the array does not fit, see
+        `Memory.exchange`.
         """
-        number = self.network.plan.outputs[self._output_place(key)]
-        if self.network.plan.root(number).kind in READ_ONLY:
-            name = self.network.plan.root(number).name
-            raise OptionError(f"the output {key!r} is {name} itself, which the network does not write")
-        self._memory.exchange(number, value, "the array for the output")
+        plan, place = self.network.plan, self._output_place(key)
+        root = plan.root(plan.outputs[place])
+        if root.kind in READ_ONLY:
+            raise OptionError(f"the output {key!r} is {root.name} itself, which the network does not write")
+        first = self._lent.get(root.storage, place)
+        if first != place:
+            same = plan.outputs[first] == plan.outputs[place]
+            shown = f"output {first}" if same else self._output_specs[first].name
+            raise OptionError(
+                f"the array for the output {self._output_specs[place].name}: it shows the memory of {shown}, which is "
+                "in an array of the caller already; read it with get_output"
+            )
+        self._write_to(place, value)
+        self._lent[root.storage] = place
+
+    def _write_to(self, place: int, value: AnyArray) -> None:
+        """Have an output written into the caller's array from now on."""
+        self._memory.exchange(self.network.plan.outputs[place], value, "the array for the output")
 
     def run(self, /, **inputs: AnyArray) -> None:
         """Set the given inputs and compute all outputs.
@@ -315,21 +331,20 @@ class GraphExecutor(TimedFunctions):
         return self._call(index)
 
     def _call(self, index: int) -> BoundKernel | HostCall | DeviceCall:
-        try:
-            return self._calls[index]
-        except (IndexError, TypeError):
-            raise OptionError(f"there is no call {index!r:.80}; the plan has {len(self._calls)}") from None
+        place = _number(index, {})
+        if not 0 <= place < len(self._calls):
+            raise OptionError(f"there is no call {index!r:.80}; the plan has {len(self._calls)}")
+        return self._calls[place]
 
     def value(self, number: int) -> Array:
         """The array of a buffer of the plan, not a copy: another call may write over it.
 
         Raises: OptionError when there is no such buffer.
         """
-        try:
-            return self._memory[number]
-        except (IndexError, TypeError):
-            count = len(self.network.plan.buffers)
-            raise OptionError(f"there is no buffer {number!r:.80}; the plan has {count}") from None
+        place, count = _number(number, {}), len(self.network.plan.buffers)
+        if not 0 <= place < count:
+            raise OptionError(f"there is no buffer {number!r:.80}; the plan has {count}")
+        return self._memory[place]
 
     def memory(self) -> MemoryUse:
         """How many bytes this executor holds, by purpose, and in all."""
@@ -398,7 +413,7 @@ class GraphExecutor(TimedFunctions):
 
     def _output_place(self, key: str | int) -> int:
         names = [spec.name for spec in self._output_specs]
-        place = _number(key, {name: number for number, name in enumerate(names)})
+        place = _number(key, {name: names.index(name) for name in names})
         if not 0 <= place < len(names):
             raise OptionError(f"no output {key!r}; the outputs are {', '.join(names)}")
         return place

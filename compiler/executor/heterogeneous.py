@@ -8,7 +8,7 @@ there.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, cast
@@ -18,7 +18,7 @@ import numpy as np
 from compiler.errors import ArtifactError, OptionError
 from compiler.executor.graph_executor import GraphExecutor, joined, require_network
 from compiler.executor.host_call import DeviceCall, HostCall, HostFunction
-from compiler.executor.memory import MemoryUse
+from compiler.executor.memory import Memory, MemoryUse
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.placement import HOST, Copy, PlacedPlan, Run, placed
 from compiler.executor.plan import READ_ONLY, BufferKind, Call, Plan
@@ -53,9 +53,12 @@ class HeterogeneousExecutor(GraphExecutor):
         processor when they are loaded already. With `replay` the calls between two copies are recorded by their device
         in the first run, and launched as one in those after it.
 
-        Raises: as `GraphExecutor`; ArtifactError when the network names a device that has no store; DeviceError.
+        Raises: as `GraphExecutor`; ArtifactError when the network names a device that has no store; OptionError when a
+        store is that of another executor, or is none; DeviceError.
         """
         require_network(network)
+        if not isinstance(stores, Sequence) or not all(hasattr(store, "replayed") for store in stores):
+            raise OptionError(f"a list of stores is needed, such as CudaStore, one a device, not {stores!r:.80}")
         self._stores = tuple(stores)
         self._replay = replay
         self._sent: dict[int, list[_Transfer]] = {}
@@ -93,23 +96,25 @@ class HeterogeneousExecutor(GraphExecutor):
         for transfer in self._sent.get(number, ()):
             transfer.always = True
 
-    def set_output_zero_copy(self, key: str | int, value: AnyArray) -> None:
-        """Write the output into `value` in coming runs. To an array on the GPU that computes it nothing is copied, nor
-        to the processor. Raises: as `GraphExecutor`; OptionError when it is computed elsewhere.
+    def _write_to(self, place: int, value: AnyArray) -> None:
+        """Have an output written into the caller's array from now on. To one on the GPU that computes it nothing is
+        copied, nor to the processor. Raises: OptionError when it is computed elsewhere.
         """
-        spec = self.network.plan.buffers[self.network.plan.outputs[self._output_place(key)]]
+        spec = self.network.plan.buffers[self.network.plan.outputs[place]]
         root = spec.storage
+        store = self._home(root)
         if not on_gpu(value):
-            super().set_output_zero_copy(key, value)
-            if root in self._away:
-                self._away.pop(root).own(root)
+            super()._write_to(place, value)
+            if store is not None:
+                store.own(root)
+            if self._away.pop(root, None) is not None:
                 self._fetched[root].due = self._fetched[root].always = True
             return
-        store = self._home(root)
         if store is None or device_of(value) != store.device:
             where = store.device if store is not None else cpu()
-            raise OptionError(f"the output {key!r} is computed on {where}; the array lies on {device_of(value)}")
+            raise OptionError(f"the output {spec.name} is computed on {where}; the array lies on {device_of(value)}")
         store.exchange(spec, value, "the array for the output")
+        self._memory.own(root)  # nothing is written any more to what was given before
         if root in self._fetched:  # else the network itself reads it on the processor
             self._fetched[root].due = self._fetched[root].always = False
             self._away[root] = store
@@ -136,7 +141,7 @@ class HeterogeneousExecutor(GraphExecutor):
         held = super().value(number)
         root = self.network.plan.buffers[number].storage
         store = self._away.get(root) or self._home(root)
-        return held if store is None else self._read(store, number)
+        return held if store is None else self._copier.read(store, number)
 
     def bring(self, index: int) -> None:
         """Copy what a call reads to its device, from where it was written last."""
@@ -144,7 +149,7 @@ class HeterogeneousExecutor(GraphExecutor):
         for copy in self.placed.needs[index]:
             sent = self._sent.get(copy.storage)
             if sent is None:
-                self._copy(copy)
+                self._copier(copy)
             for transfer in sent or ():
                 transfer()
 
@@ -161,7 +166,12 @@ class HeterogeneousExecutor(GraphExecutor):
         return done
 
     def calls_on(self, device: int) -> tuple[Callable[[], object], ...]:
-        """The calls of a run that a device makes, in order; whoever makes them alone sees to the copies."""
+        """The calls of a run that a device makes, in order; whoever makes them alone sees to the copies.
+
+        Raises: OptionError when there is no such device.
+        """
+        if not isinstance(device, int) or not 0 <= device <= len(self._stores):
+            raise OptionError(f"there is no device {device!r:.80}; the last is number {len(self._stores)}")
         pairs = zip(self.network.plan.calls, self._calls, strict=True)
         return tuple(bound for call, bound in pairs if call.device == device)
 
@@ -175,6 +185,7 @@ class HeterogeneousExecutor(GraphExecutor):
         plan = self.network.plan
         self._check_calls(plan, functions)
         self.placed: PlacedPlan = placed(plan, {kernel.name: kernel for kernel in self.network.kernels}, functions)
+        self._copier = _Copier(plan, self._memory, self._stores)
         for device, store in enumerate(self._stores, 1):
             store.open(plan, self.network.constants, sorted(_used(plan, self.placed, device)))
         for copy in self.placed.constants:
@@ -210,32 +221,13 @@ class HeterogeneousExecutor(GraphExecutor):
 
     def _transfer(self, copy: Copy) -> "_Transfer":
         """The copy as a step of a run; those of inputs, constants and outputs are kept in mind."""
-        made = _Transfer(partial(self._copy, copy), copy.target)
+        made = _Transfer(partial(self._copier, copy), copy.target)
         if self.network.plan.buffers[copy.storage].kind in READ_ONLY:
             made.always = False
             self._sent.setdefault(copy.storage, []).append(made)
         elif copy in self.placed.last:
             self._fetched[copy.storage] = made
         return made
-
-    def _copy(self, copy: Copy) -> None:
-        here = self._memory[copy.storage]
-        if copy.source == HOST:
-            self._stores[copy.target - 1].write(copy.storage, here)
-        elif copy.target == HOST:
-            self._stores[copy.source - 1].read(copy.storage, here)
-        else:
-            self._stores[copy.target - 1].write(
-                copy.storage, self._read(self._stores[copy.source - 1], copy.storage)
-            )
-
-    def _read(self, store: Store, number: int) -> Array:
-        """What a buffer holds on a device."""
-        spec = self.network.plan.buffers[number]
-        root = self.network.plan.root(number)
-        whole = aligned_array(root.shape, root.dtype)
-        store.read(spec.storage, whole)
-        return whole.reshape(-1)[: math.prod(spec.shape)].reshape(spec.shape)
 
     def _home(self, root: int) -> Store | None:
         """Where a buffer is written last; None for the processor."""
@@ -244,7 +236,7 @@ class HeterogeneousExecutor(GraphExecutor):
 
     def _held(self, number: int) -> Array:
         store = self._away.get(self.network.plan.buffers[number].storage)
-        return super()._held(number) if store is None else self._read(store, number)
+        return super()._held(number) if store is None else self._copier.read(store, number)
 
     def _copy_input(self, place: int, value: Any) -> None:
         if type(value) is np.ndarray or not on_gpu(value):
@@ -285,6 +277,34 @@ class HeterogeneousExecutor(GraphExecutor):
         shown = any(plan.buffers[output].storage == number for output in plan.outputs)
         called = (call.buffers for call in plan.calls if call.device == HOST)
         return shown or any(plan.buffers[each].storage == number for buffers in called for each in buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copier:
+    """What copies between devices. It knows nothing of the executor, so that this goes, with its memory, as soon as
+    nobody has it.
+    """
+
+    plan: Plan
+    memory: Memory
+    stores: Sequence[Store]
+
+    def __call__(self, copy: Copy) -> None:
+        """Make a copy."""
+        here = self.memory[copy.storage]
+        if copy.source == HOST:
+            self.stores[copy.target - 1].write(copy.storage, here)
+        elif copy.target == HOST:
+            self.stores[copy.source - 1].read(copy.storage, here)
+        else:
+            self.stores[copy.target - 1].write(copy.storage, self.read(self.stores[copy.source - 1], copy.storage))
+
+    def read(self, store: Store, number: int) -> Array:
+        """What a buffer holds on a device."""
+        spec, root = self.plan.buffers[number], self.plan.root(number)
+        whole = aligned_array(root.shape, root.dtype)
+        store.read(spec.storage, whole)
+        return whole.reshape(-1)[: math.prod(spec.shape)].reshape(spec.shape)
 
 
 class _Transfer:

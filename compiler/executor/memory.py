@@ -43,8 +43,8 @@ class Memory:
         # A call that is made out of turn finds numbers that are legal indices. What nobody touches, since a GPU has it,
         # takes no memory.
         self._arena = aligned_zeros((plan.arena_bytes,), "uint8")
-        # memory that is not the executor's own, and the buffer that it was given for
-        self._foreign = {at: at for at, spec in enumerate(plan.buffers) if spec.kind is BufferKind.CONSTANT}
+        # which buffers have memory that is not the executor's own
+        self._foreign = {at for at, spec in enumerate(plan.buffers) if spec.kind is BufferKind.CONSTANT}
         self._uses: dict[int, list[tuple[BoundCall, int]]] = {}
         owned = {
             number: constant_array(constants[number]) if spec.kind is BufferKind.CONSTANT else self._new(number)
@@ -78,7 +78,7 @@ class Memory:
 
         Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable where that is
         needed, or shares memory with another buffer of which one is written; when the buffer is only the beginning of
-        another one, or shows one that has an array of the caller's already.
+        another one.
         """
         spec = self.plan.buffers[number]
         root = spec.storage
@@ -97,13 +97,6 @@ class Memory:
             raise OptionError(
                 f"{what} {spec.name}: it is the beginning of {self.plan.root(number).name}, and goes nowhere else"
             )
-        given_for = self._foreign.get(root, number)
-        if written and given_for != number:
-            shown = self.plan.buffers[given_for].name
-            raise OptionError(
-                f"{what} {spec.name}: it shows the memory of {shown}, which is in an array of the caller already; read "
-                "it with get_output"
-            )
         for other in self._others(root):
             both_read = not written and self.plan.buffers[other].kind in READ_ONLY
             if not both_read and np.may_share_memory(array, self.arrays[other]):
@@ -111,14 +104,14 @@ class Memory:
                     f"{what} {spec.name}: the array shares memory with {self.plan.buffers[other].name}, and one of "
                     "them is written"
                 )
-        self._foreign[root] = number
+        self._foreign.add(root)
         self._put(root, array)
 
     def own(self, number: int) -> Array:
         """The array of a buffer to write into: memory of the executor's own, new where it used another's."""
         root = self.plan.buffers[number].storage
         if root in self._foreign:
-            del self._foreign[root]
+            self._foreign.remove(root)
             self._put(root, self._new(root))
         return self.arrays[number]
 

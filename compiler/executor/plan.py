@@ -96,6 +96,9 @@ class Plan:
         for number in (*self.inputs, *self.outputs):
             if not 0 <= number < len(self.buffers):
                 raise ArtifactError(f"plan {self.name}: no buffer {number} for an input or output")
+        for number in self.inputs:
+            if self.buffers[number].storage != number or self.buffers[number].kind is not BufferKind.INPUT:
+                raise ArtifactError(f"plan {self.name}: {self.buffers[number].name} is no input with memory of its own")
         for call in self.calls:
             if not 0 <= call.device <= _MOST_DEVICES:
                 raise ArtifactError(f"plan {self.name}: call of {call.kernel}: no device {call.device}")

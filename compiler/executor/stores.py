@@ -23,12 +23,12 @@ from compiler.runtime.loader import load_kernels
 
 
 class Store(Protocol):
-    """The memory of a plan on one device. Buffers are named by the numbers of those that own memory."""
+    """The memory of one executor on one device. Buffers are named by the numbers of those that own memory."""
 
     device: Device
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
-        """Make room for the buffers `used`."""
+        """Make room for the buffers `used`. Raises: OptionError when this is the store of another executor."""
         ...
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
@@ -63,7 +63,7 @@ class Store(Protocol):
         """Use an array of the caller's on this device for a buffer and whatever shows its memory.
 
         Raises: as `take`; OptionError when it shares memory with another buffer and one of them is written, or when the
-        buffer is the beginning of another one, or shows one that has an array of the caller's already.
+        buffer is the beginning of another one.
         """
         ...
 
@@ -81,7 +81,18 @@ class Store(Protocol):
         ...
 
 
-class HostStore:
+class _OfOne:
+    """A store, which one executor has: a second one's buffers would take the place of its own."""
+
+    _taken = False
+
+    def _take(self) -> None:
+        if self._taken:
+            raise OptionError("a store is the memory of one executor on one device; make another one for this")
+        self._taken = True
+
+
+class HostStore(_OfOne):
     """Memory of the processor beside an executor's own; kernels run on `threads` threads."""
 
     device = cpu()
@@ -94,6 +105,7 @@ class HostStore:
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
         """Make room for all buffers."""
+        self._take()
         self._memory = Memory(plan, constants)
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
@@ -132,28 +144,33 @@ class HostStore:
         return self._memory.use(0).peak
 
 
-class CudaStore:
+class CudaStore(_OfOne):
     """Memory of the GPU number `number`, which `driver` opens; all work is queued on `stream`."""
 
     def __init__(self, driver: Driver, number: int = 0) -> None:
-        driver.open(number)
+        """Raises: DeviceError when there is no such GPU; OptionError when `driver` is none, or `number` no number."""
+        if not hasattr(driver, "open") or not hasattr(driver, "stream"):
+            raise OptionError(f"a driver is needed, as compiler.runtime.cuda.driver() gives it, not {driver!r:.80}")
         self.device = cuda(number)
+        driver.open(number)
         self.driver = driver
         self.stream: Any = driver.stream()
         self.version = 0
-        """Changes whenever a buffer gets other memory."""
+        """Changes whenever a buffer, or the workspace, gets other memory."""
         self._workspace: DeviceArray | None = None
         self._arena: DeviceArray | None = None
         self._programs: dict[str, DeviceProgram] = {}
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
         """Make room for the buffers that calls here touch; temporary ones share it as they do on a processor."""
+        self._take()
         self.ready()
         self._plan = plan
         temporary = any(plan.buffers[number].kind is BufferKind.INTERMEDIATE for number in used)
-        self._arena = self._made((plan.arena_bytes,), "uint8") if temporary and plan.arena_bytes else None
+        self._arena = self._zeros((plan.arena_bytes,), "uint8") if temporary and plan.arena_bytes else None
         self._own = {number: self._new(number) for number in used}
-        self._foreign: dict[int, str] = {}  # which have memory of the caller's, and for what name
+        self._foreign: set[int] = set()
+        """Which buffers have memory of the caller's."""
 
     def ready(self) -> None:
         """Open the GPU: another store, or the caller, may have opened another one."""
@@ -166,8 +183,14 @@ class CudaStore:
             self._programs[artifact.name] = DeviceProgram(self.driver, self.stream, artifact)
         need = artifact.workspace_bytes
         if need and (self._workspace is None or self._workspace.nbytes < need):
-            self._workspace = self._made((need,), "uint8")  # calls that have the smaller one keep it
-        return _DeviceCall(self, self._programs[artifact.name], buffers, self._workspace if need else None)
+            self._workspace = self._made((need,), "uint8")
+            self.version += 1  # calls that have the smaller one take this one
+        return _DeviceCall(self, self._programs[artifact.name], buffers)
+
+    @property
+    def workspace(self) -> int:
+        """The address of what calls may write to while they run, 0 when none needs any."""
+        return 0 if self._workspace is None else self._workspace.address
 
     def arrays(self, artifact: KernelArtifact, buffers: Sequence[int]) -> list[DeviceArray]:
         """The buffers as a kernel takes them."""
@@ -207,21 +230,18 @@ class CudaStore:
         root = self._plan.buffers[spec.storage]
         if spec.nbytes != root.nbytes:
             raise OptionError(f"{what} {spec.name}: it is the beginning of {root.name}, and goes nowhere else")
-        shown = self._foreign.get(spec.storage, spec.name)
-        if shown != spec.name:
-            raise OptionError(f"{what} {spec.name}: it shows {shown}, which is in an array of the caller already")
         for other, theirs in self._own.items():
             both_read = spec.kind in READ_ONLY and self._plan.buffers[other].kind in READ_ONLY
             if other != spec.storage and not both_read and given.overlaps(theirs):
                 shared = f"shares memory with {self._plan.buffers[other].name}, and one of them is written"
                 raise OptionError(f"{what} {spec.name}: the array {shared}")
-        self._foreign[spec.storage] = spec.name
+        self._foreign.add(spec.storage)
         self._put(spec.storage, given.view(0, root.shape, root.dtype))
 
     def own(self, number: int) -> None:
         """Use memory of its own for a buffer again."""
         if number in self._foreign:
-            del self._foreign[number]
+            self._foreign.remove(number)
             self.ready()
             self._put(number, self._new(number))
 
@@ -241,6 +261,9 @@ class CudaStore:
         return self._plan.buffers[number].kind is BufferKind.INTERMEDIATE and self._arena is not None
 
     def _put(self, number: int, array: DeviceArray) -> None:
+        if array.address == self._own[number].address:  # the same memory, which calls have already
+            self._own[number] = array
+            return
         self.wait()  # what is queued may use the memory that goes
         self._own[number] = array
         self.version += 1
@@ -249,7 +272,14 @@ class CudaStore:
         spec = self._plan.buffers[number]
         if self._in_arena(number) and self._arena is not None:
             return self._arena.view(spec.offset, spec.shape, spec.dtype)
-        return self._made(spec.shape, spec.dtype)
+        return self._zeros(spec.shape, spec.dtype)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """An array of numbers that are legal indices, for calls that are made out of turn."""
+        array = self._made(shape, dtype)
+        if array.nbytes:
+            self.driver.fill(array.address, 0, array.nbytes, self.stream)
+        return array
 
     def _made(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         return DeviceArray.made(self.driver, self.stream, self.device.device_id, shape, dtype)
@@ -274,10 +304,8 @@ class CudaStore:
 class _DeviceCall:
     """One call of a kernel on buffers of a store, wherever they lie by now."""
 
-    def __init__(
-        self, store: CudaStore, program: DeviceProgram, buffers: Sequence[int], workspace: DeviceArray | None
-    ) -> None:
-        self._store, self._program, self._buffers, self._workspace = store, program, buffers, workspace
+    def __init__(self, store: CudaStore, program: DeviceProgram, buffers: Sequence[int]) -> None:
+        self._store, self._program, self._buffers = store, program, buffers
         self._bind()
 
     def __call__(self) -> None:
@@ -289,7 +317,7 @@ class _DeviceCall:
     def _bind(self) -> None:
         self._version = self._store.version
         arrays = self._store.arrays(self._program.artifact, self._buffers)
-        self._call = self._program.bind(arrays, self._workspace.address if self._workspace is not None else 0)
+        self._call = self._program.bind(arrays, self._store.workspace)
 
 
 class _Recorded:
@@ -306,6 +334,7 @@ class _Recorded:
             store.ready()  # as every call of them does
             self._graph()
             return
+        self._graph = None  # it uses memory that may be gone
         _all(self._calls)
         self._version = store.version
         self._graph = store.driver.captured(store.stream, partial(_all, self._calls))

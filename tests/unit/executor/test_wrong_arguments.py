@@ -10,8 +10,11 @@ import pytest
 
 from compiler import debug_executor, graph_executor
 from compiler.executor.graph_executor import GraphExecutor
-from compiler.graph_executor import Library, cpu, create, save_param_dict
+from compiler.executor.heterogeneous import HeterogeneousExecutor
+from compiler.executor.stores import CudaStore, HostStore
+from compiler.graph_executor import GraphModule, Library, cpu, create, save_param_dict
 from tests.doubling_network import SHAPE, doubling_network
+from tests.gpu_network import network_with_gpu
 from tests.graphs import ARITHMETIC, one_call, weighted
 from tests.wrong_arguments import refusals
 
@@ -60,8 +63,10 @@ GOOD: dict[str, Any] = {
     "device_type": 1,
     "device_id": 0,
     "results": (1.0,),
+    "replay": False,
 }
 """What fits a parameter of this name, of whichever function."""
+
 
 def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     """All that a script can call, by what it is called in this test."""
@@ -75,7 +80,14 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "debug_executor.create", debug_executor.create
     yield "executor", GraphExecutor
     yield "default", library["default"]
-    for one in (weights, weights.module, library, debugging):
+    network, gpus = network_with_gpu()
+    GOOD["driver"], GOOD["stores"] = gpus, ()
+    yield "CudaStore", CudaStore
+    yield "HostStore", HostStore
+    yield "on GPUs", HeterogeneousExecutor
+    on_gpu = HeterogeneousExecutor(network, [CudaStore(gpus)])
+    for one in (weights, weights.module, library, debugging, on_gpu, GraphModule(on_gpu)):
+        GOOD["other"] = one if isinstance(one, GraphModule) else on_gpu
         for name, _ in inspect.getmembers(type(one), inspect.isfunction):
             if name == "__getitem__" or not name.startswith("_"):
                 yield f"{type(one).__name__}.{name}", getattr(one, name)
@@ -85,7 +97,7 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 def test_wrong_arguments_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     refused, raw = refusals(_functions(), GOOD, _is_fine)
-    assert raw == []
+    assert raw == [], "\n".join(raw)
     assert refused > 1000
 
 
