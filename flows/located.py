@@ -10,6 +10,7 @@ from prefect import Flow, flow
 
 from compiler.driver.bench import DeviceFacts
 from compiler.driver.hardware import target_on
+from compiler.errors import OptionError
 from compiler.measure.cuda_runner import gpu_here
 from compiler.measure.fleet import BUILD, device_queue
 from compiler.target import Target
@@ -25,7 +26,8 @@ def located(job: TuneJob) -> TuneJob:
     """The job with what its fleet's device says of itself: target, cores, cache; or with the name of its GPU, and
     that one's architecture where none is asked for, as far as there is one. What was asked for stays.
 
-    Raises: MeasureError when no worker serves the device; TargetError when the GPU runs no code for the target.
+    Raises: MeasureError when no worker serves the device; TargetError when the GPU runs no code for the target;
+    OptionError when that is for a GPU and the device is none, or the other way round.
     """
     if job.gpu is not None:
         device = gpu_here(job.gpu)
@@ -37,11 +39,22 @@ def located(job: TuneJob) -> TuneJob:
     facts = reaching_fleet(describe_on, job)(job.on_device, job.plan)
     return replace(
         job,
-        target=job.target or facts.target,
+        target=_target_on(job.target, facts.target, job.on_device),
         threads=job.threads or facts.cores,
         machine=facts.device,
         cache_bytes=facts.cache_bytes,
     )
+
+
+def _target_on(asked: str, has: str, device: str) -> str:
+    """The target that was asked for, on a device of a fleet that has one: for that one's GPU where none is named."""
+    if not asked:
+        return has
+    wanted, there = Target(asked), Target(has)
+    if wanted.is_gpu != there.is_gpu:
+        kind = "a GPU" if there.is_gpu else "a processor"
+        raise OptionError(f"the device {device} is {kind}: it does not time programs for {wanted}; name another device")
+    return str(Target("cuda", arch=wanted.arch or there.arch, math=wanted.math)) if wanted.is_gpu else asked
 
 
 def reaching_fleet(plain: AnyFlow, job: TuneJob) -> AnyFlow:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from compiler import config
 from compiler.codegen.cpu import describe
+from compiler.driver.hardware import target_on
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import Comparison, Contender
 from compiler.errors import DeviceError, MeasureError, RetuneError
@@ -66,7 +67,7 @@ class DeviceFacts:
             device = gpu_here(gpu)
             if device is None:
                 raise DeviceError(f"there is no GPU number {gpu} here that can be used; retune doctor says why")
-            target = Target("cuda", arch=device.arch)
+            target = target_on(Target("cuda"), device)
             return cls(device.identity, str(target), config.usable_cores(), device.facts.cache)
         triple, cpu, features = describe(Target.host())
         target = Target("llvm", triple=triple, cpu=cpu, features=features)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from compiler import config
+from compiler.driver.bench import DeviceFacts
 from compiler.errors import OptionError, TargetError
 from flows import located as located_module
 from flows.parameters import DEFAULT_TRIALS, TuneJob
@@ -23,6 +24,35 @@ def test_a_job_for_a_gpu_is_for_the_one_that_is_there(monkeypatch: pytest.Monkey
     assert (found.target, found.device) == ("cuda -arch=sm_90", DEVICE.identity)
     monkeypatch.setattr(located_module, "gpu_here", lambda _: None)
     assert located_module.located(asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "target"),
+    [
+        (None, "cuda -arch=sm_90", "cuda -arch=sm_90"),
+        ("cuda -math=tf32", "cuda -arch=sm_90", "cuda -arch=sm_90 -math=tf32"),
+        ("cuda -arch=sm_80", "cuda -arch=sm_90", "cuda -arch=sm_80"),
+        ("llvm -mcpu=znver4", "llvm -mcpu=znver5", "llvm -mcpu=znver4"),
+    ],
+)
+def test_a_job_for_a_fleet_is_for_what_its_device_has(
+    asked: str | None, has: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = DeviceFacts("there", has, 4, 1 << 20)
+    monkeypatch.setattr(located_module, "reaching_fleet", lambda *_: lambda *_: facts)
+    found = located_module.located(job(target=asked, fleet="folder", on_device="cuda"))
+    assert (found.target, found.device, found.threads) == (target, "there", 4)
+
+
+def test_a_device_of_a_fleet_does_not_time_what_is_for_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked, has, words in (
+        ("cuda", "llvm -mcpu=znver5", "the device here is a processor: it does not time programs for cuda;"),
+        ("llvm", "cuda -arch=sm_90", "the device here is a GPU: it does not time programs for llvm;"),
+    ):
+        facts = DeviceFacts("there", has, 4, 1 << 20)
+        monkeypatch.setattr(located_module, "reaching_fleet", lambda *_, facts=facts: lambda *_: facts)
+        with pytest.raises(OptionError, match=words):
+            located_module.located(job(target=asked, fleet="folder", on_device="here"))
 
 
 def test_defaults_are_filled_in() -> None:
