@@ -14,9 +14,11 @@ from compiler.features.lowering import innermost
 from compiler.features.memory import allocation_columns, intensity_columns, memory_columns
 from compiler.features.nest import Floats, Nest, column, nest_arrays
 from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
-from compiler.features.tensor_estimate import Statement, tensor_estimates
+from compiler.features.tensor_estimate import tensor_estimates
 from compiler.features.tile import parallel_columns, tile_columns
+from compiler.features.tiled_estimate import tiled_estimates
 from compiler.features.touch import Touch, touches
+from compiler.features.turn_loop import Statement
 from compiler.ir.dot import Pair
 from compiler.schedule.choices import LoopChoices
 from compiler.schedule.linear import Linear
@@ -68,8 +70,9 @@ def extract(
             bound.append(Statement(row, nest, touched[row], moved))
             values.update(gpu_estimates(nest, moved, launched, cost, hardware.gpu))
         statements.append(values)
-    for row, estimates in tensor_estimates(bound, launches, hardware.gpu):
-        statements[row].update(estimates)
+    for estimates_of in (tiled_estimates, tensor_estimates):
+        for row, estimates in estimates_of(bound, launches, hardware.gpu):
+            statements[row].update(estimates)
     total = np.zeros(programs)
     for values in statements:
         total = total + values["estimate_cycles"]

@@ -121,6 +121,7 @@ class Moved:
         self, nest: Nest, touched: Sequence[Touch], shared: frozenset[Tensor], launched: Launched, facts: GpuFacts
     ) -> None:
         self.shared_cycles = np.zeros(nest.count)
+        self.shared_requests = np.zeros(nest.count)
         self.cache_bytes = np.zeros(nest.count)
         self.read_bytes = np.zeros(nest.count)
         self.written_bytes = np.zeros(nest.count)
@@ -135,6 +136,7 @@ class Moved:
             requests = accesses * touch.element_bytes / access.width * launched.idle / WARP
             if touch.tensor in shared:
                 self.shared_cycles += requests * access.conflicts
+                self.shared_requests += requests
                 self.conflicts = np.maximum(self.conflicts, access.conflicts)
                 continue
             asked = requests * access.sectors * SECTOR

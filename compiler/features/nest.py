@@ -19,6 +19,7 @@ from compiler.schedule.linear import LoopKey
 from compiler.schedule.state import Annotation, IterKind, Number
 from compiler.schedule.statements import StageNest
 
+_THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -102,7 +103,7 @@ def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
         positions=_positions(kinds, groups),
         vector=vector,
         parallel=_parallel_flags(nest, choices, real),
-        tile=_tile_flags(real, reduce) | vector,
+        tile=_tile_flags(nest, real, reduce) | vector,
         vector_loop=vector_loop,
         unroll_limit=column(unroll_limit, count),
     )
@@ -157,9 +158,16 @@ def _parallel_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> Flags
     return flags
 
 
-def _tile_flags(real: Flags, reduce: Sequence[bool]) -> Flags:
-    """Spatial loops that have a reduction outside and none inside; (L, B)."""
+def _tile_flags(nest: StageNest, real: Flags, reduce: Sequence[bool]) -> Flags:
+    """Spatial loops that have a reduction outside and none inside; all own ones of the sums of a GPU's thread, whose
+    steps are written outside of them. (L, B).
+    """
     flags = np.zeros_like(real)
+    outer = nest.loops[: len(nest.loops) - nest.own]
+    if nest.attached and any(reduce) and any(loop.annotation in _THREADS for loop in outer):
+        for index in range(len(outer), len(reduce)):
+            flags[index] = real[index] & (not reduce[index])
+        return flags
     closed = np.zeros(real.shape[1], dtype=bool)
     for index in reversed(range(len(reduce))):
         if reduce[index]:

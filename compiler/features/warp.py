@@ -128,14 +128,15 @@ def _vector_lanes(nest: Nest, touch: Touch) -> Floats:
 
 
 def _merged_lanes(nest: Nest, touch: Touch) -> Floats:
-    """How many neighbours of a register tile code moves at once: as many as its loops run over, if all else that moves
-    the access moves it by a multiple of these.
+    """How many neighbours of a register tile, or along the steps of a thread's sums, code moves at once: as many as
+    these loops run over, if all else that moves the access moves it by a multiple of these.
     """
     most = max(1, VECTOR_BYTES // int(touch.element_bytes))
     strides = [np.abs(stride) for stride in touch.strides]
     run, inside = np.ones(nest.count), []
     for index in reversed(range(nest.depth)):
-        inside.append(nest.tile[index] & nest.real[index] & (strides[index] == run))
+        written_out = nest.tile[index] | (nest.reduce[index] and nest.source.attached)
+        inside.append(written_out & nest.real[index] & (strides[index] == run))
         run = np.where(inside[-1], run * nest.extents[index], run)
     lanes = np.gcd(run.astype(np.int64), most)
     for index, within in zip(reversed(range(nest.depth)), inside, strict=True):

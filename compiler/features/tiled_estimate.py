@@ -1,0 +1,97 @@
+"""In: a product on CUDA cores and the copies of its factors. Out: the cycles that its loop over turns should take.
+
+Always: first principles, nothing measured; see `compiler.features.turn_loop`. Each step of the sum reads from shared
+memory what the sums of a thread need, several steps at once, and its arithmetic shares the schedulers with that.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from compiler.dtype import is_float
+from compiler.features.buffers import Columns
+from compiler.features.estimate import operation_cost
+from compiler.features.gpu_estimate import Launched
+from compiler.features.nest import Floats
+from compiler.features.turn_loop import PARTS, Statement, TurnLoop
+from compiler.gpu_facts import GpuFacts
+from compiler.ir.kernel import WARP
+from compiler.schedule.linear import LoopKey
+from compiler.schedule.state import Annotation
+from compiler.schedule.tensor_nests import product_of
+
+_LOAD_CYCLES = 33.0
+"""From a load of shared memory to the arithmetic that wants it."""
+_ADD_CYCLES = 4.0
+"""From one addition to a sum to the next."""
+_TURN = 28.0
+"""Other instructions of a turn: the tile that it is at, addresses, a barrier, whether there is more to copy."""
+
+
+def tiled_estimates(
+    statements: Sequence[Statement], launches: Mapping[int, Launched], facts: GpuFacts
+) -> Iterator[tuple[int, Columns]]:
+    """Columns of the group "estimate" of every product whose factors are fetched into shared memory inside its loops,
+    and of these factors, with their rows.
+    """
+    for product in statements:
+        if not any(product.nest.reduce) or product_of([product.nest.source]) is not None:
+            continue
+        read = {touch.tensor for touch in product.touched if touch.is_read}
+        stage = product.nest.source.stage
+        factors = [
+            each
+            for each in statements
+            if each is not product
+            and read & {write.tensor for write in each.nest.source.writes}
+            and any(key[0] == stage for key in _around(each))
+        ]
+        if factors:
+            yield from _TiledLoop(product, factors, launches[product.row], facts).columns()
+
+
+def _around(statement: Statement) -> list[LoopKey]:
+    """The loops of other stages that a statement stands in."""
+    source = statement.nest.source
+    return [loop.key for loop in source.loops[: len(source.loops) - source.own]]
+
+
+class _TiledLoop(TurnLoop):
+    """The loop over the turns of a product on CUDA cores, in each of which tiles of its factors are fetched."""
+
+    def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
+        super().__init__(product, factors, launched, facts)
+        nest = product.nest
+        fetched = {key for each in factors for key in _around(each)}
+        outer, self.steps, self.sums = np.ones(nest.count), np.ones(nest.count), np.ones(nest.count)
+        for at, loop in enumerate(nest.source.loops):
+            mine = at >= nest.depth - nest.source.own
+            if nest.reduce[at] and loop.key in fetched:
+                outer = outer * nest.extents[at]
+            elif nest.reduce[at]:
+                self.steps = self.steps * nest.extents[at]
+            elif mine or loop.annotation is Annotation.VTHREAD:
+                self.sums = self.sums * nest.extents[at]
+        self.turns = outer
+        self.loading = np.full(nest.count, _LOAD_CYCLES)
+        cost = operation_cost(nest.source.ops, is_float(nest.source.write.tensor.dtype))
+        self.operations = self.sums * self.steps * cost
+
+    def multiplying(self, blocks: Floats) -> Floats:
+        """Cycles of the lanes of the scheduler with most warps in a turn of so many blocks."""
+        warps = np.ceil(blocks * self.launched.warps / PARTS)
+        return np.asarray(warps * self.operations * WARP / (self.facts.lanes / PARTS))
+
+    def chain(self) -> Floats:
+        """Cycles of the steps of one warp that has its scheduler to itself."""
+        each = self.operations / self.steps * WARP / (self.facts.lanes / PARTS)
+        return np.asarray(self.steps * np.maximum(each, _ADD_CYCLES))
+
+    def instructions(self) -> Floats:
+        """Instructions of a warp."""
+        loads = self.product.moved.shared_requests / self.launched.blocks / self.launched.warps / self.turns
+        return np.asarray(self.operations + loads + self.all_copies() + _TURN)
+
+    def shared(self) -> Floats:
+        """Cycles of shared memory."""
+        return np.asarray(self.product.moved.shared_cycles / self.launched.blocks / self.turns + self.written())

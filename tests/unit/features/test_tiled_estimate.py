@@ -1,0 +1,81 @@
+"""What first principles make of products on CUDA cores: clearly better programs before clearly worse ones."""
+
+import numpy as np
+import pytest
+
+from compiler.driver.hardware import hardware_of
+from compiler.gpu_facts import facts_of
+from compiler.schedule.steps import Pipeline, Step
+from compiler.schedule.task import SearchTask
+from compiler.search.options import SearchOptions
+from compiler.search.space import build_spaces
+from compiler.target import Target
+from tests.unit.features.test_gpu_estimate import features_of
+from tests.unit.search.workloads import matmul
+
+TARGET = Target("cuda -arch=sm_90")
+ROWS, COLUMNS, SUM = (32, 1, 16, 8, 1), (32, 1, 16, 4, 2), (128, 16, 2)
+"""Blocks, virtual threads, threads and what each of them does of 4096 rows and columns; turns and steps of the sum."""
+USUAL = {"depth": 3, "left": 4, "right": 4}
+
+
+def program(
+    n: int, rows: tuple[int, ...], columns: tuple[int, ...], steps: tuple[int, ...], **widths: int
+) -> tuple[SearchTask, tuple[Step, ...]]:
+    """A product of n with these tiles."""
+    task = SearchTask("t", matmul(n, n, n), TARGET, hardware_of(TARGET, 1))
+    (space,) = build_spaces(task, SearchOptions())
+    row = np.zeros(space.layout.width, np.int64)
+    for split, lengths in zip(space.layout.splits, (rows, columns, steps), strict=True):
+        row[split.columns] = lengths
+    copies = iter(("left", "right"))
+    for width in space.layout.widths:
+        name = "depth" if isinstance(space.sketch[width.step], Pipeline) else next(copies)
+        row[width.column] = {**USUAL, **widths}[name]
+    return task, space.steps(row)
+
+
+def cycles(
+    n: int = 4096,
+    rows: tuple[int, ...] = ROWS,
+    columns: tuple[int, ...] = COLUMNS,
+    steps: tuple[int, ...] = SUM,
+    **widths: int,
+) -> float:
+    """The cycles that a program should take."""
+    found, _ = features_of(*program(n, rows, columns, steps, **widths))
+    return sum(one["estimate_cycles"] for one in found.values())
+
+
+def test_a_large_product_takes_little_longer_than_its_arithmetic() -> None:
+    facts = facts_of("sm_90")
+    least = 4096**3 / facts.lanes / facts.multiprocessors
+    assert least < cycles() < 1.4 * least
+
+
+def test_what_is_copied_ahead_is_not_waited_for() -> None:
+    """With one block of few warps on a multiprocessor; where many run, they hide each other's waits."""
+    few = {"n": 1024, "rows": (16, 1, 8, 8, 1), "columns": (8, 1, 16, 4, 2), "steps": (64, 8, 2)}
+    found = [cycles(**few, depth=depth) for depth in (1, 2, 3)]  # type: ignore[arg-type]
+    assert found[0] > 1.3 * found[1] >= found[2]
+
+
+@pytest.mark.parametrize(
+    ("worse", "times"),
+    [
+        ({"rows": (128, 1, 16, 2, 1), "columns": (128, 1, 16, 2, 1)}, 1.4),  # 4 sums, not 64: loads outnumber them
+        ({"steps": (2048, 2, 1)}, 1.2),  # a barrier every 2 steps
+        ({"left": 1, "right": 1}, 1.02),  # 4 bytes a copy, not 16
+        ({"columns": (32, 8, 16, 1, 1)}, 1.05),  # columns one by one instead of 8 side by side
+    ],
+)
+def test_programs_are_told_apart(worse: dict[str, tuple[int, ...]], times: float) -> None:
+    assert cycles(**worse) > times * cycles()  # type: ignore[arg-type]
+
+
+def test_the_loop_is_shared_out_among_its_statements() -> None:
+    found, _ = features_of(*program(4096, ROWS, COLUMNS, SUM))
+    assert found["A.shared"]["estimate_cycles"] == found["B.shared"]["estimate_cycles"] > 0
+    facts = facts_of("sm_90")
+    busy = 8 * 4096**3 / 1024 / facts.lanes  # of 1024 blocks the multiprocessor with most of them has 8
+    assert found["C.local"]["estimate_cycles"] == pytest.approx(busy, rel=1e-3)
