@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 Array = NDArray[Any]
 Dims = Sequence[int | str | None] | None
 OPSET, IR = 18, 9
+INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
+node = helper.make_node
 
 
 def tensor(name: str, dims: Dims, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -46,3 +48,35 @@ def reference(source: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Arra
 def floats(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:
     """Random numbers of float32."""
     return np.random.default_rng([seed, *shape]).uniform(low, high, shape).astype(np.float32)
+
+
+def branching() -> onnx.ModelProto:
+    """out = sum(x) > 0 ? x + x : concat(x, x), which have other shapes."""
+    then = helper.make_graph([node("Add", ["x", "x"], ["twice"])], "then", [], [tensor("twice", [None])])
+    other = helper.make_graph([node("Concat", ["x", "x"], ["both"], axis=0)], "else", [], [tensor("both", [None])])
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Greater", ["sum", "zero"], ["c"]),
+        node("If", ["c"], ["out"], then_branch=then, else_branch=other),
+    ]
+    return model(nodes, [tensor("x", [None])], [tensor("out", [None])], {"zero": np.zeros((), np.float32)})
+
+
+def staying(rows: int | str) -> onnx.ModelProto:
+    """A loop whose body takes one of two ways of the same shape, and a product of what comes out."""
+    ways = [
+        helper.make_graph([node(op, ["carried"], [op])], op, [], [tensor(op, [rows, 4])]) for op in ("Tanh", "Neg")
+    ]
+    nodes = [
+        node("ReduceSum", ["carried"], ["sum"], keepdims=0),
+        node("Less", ["sum", "zero"], ["negative"]),
+        node("If", ["negative"], ["way"], then_branch=ways[0], else_branch=ways[1]),
+        node("Add", ["way", "x"], ["more"]),
+        node("Identity", ["on"], ["on_again"]),
+    ]
+    carried = [tensor("i", [], INT64), tensor("on", [], BOOL), tensor("carried", None)]
+    body = helper.make_graph(nodes, "body", carried, [tensor("on_again", [], BOOL), tensor("more", None)])
+    outer = [node("Loop", ["count", "", "x"], ["last"], body=body), node("MatMul", ["last", "w"], ["out"])]
+    fed = [tensor("count", [], INT64), tensor("x", [rows, 4])]
+    weights = {"zero": np.zeros((), np.float32), "w": floats(4, 2)}
+    return model(outer, fed, [tensor("out", [rows, 2])], weights)

@@ -13,7 +13,7 @@ from compiler.executor.network import CompiledNetwork
 from compiler.executor.stores import CudaStore
 from compiler.gpu_facts import runs_code
 from compiler.runtime.cuda import driver
-from compiler.runtime.cuda_driver import Driver, GpuDevice
+from compiler.runtime.cuda_driver import GpuDevice
 from compiler.runtime.device import Device, cpu, cuda, is_gpu, same_device
 from compiler.runtime.loader import Kernel
 from compiler.target import Target
@@ -66,8 +66,8 @@ def executor_on(
     if not gpus:
         return GraphExecutor(network, threads, kernels, functions)
     cuda_driver = driver()
-    for device in gpus:
-        check_gpu(network, _gpu(cuda_driver, device.device_id))
+    for here in gpus_of(gpus):
+        check_gpu(network, here)
     stores = [CudaStore(cuda_driver, device.device_id) for device in gpus]
     return HeterogeneousExecutor(network, stores, threads, kernels, functions, replay=True)
 
@@ -85,11 +85,13 @@ def check_gpu(network: CompiledNetwork, here: GpuDevice) -> None:
             )
 
 
-def _gpu(cuda_driver: Driver, number: int) -> GpuDevice:
-    known = cuda_driver.devices()
-    if not 0 <= number < len(known):
-        raise DeviceError(f"there is no GPU number {number}; this machine has {len(known)}")
-    return known[number]
+def gpus_of(devices: Sequence[Device]) -> tuple[GpuDevice, ...]:
+    """What the driver says of GPUs. Raises: DeviceError when one is not there, or CUDA cannot be used."""
+    known = driver().devices()
+    for device in devices:
+        if not 0 <= device.device_id < len(known):
+            raise DeviceError(f"there is no GPU number {device.device_id}; this machine has {len(known)}")
+    return tuple(known[device.device_id] for device in devices)
 
 
 def _gpus(count: int) -> str:

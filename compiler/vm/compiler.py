@@ -176,14 +176,10 @@ def _is_program(one: object) -> bool:
 
 
 def _machine(target: Target | str | None) -> Target:
-    """Raises: TargetError for a GPU, or when LLVM does not know the target."""
+    """Raises: TargetError when LLVM does not know the processor."""
     machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)
-    if machine.is_gpu:
-        raise TargetError(
-            f"target {str(machine)!r}: the virtual machine runs networks on processors; compiler.build_network "
-            "compiles networks of fixed shapes without control flow for GPUs"
-        )
-    describe(machine)
+    if not machine.is_gpu:
+        describe(machine)
     return machine
 
 

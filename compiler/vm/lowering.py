@@ -1,8 +1,9 @@
 """In: a program, a target, tuned programs. Out: contents and library of an executable.
 
 Always: a region whose shapes are known is compiled here and becomes a call of kernels after another in planned memory;
-any other becomes shape function, memory, and one primitive that is compiled when its shapes are known. Branches become
-jumps, loops a jump back with a counter, the function of a loop's body a closure over what it takes from around it.
+any other, and any for a GPU, becomes shape function, memory, and one primitive that is compiled when it runs and its
+shapes are known. Branches become jumps, loops a jump back with a counter, the function of a loop's body a closure over
+what it takes from around it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -197,7 +198,8 @@ class FunctionLowering:
         self._define(call.outputs, outputs)
 
     def _static(self, call: Call) -> CompiledNetwork | None:
-        """The region, compiled, when all its shapes are known; else None.
+        """The region, compiled, when all its shapes are known and it is for a processor, whose memory the machine has;
+        else None.
 
         Raises: ShapeMismatchError when they do not fit, and the region is called in every run.
         """
@@ -207,7 +209,7 @@ class FunctionLowering:
             if self._function.name == MAIN:
                 raise
             return None
-        return None if graph is None else self._lowering.compiled(graph)
+        return None if graph is None or self._lowering.target.is_gpu else self._lowering.compiled(graph)
 
     # Control flow
 

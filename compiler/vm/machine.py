@@ -12,13 +12,15 @@ import numpy as np
 from compiler import config
 from compiler.errors import MachineError, OptionError
 from compiler.executor.debug_report import Report
+from compiler.executor.executors import gpus_of
 from compiler.executor.params import load_param_dict_from_file
 from compiler.graph.region import Param, bind
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
-from compiler.runtime.device import Device, cpu, require_cpu
+from compiler.runtime.device import Device, cpu, cuda, is_gpu
 from compiler.runtime.loader import load_kernels
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from compiler.target import Target
 from compiler.vm.contents import MAIN, LateBound
 from compiler.vm.executable import Executable
 from compiler.vm.interpreter import Interpreter
@@ -56,12 +58,12 @@ class VirtualMachine:
         """`memory_cfg` says where arrays come from: "pooled" (the default), "naive", or one of these by device;
         `threads` how many threads kernels run on, by default as many as they were compiled for.
 
-        Raises: OptionError for a device that programs do not run on; ArtifactError when the library lacks something or
-        is for another machine.
+        Raises: OptionError for a device that the executable was not compiled for; ArtifactError when the library lacks
+        something or is for another machine; DeviceError when it is for a GPU, and there is none of that number.
         """
         if not isinstance(exe, Executable):
             raise OptionError(f"a virtual machine runs an Executable, which compile makes, not a {type(exe).__name__}")
-        _require_cpus(cpu(0) if device is None else device)
+        self.devices = _devices_of(exe, device)
         if not isinstance(options, VMOptions | None):
             raise OptionError(f"options must be VMOptions, not a {type(options).__name__}")
         self._exe = exe
@@ -82,7 +84,7 @@ class VirtualMachine:
     def _link(self) -> None:
         """Make everything that depends on constants. Raises: ArtifactError when the library lacks something."""
         arena, library, contents = Workspace(), self._exe.library, self._exe.contents
-        self._primitives = Primitives(library, self._kernels, self.threads, arena, self.options)
+        self._primitives = Primitives(library, self._kernels, self.threads, arena, self.options, self.devices)
         self._around = Surroundings(
             constants=[None if isinstance(each, LateBound) else POOL.interned(each) for each in contents.constants],
             primitives=[self._primitives.callee(each) for each in contents.primitives],
@@ -208,7 +210,9 @@ class VirtualMachine:
         Arguments are set once before; with `end_to_end` they are set, and copied, in every call.
         Raises: as `invoke`; OptionError when an option makes no sense.
         """
-        _require_cpus(device)
+        for each in _listed(device):
+            if each not in (cpu(), *self.devices):
+                raise OptionError(f"this machine runs on {' and '.join(map(str, self.devices))}, not on {each}")
         self.set_input(func_name, *args, **kwargs)
         evaluator = TimeEvaluator(
             number=number,
@@ -288,11 +292,29 @@ class VirtualMachine:
         return values
 
 
-def _require_cpus(device: Device | Sequence[Device]) -> None:
-    """See that programs run on every device. Raises: OptionError."""
-    given: Any = device if isinstance(device, list | tuple) else [device]
-    for each in given:
-        require_cpu(each, "programs of the virtual machine run")
+def _listed(device: Device | Sequence[Device]) -> list[Device]:
+    given: list[Any] = list(device) if isinstance(device, list | tuple) else [device]
+    if not given or not all(isinstance(each, Device) for each in given):
+        raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {device!r:.80}")
+    return given
+
+
+def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tuple[Device, ...]:
+    """The processor, or the GPU that an executable is for; what is not said is the first one.
+
+    Raises: OptionError when it was compiled for something else; DeviceError when the GPU is not there.
+    """
+    target = Target(str(exe.library.about.get("target", "llvm")))
+    given = _listed((cuda() if target.is_gpu else cpu()) if device is None else device)
+    gpus = [each for each in given if is_gpu(each)]
+    others = [each for each in given if not is_gpu(each) and each != cpu()]
+    if others or len(gpus) != target.is_gpu:
+        where = "one GPU, such as cuda(0)" if target.is_gpu else "cpu(0)"
+        told = ", ".join(map(str, given))
+        raise OptionError(f"what was compiled for {target.kind} runs on {where}, not on {told}")
+    if gpus:
+        gpus_of(gpus)
+    return tuple(gpus) or (cpu(),)
 
 
 def _signature(exe: Executable, func_name: str) -> tuple[Param, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from compiler.errors import MachineError
 from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind, BufferSpec
+from compiler.executor.plan import BufferKind, Plan
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import address, constant_array
 from compiler.runtime.loader import Kernel
@@ -61,8 +61,20 @@ def _words(array: Array) -> Array:
     return array.reshape(-1).view(np.uint64 if array.nbytes % 8 == 0 else np.uint8)
 
 
-def _facts(spec: BufferSpec) -> tuple[str, "np.dtype[Any]", tuple[int, ...]]:
-    return spec.name, np.dtype(spec.dtype), spec.shape
+Fact = tuple[str, "np.dtype[Any]", tuple[int, ...]]
+
+
+def facts_of(plan: Plan, numbers: Sequence[int]) -> list[Fact]:
+    """Names, types and shapes of buffers."""
+    specs = [plan.buffers[number] for number in numbers]
+    return [(spec.name, np.dtype(spec.dtype), spec.shape) for spec in specs]
+
+
+def check_arrays(facts: Sequence[Fact], arrays: Sequence[Array]) -> None:
+    """See that arrays are what they should be. Raises: MachineError."""
+    for (name, dtype, shape), array in zip(facts, arrays, strict=True):
+        if array.dtype != dtype or array.shape != shape:
+            raise MachineError(f"{name} is {dtype.name}{list(shape)}, not {described(array)}")
 
 
 class PlanRun:
@@ -81,8 +93,7 @@ class PlanRun:
         by_name = {kernel.artifact.name: kernel for kernel in kernels}
         self._arena = arena
         self._arena_bytes = plan.arena_bytes
-        self._inputs = [_facts(plan.buffers[number]) for number in plan.inputs]
-        self._outputs = [_facts(plan.buffers[number]) for number in plan.outputs]
+        self._inputs, self._outputs = facts_of(plan, plan.inputs), facts_of(plan, plan.outputs)
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
         slots = {number: Place(slot) for slot, number in enumerate(plan.inputs)}
         self._copies: list[tuple[int, Array | int]] = []
@@ -112,10 +123,8 @@ class PlanRun:
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute. Raises: MachineError when an array is not what the network takes or gives."""
-        for specs, arrays in ((self._inputs, inputs), (self._outputs, outputs)):
-            for (name, dtype, shape), array in zip(specs, arrays, strict=True):
-                if array.dtype != dtype or array.shape != shape:
-                    raise MachineError(f"{name} is {dtype.name}{list(shape)}, not {described(array)}")
+        check_arrays(self._inputs, inputs)
+        check_arrays(self._outputs, outputs)
         if self._run is not None:
             self._run([*map(address, inputs), *map(address, outputs), self._arena.address(self._arena_bytes)])
         for place, source in self._copies:

@@ -22,6 +22,7 @@ import numpy as np
 from compiler.errors import ArtifactError, MachineError
 from compiler.runtime.artifact import ArgSpec, Array
 from compiler.runtime.buffers import address
+from compiler.runtime.device import Device
 from compiler.runtime.loader import Kernel
 from compiler.vm.contents import Primitive
 from compiler.vm.kernel_run import KernelRun, Place, Workspace
@@ -215,13 +216,15 @@ class Primitives:
         threads: int,
         arena: Workspace,
         options: VMOptions,
+        devices: Sequence[Device],
     ) -> None:
-        """`arena` is memory for what lies between kernels."""
+        """`arena` is memory for what lies between kernels; `devices` are those that regions run on."""
         self._library = library
         self._kernels = kernels
         self._threads = threads
         self._arena = arena
         self._options = options
+        self._devices = devices
         self._workspace = Workspace()
         self._regions: dict[str, LazyRegion] = {}
         self._compiler: Any = None
@@ -265,7 +268,7 @@ class Primitives:
             if self._compiler is None:  # a static network needs no compiler to run
                 module = importlib.import_module("compiler.vm.specialise")
                 self._compiler = module.RegionCompiler(
-                    self._library, self._threads, self._arena, self._workspace, self._options
+                    self._library, self._threads, self._arena, self._workspace, self._options, self._devices
                 )
             self._regions[name] = self._compiler.region(name, attrs)
         return self._regions[name]

@@ -18,13 +18,16 @@ from typing import Any
 import numpy as np
 
 from compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
+from compiler.executor.executors import uses_gpu
 from compiler.executor.network import Coverage
 from compiler.frontend.regions import region_from_bytes
 from compiler.graph.derived import DerivedConstants, remembering
 from compiler.graph.ir import Graph
 from compiler.graph.region import Region, Shape
 from compiler.runtime.artifact import Array
+from compiler.runtime.device import Device
 from compiler.target import Target
+from compiler.vm.device_run import DeviceRun
 from compiler.vm.kernel_run import Workspace
 from compiler.vm.kernel_store import STORE
 from compiler.vm.library import VMLibrary
@@ -36,6 +39,7 @@ from compiler.vm.values import described
 
 _log = logging.getLogger(__name__)
 Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]
+Run = PlanRun | DeviceRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class _Entry:
     shapes: tuple[Shape, ...]
     passed: tuple[int, ...]
     graph: Graph | None
-    run: PlanRun | None = None
+    run: Run | None = None
     report: Specialisation | None = None
     waits: "Future[None] | None" = None
 
@@ -73,11 +77,19 @@ class RegionCompiler:
     """Compiles the regions of one machine."""
 
     def __init__(
-        self, library: VMLibrary, threads: int, arena: Workspace, workspace: Workspace, options: VMOptions
+        self,
+        library: VMLibrary,
+        threads: int,
+        arena: Workspace,
+        workspace: Workspace,
+        options: VMOptions,
+        devices: Sequence[Device],
     ) -> None:
+        """`devices` are those that regions run on, see `executor_on`."""
         self.library = library
         self.threads = threads
         self.options = options
+        self._devices = devices
         self._arena = arena
         self._workspace = workspace
         self._programs = TunedPrograms(library.programs)
@@ -117,13 +129,17 @@ class RegionCompiler:
             where = None if isinstance(error, RetuneError) else error  # which is a bug of ours
             _log.warning("region %s is left to NumPy for %s: %s", name, dict(shapes), text, exc_info=where)
 
-    def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[PlanRun, Specialisation]:
+    def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[Run, Specialisation]:
         """Compile a graph. Raises: an error of ours when it cannot be."""
         start, before = time.perf_counter(), STORE.use.built
         with remembering(self.derived):
             network = compile_piece(graph, self.target, self.threads, self._programs)
-        kernels = [STORE.kernel(artifact) for artifact in network.kernels]
-        run = PlanRun(network, kernels, self.threads, self._arena, self._workspace)
+        kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
+        run: Run
+        if uses_gpu(network):
+            run = DeviceRun(network, kernels, self.threads, self._devices)
+        else:
+            run = PlanRun(network, list(kernels.values()), self.threads, self._arena, self._workspace)
         built = STORE.use.built - before
         return run, Specialisation(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
 

@@ -13,7 +13,7 @@ from compiler import vm
 from compiler.errors import MachineError, RetuneError, ShapeMismatchError
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.device import cpu
-from tests.dynamic_models import Dims, floats, model, reference, tensor
+from tests.dynamic_models import Dims, branching, floats, model, reference, staying, tensor
 
 Array = NDArray[Any]
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -337,20 +337,8 @@ def test_a_symbol_that_two_inputs_share_must_be_one_number() -> None:
         machine.run(x=floats(3), y=floats(4))
 
 
-def _branching() -> onnx.ModelProto:
-    """out = sum(x) > 0 ? x + x : concat(x, x), which have other shapes."""
-    then = helper.make_graph([node("Add", ["x", "x"], ["twice"])], "then", [], [tensor("twice", [None])])
-    other = helper.make_graph([node("Concat", ["x", "x"], ["both"], axis=0)], "else", [], [tensor("both", [None])])
-    nodes = [
-        node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        node("Greater", ["sum", "zero"], ["c"]),
-        node("If", ["c"], ["out"], then_branch=then, else_branch=other),
-    ]
-    return model(nodes, [tensor("x", [None])], [tensor("out", [None])], {"zero": np.zeros((), np.float32)})
-
-
 def test_q1_a_branch_on_data() -> None:
-    check(_branching(), {"x": floats(4, low=0.5)}, {"x": -floats(4, low=0.5)}, {"x": -floats(3, low=0.5)})
+    check(branching(), {"x": floats(4, low=0.5)}, {"x": -floats(4, low=0.5)}, {"x": -floats(3, low=0.5)})
 
 
 def _collecting(counted: bool) -> onnx.ModelProto:
@@ -448,31 +436,11 @@ def test_inputs_that_are_set_one_by_one_must_fit_each_other() -> None:
     np.testing.assert_array_equal(machine.run(), x + y)
 
 
-def _staying(rows: int | str) -> onnx.ModelProto:
-    """A loop whose body takes one of two ways of the same shape, and a product of what comes out."""
-    ways = [
-        helper.make_graph([node(op, ["carried"], [op])], op, [], [tensor(op, [rows, 4])]) for op in ("Tanh", "Neg")
-    ]
-    nodes = [
-        node("ReduceSum", ["carried"], ["sum"], keepdims=0),
-        node("Less", ["sum", "zero"], ["negative"]),
-        node("If", ["negative"], ["way"], then_branch=ways[0], else_branch=ways[1]),
-        node("Add", ["way", "x"], ["more"]),
-        node("Identity", ["on"], ["on_again"]),
-    ]
-    carried = [tensor("i", [], INT64), tensor("on", [], BOOL), tensor("carried", None)]
-    body = helper.make_graph(nodes, "body", carried, [tensor("on_again", [], BOOL), tensor("more", None)])
-    outer = [node("Loop", ["count", "", "x"], ["last"], body=body), node("MatMul", ["last", "w"], ["out"])]
-    fed = [tensor("count", [], INT64), tensor("x", [rows, 4])]
-    weights = {"zero": np.zeros((), np.float32), "w": floats(4, 2)}
-    return model(outer, fed, [tensor("out", [rows, 2])], weights)
-
-
 def test_what_control_flow_does_not_reshape_is_compiled_with_the_network() -> None:
-    assert vm.compile(_staying(3)).library.regions == {}
-    assert len(vm.compile(_staying("n")).library.regions) > 0
+    assert vm.compile(staying(3)).library.regions == {}
+    assert len(vm.compile(staying("n")).library.regions) > 0
     for rows in (3, "n"):
-        check(_staying(rows), *({"count": np.array(turns), "x": floats(3, 4, seed=turns)} for turns in (0, 1, 6)))
+        check(staying(rows), *({"count": np.array(turns), "x": floats(3, 4, seed=turns)} for turns in (0, 1, 6)))
 
 
 def test_a_way_whose_shapes_do_not_fit_is_refused_when_it_is_taken() -> None:

@@ -1,0 +1,110 @@
+"""Programs whose regions run on a GPU, of which a double stands for one: any shapes, branches and loops."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from compiler import vm
+from compiler.driver.compile_network import BuildRequest, build_in_process
+from compiler.errors import DeviceError, OptionError
+from compiler.executor import executors
+from compiler.ir.kernel import DeviceFunction
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.runtime.artifact import KernelArtifact
+from compiler.runtime.cuda import why_not
+from compiler.runtime.device import cpu, cuda, opencl
+from compiler.schedule.state import replay
+from compiler.vm import kernel_store, piece, specialise
+from tests.cuda_double import DriverDouble
+from tests.dynamic_models import branching, floats, model, reference, staying, tensor
+
+GPU = "cuda -arch=sm_90"
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
+    """Two GPUs that know every kernel that is built from now on."""
+    functions: list[DeviceFunction] = []
+
+    def build(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
+        for request in requests:
+            if request.task.target.is_gpu:
+                state = replay(request.task.dag, request.steps)
+                functions.append(lower_for_gpu(state, request.name, request.task.hardware))
+        return build_in_process(requests)
+
+    made, store = DriverDouble(functions, count=2), kernel_store.KernelStore()
+    monkeypatch.setattr(kernel_store, "build_in_process", build)
+    monkeypatch.setattr(piece, "STORE", store)
+    monkeypatch.setattr(specialise, "STORE", store)
+    monkeypatch.setattr(executors, "driver", lambda: made)
+    return made
+
+
+def dense(rows: int | str = "n") -> onnx.ModelProto:
+    """relu(x w) for a number of rows."""
+    weights = {"w": np.arange(12, dtype=np.float32).reshape(4, 3) - 5}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Relu", ["y"], ["out"])]
+    return model(nodes, [tensor("x", [rows, 4])], [tensor("out", [rows, 3])], weights)
+
+
+def test_any_number_of_rows(driver: DriverDouble, tmp_path: Path) -> None:
+    vm.compile(dense(), GPU).export_library(tmp_path / "dense.vm")
+    machine = vm.VirtualMachine(vm.Executable.load(tmp_path / "dense.vm"), cuda(1))
+    for rows in (2, 5, 2):
+        x = floats(rows, 4)
+        np.testing.assert_allclose(machine.run(x=x), reference(dense(), {"x": x})[0], rtol=1e-5, atol=1e-6)
+    assert len(driver.launches()) >= 3
+    assert "open 0" not in driver.asked
+    assert [each.shapes for each in machine.specialisations()] == [{"x": (5, 4)}, {"x": (2, 4)}]
+    assert len(machine.benchmark(cuda(1), floats(2, 4), repeat=2, number=1).results) == 2
+    with pytest.raises(OptionError, match=r"this machine runs on cuda\(1\), not on cuda\(0\)"):
+        machine.benchmark(cuda(0), floats(2, 4))
+
+
+def test_branches_and_loops(driver: DriverDouble) -> None:
+    for rows in (3, "n"):
+        source = staying(rows)
+        machine = vm.VirtualMachine(vm.compile(source, GPU), cuda())
+        for turns in (0, 3):
+            given = {"count": np.array(turns), "x": floats(3, 4, seed=turns)}
+            np.testing.assert_allclose(machine.run(**given), reference(source, given)[0], rtol=2e-5, atol=1e-5)
+    machine = vm.VirtualMachine(vm.compile(branching(), GPU), [cpu(), cuda()])
+    for sign in (1, -1):
+        x = sign * np.ones(5, np.float32)
+        np.testing.assert_array_equal(machine.run(x=x), reference(branching(), {"x": x})[0])
+    assert driver.launches()
+
+
+def test_known_shapes_are_compiled_when_they_run(driver: DriverDouble) -> None:
+    executable = vm.compile(dense(2), GPU)
+    assert executable.library.kernels == ()
+    machine = vm.VirtualMachine(executable)
+    assert driver.asked == []
+    x = floats(2, 4)
+    for _ in range(2):
+        np.testing.assert_allclose(machine.run(x), reference(dense(2), {"x": x})[0], rtol=1e-5, atol=1e-6)
+    assert len([line for line in driver.asked if line.startswith("load ")]) == 1
+
+
+def test_devices_that_an_executable_is_not_for(driver: DriverDouble) -> None:
+    on_gpu, on_host = vm.compile(dense(), GPU), vm.compile(dense())
+    for given in (cpu(), [cuda(0), cuda(1)], opencl()):
+        with pytest.raises(OptionError, match=r"compiled for cuda runs on one GPU, such as cuda\(0\), not on"):
+            vm.VirtualMachine(on_gpu, given)
+    with pytest.raises(OptionError, match=r"compiled for llvm runs on cpu\(0\), not on cuda\(0\)"):
+        vm.VirtualMachine(on_host, cuda())
+    with pytest.raises(DeviceError, match="there is no GPU number 7; this machine has 2"):
+        vm.VirtualMachine(on_gpu, cuda(7))
+    assert driver.asked == []
+
+
+def test_without_a_gpu_a_machine_says_what_is_missing() -> None:
+    if why_not() == "":
+        pytest.skip("there is a GPU here")
+    with pytest.raises(DeviceError, match=r"packages for CUDA are missing|no NVIDIA driver|no GPU"):
+        vm.VirtualMachine(vm.compile(dense(), GPU))
