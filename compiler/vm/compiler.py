@@ -18,7 +18,7 @@ from compiler.codegen.cpu import describe
 from compiler.driver.compile_network import KnownProgram, made_for
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import is_enabled, is_silent
-from compiler.errors import MachineError, ModelError, ModelFormatError, OptionError, TargetError
+from compiler.errors import MachineError, ModelError, ModelFormatError, OptionError
 from compiler.frontend.network import load_network_program
 from compiler.frontend.onnx.program import load_program
 from compiler.graph.ir import Array, Graph
