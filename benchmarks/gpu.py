@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from math import nan
+from math import inf, nan
 from typing import Any
 
 from benchmarks.gpu_cases import CASES, NETWORKS, Array, GpuCase
@@ -74,7 +74,7 @@ _NETWORK_PARTS = 6
 """A network has the seconds of so many operators."""
 
 _NETWORK_READY = 120.0
-"""Seconds that a network may at least take to be compiled, also by PyTorch."""
+"""Seconds that a network may at least take to be compiled, also by PyTorch, where it has as many in all."""
 
 _PEAK_SECONDS = 60.0
 
@@ -147,6 +147,11 @@ class Shares:
         self._each = each
         self._parts = parts
 
+    @property
+    def least(self) -> float:
+        """Seconds that what is not measured itself may take: a twentieth of the budget, or as many as it likes."""
+        return inf if self._end is None else max(1.0, (self._end - time.monotonic()) / 20)
+
     def next(self, parts: int = 1) -> float:
         """Seconds for the next piece of so many parts; 0 when nothing is left."""
         share, self._parts = parts / max(self._parts, 1), self._parts - parts
@@ -170,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     networks = list(filter(run.wants, NETWORKS))
     shares = Shares(run.options["budget"], run.seconds, len(cases) + _NETWORK_PARTS * len(networks))
     peers = TorchPeers(number)
-    gpu = opened(number, peers, run)
+    gpu = opened(number, peers, run, min(_PEAK_SECONDS, shares.least))
     with Measurers(number) as measurers:
         for name, mode in cases:
             case, limits = CASES[name], Limits(run.options["trials"], shares.next())
@@ -199,8 +204,8 @@ def write(run: Run, case: str, limits: Limits, figures: Iterator[Figure]) -> Non
             sys.exit(f"the GPU does nothing more for this process: go on behind {case}, with --only")
 
 
-def opened(number: int, peers: TorchPeers, run: Run) -> Gpu:
-    """The GPU, and what it can do at most, of which there are lines."""
+def opened(number: int, peers: TorchPeers, run: Run, seconds: float = _PEAK_SECONDS) -> Gpu:
+    """The GPU, and what it can do at most, of which there are lines; each of these may take so many seconds."""
     cuda = driver()
     cuda.open(number)
     stream, device = cuda.stream(), cuda.devices()[number]
@@ -212,7 +217,7 @@ def opened(number: int, peers: TorchPeers, run: Run) -> Gpu:
         "bandwidth": (OURS, lambda: measured_bandwidth(cuda, stream, device)),
     }
     for what, (backend, work) in works.items():
-        speed = attempted(backend, work, _PEAK_SECONDS)
+        speed = attempted(backend, work, seconds)
         if isinstance(speed, Failed):
             run.write(failure_line(f"peak_{what}", speed, details))
             continue
@@ -288,7 +293,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
         **torch_networks(model, gpu.device.number, tf32=False),
         OURS: lambda: OurNetwork(gpu.driver, gpu.device.number, network, best, inputs),
     }
-    contenders, failures = ready(makers, max(limits.peer, _NETWORK_READY))
+    contenders, failures = ready(makers, max(limits.peer, min(limits.seconds, _NETWORK_READY)))
     for found in (*failures, *taken_in_turn(contenders, EAGER, limits.peer)):
         details = {**common, **(spent if found.backend == OURS else {})}
         if isinstance(found, Failed):

@@ -5,6 +5,7 @@ was found before counts.
 """
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
@@ -25,6 +26,9 @@ BATCH, FIRST = 64, 16
 _GRACE = 30.0
 """Seconds by which a round may take longer than there is time."""
 
+_LETTERS = 300
+"""Of the text of a failure."""
+
 _KEPT = 4
 """So many of the fastest programs are remembered."""
 
@@ -32,7 +36,7 @@ _KEPT = 4
 @dataclass(slots=True)
 class Tuned:
     """The fastest programs of a task that were right, with their seconds, the best first; programs measured, and
-    failed, wall seconds, and why it was broken off if it was.
+    failed, and how often for what reason, wall seconds, and why it was broken off if it was.
     """
 
     best: list[tuple[float, tuple[Step, ...]]] = field(default_factory=list)
@@ -40,6 +44,7 @@ class Tuned:
     failed: int = 0
     seconds: float = 0.0
     stopped: str = ""
+    reasons: Counter[str] = field(default_factory=Counter)
 
     @property
     def steps(self) -> tuple[Step, ...] | None:
@@ -55,14 +60,19 @@ class Tuned:
     def spent(self) -> dict[str, object]:
         """What a line says of the search."""
         stopped = {"stopped": self.stopped} if self.stopped else {}
-        return {"trials": self.trials, "failed": self.failed, "tuning_seconds": round(self.seconds, 1), **stopped}
+        usual = {"usual_failure": self.reasons.most_common(1)[0][0]} if self.reasons else {}
+        counts = {"trials": self.trials, "failed": self.failed, "tuning_seconds": round(self.seconds, 1)}
+        return {**counts, **usual, **stopped}
 
     def note(self, steps: tuple[Step, ...], found: Measurement) -> None:
         """Learn what came of a program."""
         right = found.status is MeasureStatus.OK
         self.trials += 1
         self.failed += not right
-        if right:
+        if not right:
+            line = " ".join(found.error.splitlines()[:2])
+            self.reasons[f"{found.status.name}: {line[:_LETTERS]}"] += 1
+        else:
             self.best = sorted([*self.best, (min(found.costs), steps)], key=lambda pair: pair[0])[:_KEPT]
 
 

@@ -28,11 +28,11 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
     with refusing_depth(name, LoweringError):
         function = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
         text = ptx(function, task.target)
-    code, kind = text.encode(), "ptx"
+    code, kind, source = text.encode(), "ptx", ""
     said: dict[str, tuple[int, int]] = {}
     if task.target.arch and assembles(task.target.arch):
         assembled = assemble_roomy(text, task.target.arch)
-        code, kind = assembled.code, "cubin"
+        code, kind, source = assembled.code, "cubin", text
         said = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}
     launches = tuple(
         KernelLaunch(kernel.name, kernel.grid, kernel.block, *said.get(kernel.name, (0, 0)), kernel.dynamic_shared)
@@ -44,7 +44,8 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
         ArgSpec(param.name, tensor.shape, tensor.dtype, place >= len(task.dag.inputs))
         for place, (param, tensor) in enumerate(zip(function.params, tensors, strict=True))
     )
-    return KernelArtifact(name, code, args, nbytes, str(task.target), device=DeviceCode(kind, launches, starts))
+    device = DeviceCode(kind, launches, starts, source)
+    return KernelArtifact(name, code, args, nbytes, str(task.target), device=device)
 
 
 def _workspace(function: DeviceFunction) -> tuple[tuple[int, ...], int]:

@@ -93,12 +93,13 @@ class KernelLaunch:
 class DeviceCode:
     """How code for a GPU is run: what it is ("cubin", or "ptx", which the driver compiles), its launches in order, and
     where in the workspace each of its temporary buffers begins. Every launch takes the addresses of all arguments and
-    then of these buffers.
+    then of these buffers. `ptx` is what a cubin was made of, for a driver that is older than the assembler.
     """
 
     kind: str
     launches: tuple[KernelLaunch, ...]
     workspace: tuple[int, ...] = ()
+    ptx: str = ""
 
 
 @dataclass(frozen=True, slots=True)

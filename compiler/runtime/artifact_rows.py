@@ -62,7 +62,8 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
         grid, block = ((int(x), int(y), int(z)) for x, y, z in (each["grid"], each["block"]))
         registers, spilled, shared = int(each["registers"]), int(each["spilled"]), int(each.get("shared", 0))
         launches.append(KernelLaunch(each["name"], grid, block, registers, spilled, shared))
-    return DeviceCode(str(row["kind"]), tuple(launches), tuple(int(start) for start in row["workspace"]))
+    starts = tuple(int(start) for start in row["workspace"])
+    return DeviceCode(str(row["kind"]), tuple(launches), starts, str(row.get("ptx", "")))
 
 
 def _packing_of(row: Mapping[str, Any]) -> Packing:

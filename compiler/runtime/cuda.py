@@ -19,7 +19,11 @@ from compiler.runtime.artifact import Array
 from compiler.runtime.cuda_driver import Driver, Extents, GpuDevice
 
 _PACKAGES = "the packages for CUDA are missing: pip install 'retune[cuda]'"
-_LASTING = ("ILLEGAL", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "ASSERT", "MISALIGNED", "HARDWARE", "ECC", "INVALID_PC")
+_NO_DEVICE = "CUDA's driver is there, but it names no GPU: check CUDA_VISIBLE_DEVICES and the container's devices"
+_LASTING = (
+    *("ILLEGAL", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "ASSERT", "MISALIGNED", "HARDWARE", "ECC", "INVALID_PC"),
+    *("INVALID_ADDRESS_SPACE", "ERROR_UNKNOWN", "CONTEXT_IS_DESTROYED", "INCONSISTENT STATE"),
+)
 """Failures of a kernel after which CUDA does nothing more for the process."""
 
 
@@ -35,7 +39,7 @@ def driver() -> Driver:
         raise DeviceError(f"{_PACKAGES} ({missing})") from missing
     found = _CoreDriver(core, bindings)
     if not found.devices():
-        raise DeviceError("CUDA's driver is there, but it names no GPU: check the container's devices")
+        raise DeviceError(_NO_DEVICE)
     return found
 
 
@@ -73,7 +77,10 @@ class _CoreDriver:
         self._bindings = bindings
         self._here = local()  # CUDA has a current context in every thread
         try:
-            self._checked(bindings.cuInit(0))
+            code, *_ = bindings.cuInit(0)
+            if getattr(code, "name", "").endswith("NO_DEVICE"):
+                raise DeviceError(_NO_DEVICE)
+            self._checked((code,))
         except RuntimeError as missing:  # of the loader: there is no library of a driver
             raise DeviceError("there is no NVIDIA driver on this machine, so no GPU can be used") from missing
 

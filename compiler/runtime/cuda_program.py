@@ -37,7 +37,13 @@ class DeviceProgram:
         self._driver = driver
         self._stream = stream
         shared = {launch.name: launch.shared for launch in self._code.launches}
-        self._kernels = driver.load(artifact.object_code, self._code.kind, shared)
+        try:
+            self._kernels = driver.load(artifact.object_code, self._code.kind, shared)
+        except DeviceError as failure:
+            if failure.lasting or not self._code.ptx:
+                raise
+            # A driver takes no machine code of an assembler that is newer than it.
+            self._kernels = driver.load(self._code.ptx.encode(), "ptx", shared)
 
     def bind(self, arrays: Sequence[DeviceArray], workspace: int = 0) -> Callable[[], None]:
         """A call with these arguments, in order, which keeps them; `workspace` is the address of as many bytes as the

@@ -178,6 +178,7 @@ def test_lines_of_a_case(driver: DriverDouble, name: str, metric: str) -> None:
     assert measures.count == 10
     ours, eager = lines["retune"], lines["torch"]
     assert (ours["case"], ours["trials"], ours["failed"]) == ("case_fp32", 10, 3)
+    assert ours["usual_failure"] == "WRONG_ANSWER: wrong"
     assert ours["metric"] == metric
     work = case.flops or case.nbytes("fp32")
     kernels = round(float(ours["us"]) / (CALL_SECONDS * 1e6))  # type: ignore[arg-type]

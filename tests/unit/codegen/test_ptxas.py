@@ -90,6 +90,7 @@ def test_a_built_program_carries_what_its_kernels_take() -> None:
     artifact = build_kernel(task, steps, "k")
     assert artifact.device is not None
     assert artifact.device.kind == "cubin"
+    assert ".version" in artifact.device.ptx
     assert artifact.device.launches[0].registers > 0
     plain = build_kernel(*tiled(4, "cuda"), "k")
     assert plain.device is not None

@@ -70,7 +70,7 @@ def test_the_kernel_of_a_task_that_travelled_is_the_same() -> None:
     assert build_kernel(again, default_steps(again.dag), "k") == kernel
     assert from_bytes(to_bytes(kernel)) == kernel
     launches = (KernelLaunch("k_0", (8, 1, 1), (64, 2, 1), 32, 4), KernelLaunch("k_1", (1, 1, 1), (32, 1, 1)))
-    of_a_gpu = replace(kernel, device=DeviceCode("cubin", launches, (0, 256)))
+    of_a_gpu = replace(kernel, device=DeviceCode("cubin", launches, (0, 256), ".version 7.0"))
     assert from_bytes(to_bytes(of_a_gpu)) == of_a_gpu
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from enum import IntEnum
 from threading import Thread, local
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +93,15 @@ def test_every_thread_has_a_device_of_its_own(machine: Machine) -> None:
     assert failed == ["no GPU is open in this thread; open one first"] * 2
     elsewhere_asked = ["set 1", "allocate 64 on 1 for other"]
     assert machine.asked == ["set 0", *elsewhere_asked, *elsewhere_asked, "allocate 64 on 0 for mine"]
+
+
+def test_a_driver_without_devices_says_so_in_words(machine: Machine) -> None:
+    class Code(IntEnum):
+        CUDA_ERROR_NO_DEVICE = 100
+
+    machine.bindings.cuInit = lambda _: (Code.CUDA_ERROR_NO_DEVICE,)
+    with pytest.raises(DeviceError, match="it names no GPU: check CUDA_VISIBLE_DEVICES and the container's devices"):
+        _CoreDriver(machine.core, machine.bindings)
 
 
 def test_what_other_libraries_do_to_the_current_device_is_noticed(machine: Machine) -> None:

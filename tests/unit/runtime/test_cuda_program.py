@@ -2,6 +2,9 @@
 
 import gc
 import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +44,34 @@ def test_what_a_kernel_writes_must_be_nothing_else() -> None:
             program.bind(wrong)
     with pytest.raises(DeviceError, match=r"k: y lies on cuda\(1\), x on cuda\(0\)"):
         program.bind([first, DeviceArray.made(driver, "stream", 1, (16,), "float32")])
+
+
+def test_a_driver_that_takes_no_machine_code_assembles_what_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = SearchTask("t", doubled(16), Target("cuda"), GPU)
+    steps = (Annotate(1, 0, Annotation.THREAD_X),)
+    driver = DriverDouble([lower_for_gpu(replay(task.dag, steps), "k", GPU)])
+    built = build_kernel(task, steps, "k")
+    assert built.device is not None
+    loaded: list[tuple[bytes, str]] = []
+    load = driver.load
+
+    def older(code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
+        loaded.append((code, kind))
+        if kind == "cubin":
+            raise DeviceError("CUDA: CUDA_ERROR_INVALID_IMAGE", lasting="lasting" in str(code))
+        return load(code, kind, shared)
+
+    monkeypatch.setattr(driver, "load", older)
+    machine = replace(built, object_code=b"machine code", device=replace(built.device, kind="cubin", ptx="text"))
+    arrays = [DeviceArray.made(driver, "stream", 0, (16,), "float32") for _ in range(2)]
+    arrays[0].write(np.ones(16, "float32"))
+    DeviceProgram(driver, "stream", machine).bind(arrays)()
+    assert arrays[1].numpy().sum() == 32
+    assert loaded == [(b"machine code", "cubin"), (b"text", "ptx")]
+    alone = replace(machine, device=replace(built.device, kind="cubin"))
+    for refused in (replace(machine, object_code=b"lasting"), alone):
+        with pytest.raises(DeviceError, match="INVALID_IMAGE"):
+            DeviceProgram(driver, "stream", refused)
 
 
 def test_a_call_keeps_its_arrays() -> None:
