@@ -18,6 +18,7 @@ from benchmarks.harness import Figure, Run, parse, seconds_of
 from compiler import nd, te
 from compiler.driver.build import build
 from compiler.driver.modules import build as build_module
+from compiler.runtime.function import KernelFunction
 from compiler.runtime.packed_func import convert
 
 
@@ -57,6 +58,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         first, second = torch.zeros(1), torch.zeros(1)
         yield "function, tensors of PyTorch", lambda: function(first, second)
     plain = build(tensors)
+    assert isinstance(plain, KernelFunction), "it is built for this machine's processor"
     (out,) = plain.outputs()
     (given,) = plain.prepared(np.zeros(1, np.float32))
     yield "KernelFunction", lambda: plain(given, out)

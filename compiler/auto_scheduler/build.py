@@ -1,4 +1,4 @@
-"""In: a program and the arguments of its kernel, as a task applies them. Out: a function of NumPy arrays.
+"""In: a program and the arguments of its kernel, as a task applies them. Out: a function of arrays.
 
 Always: arrays have the shapes of the arguments; what is done about layouts is in the graph already.
 """
@@ -9,6 +9,7 @@ from compiler.auto_scheduler.loop_state import State
 from compiler.config import usable_processors
 from compiler.driver import build as driver
 from compiler.driver.hardware import hardware_of
+from compiler.runtime.cuda_function import CudaFunction
 from compiler.runtime.function import KernelFunction
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.layout import LayoutRewriteOption
@@ -19,11 +20,12 @@ from compiler.te.tensor import Tensor
 
 def build(
     schedule: State, args: Sequence[Tensor], target: Target | str | None = None, name: str = "kernel"
-) -> KernelFunction:
-    """Compile what `apply_best` or `apply_steps_from_state` gave; `target` is this machine unless given.
+) -> KernelFunction | CudaFunction:
+    """Compile what `apply_best` or `apply_steps_from_state` gave; `target` is this machine unless given, and must be
+    the task's for a program of a GPU.
 
     Raises: ScheduleError when the program is not of these arguments, LoweringError, TargetError, ArtifactError when the
-    code is for another machine.
+    code is for another machine, DeviceError when there is no GPU.
     """
     machine = Target.host() if target is None else Target(str(target))
     hardware = hardware_of(machine, len(usable_processors()))

@@ -4,6 +4,7 @@ Always: pure and deterministic; the same steps make the same object code.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
@@ -13,16 +14,18 @@ from compiler.codegen.kernel import KernelText, write_kernel
 from compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
 from compiler.codegen.nvptx import ptx, write_device
 from compiler.driver.device_build import build_device_kernel
-from compiler.driver.hardware import hardware_of
+from compiler.driver.hardware import hardware_of, hardware_of_gpu, target_on
 from compiler.errors import LoweringError, refusing_depth
 from compiler.ir.stmt import LoopFunction, check_function_name
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.lower.pipeline import lower
 from compiler.runtime.artifact import ArgSpec, KernelArtifact
+from compiler.runtime.cuda import driver
+from compiler.runtime.cuda_function import CudaFunction
 from compiler.runtime.function import KernelFunction
 from compiler.runtime.loader import load_kernels
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
+from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.state import replay
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
@@ -68,25 +71,29 @@ def build(
     steps: Sequence[Step] | Program | None = None,
     name: str = "kernel",
     target: Target | None = None,
-) -> KernelFunction:
-    """A function of NumPy arrays: the computation compiled for this machine, as `steps` (or those of a state) say, or
-    untuned.
+) -> KernelFunction | CudaFunction:
+    """A function of arrays: the computation compiled for this machine, or for the first GPU of it, as `steps` (or those
+    of a state) say, or untuned.
 
     `what` is a task, a graph, or the tensors that are its arguments: inputs and outputs. `target` is for graphs and
     tensors; the default is this machine.
 
-    Raises: as `build_kernel`; ArtifactError when the code is for another machine.
+    Raises: as `build_kernel`; ArtifactError when the code is for another machine, DeviceError when there is no GPU.
     """
     if not isinstance(what, SearchTask):
         dag = what if isinstance(what, ComputeDAG) else ComputeDAG(what)
         chosen = target or Target.host()
         what = SearchTask(name, dag, chosen, hardware_of(chosen, 1))
     if steps is None:
-        steps = default_steps(what.dag)
+        steps = untuned_steps(what)
     elif not isinstance(steps, Sequence):
         steps = [step for step in steps.steps if isinstance(step, Step)]
-    artifact = build_kernel(what, steps, name)
-    return KernelFunction(load_kernels([artifact])[name])
+    if what.target.is_gpu:
+        cuda = driver()
+        here = cuda.devices()[0]
+        mine = replace(what, target=target_on(what.target, here), hardware=hardware_of_gpu(here))
+        return CudaFunction(cuda, build_device_kernel(mine, steps, name))
+    return KernelFunction(load_kernels([build_kernel(what, steps, name)])[name])
 
 
 def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:

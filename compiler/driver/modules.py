@@ -68,7 +68,7 @@ def _function(name: str, what: Buildable, target: Target | None, steps: Steps | 
     if task.target.is_gpu:
         raise LoweringError(
             f"{name}: a module holds functions for processors, not for {task.target}; for a GPU there is "
-            "compiler.driver.build.build_kernel"
+            "compiler.driver.build.build"
         )
     if steps is None:
         steps = default_steps(task.dag)

@@ -74,7 +74,7 @@ class LoopBuilder:
 
     kinds: ClassVar[Mapping[Annotation, LoopKind]] = _KINDS
     device = "a CPU"
-    advice = "use parallel, vectorize or unroll"
+    advice = "use parallel, vectorize or unroll, or a target cuda"
 
     def __init__(self, state: State) -> None:
         if any(stage.family is not None for stage in state.stages):

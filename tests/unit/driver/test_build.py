@@ -29,7 +29,9 @@ def product(n: int = 6, m: int = 16, k: int = 10) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def multiply() -> KernelFunction:
-    return build(product())
+    made = build(product())
+    assert isinstance(made, KernelFunction)
+    return made
 
 
 @pytest.fixture
