@@ -49,9 +49,9 @@ class HeterogeneousExecutor(GraphExecutor):
         *,
         replay: bool = False,
     ) -> None:
-        """Make room, load all kernels, and copy constants to where they are read. `kernels` are those for the
-        processor when they are loaded already. With `replay` the calls between two copies are recorded by their device
-        in the first run, and launched as one in those after it.
+        """Make room, load all kernels, and copy constants to where they are read, unless another executor has them
+        there. `kernels` are those for the processor when they are loaded already. With `replay` the calls between two
+        copies are recorded by their device in the first run, and launched as one in those after it.
 
         Raises: as `GraphExecutor`; ArtifactError when the network names a device that has no store; OptionError when a
         store is that of another executor, or is none; DeviceError.
@@ -189,7 +189,7 @@ class HeterogeneousExecutor(GraphExecutor):
         for device, store in enumerate(self._stores, 1):
             store.open(plan, self.network.constants, sorted(_used(plan, self.placed, device)))
         for copy in self.placed.constants:
-            self._transfer(copy)()
+            self._transfer(copy).due = False  # the store has them from the start
         return super()._bind(kernels, functions)
 
     def _check_calls(self, plan: Plan, functions: Mapping[str, HostFunction]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from compiler.errors import ArtifactError, DeviceError, OptionError
+from compiler.executor.device_constants import CONSTANTS
 from compiler.executor.memory import Memory
 from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
@@ -28,7 +29,10 @@ class Store(Protocol):
     device: Device
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
-        """Make room for the buffers `used`. Raises: OptionError when this is the store of another executor."""
+        """Make room for the buffers `used`, of which constants have their elements then.
+
+        Raises: OptionError when this is the store of another executor.
+        """
         ...
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
@@ -161,14 +165,22 @@ class CudaStore(_OfOne):
         self._arena: DeviceArray | None = None
         self._programs: dict[str, DeviceProgram] = {}
 
-    def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
-        """Make room for the buffers that calls here touch; temporary ones share it as they do on a processor."""
+    def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
+        """Make room for the buffers that calls here touch; temporary ones share it as they do on a processor, and
+        constants are those of other executors that have them here.
+        """
         self._take()
         self.ready()
         self._plan = plan
         temporary = any(plan.buffers[number].kind is BufferKind.INTERMEDIATE for number in used)
         self._arena = self._zeros((plan.arena_bytes,), "uint8") if temporary and plan.arena_bytes else None
-        self._own = {number: self._new(number) for number in used}
+        fixed = {number for number in used if plan.buffers[number].kind is BufferKind.CONSTANT}
+        here = self.driver, self.stream, self.device.device_id
+        self._shared = {number: CONSTANTS.on_gpu(*here, constants[number]) for number in fixed}
+        """The constants, which others may read too."""
+        self._own = {number: self._new(number) for number in used if number not in fixed}
+        for number, constant in self._shared.items():
+            self._own[number] = constant.array.view(0, plan.buffers[number].shape, plan.buffers[number].dtype)
         self._foreign: set[int] = set()
         """Which buffers have memory of the caller's."""
 
@@ -209,8 +221,11 @@ class CudaStore(_OfOne):
         self._own[number].read(out)
 
     def write(self, number: int, values: Array) -> None:
-        """Give a buffer its elements."""
+        """Give a buffer its elements; a constant that others may read, too, becomes one of its own."""
         self.ready()
+        if number in self._shared:
+            self._put(number, self._new(number))
+            del self._shared[number]
         array = self._own[number]
         array.write(values.reshape(array.shape))
 

@@ -1,16 +1,18 @@
 """In: a network with kernels for a GPU, and that GPU. Out: a call that fills arrays of the caller with its outputs.
 
-Always: as `PlanRun`. Inputs are copied to the GPU, and outputs back, in every call; constants are there from the start.
+Always: as `PlanRun`. Inputs are copied to the GPU, and outputs back, in every call; constants are there once, whatever
+shapes they are read for.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from compiler.executor.executors import executor_on
 from compiler.executor.network import CompiledNetwork
 from compiler.runtime.artifact import Array
 from compiler.runtime.device import Device
 from compiler.runtime.loader import Kernel
-from compiler.vm.plan_run import check_arrays, facts_of
+from compiler.vm.plan_run import POOL, check_arrays, facts_of
 
 
 class DeviceRun:
@@ -22,7 +24,8 @@ class DeviceRun:
         """`kernels` are those for the processor, loaded. Raises: as `executor_on`."""
         plan = network.plan
         self._inputs, self._outputs = facts_of(plan, plan.inputs), facts_of(plan, plan.outputs)
-        self._executor = executor_on(network, devices, threads, kernels)
+        constants = {number: POOL.interned(array) for number, array in network.constants.items()}
+        self._executor = executor_on(replace(network, constants=constants), devices, threads, kernels)
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute. Raises: MachineError when an array is not what the network takes or gives; DeviceError."""

@@ -287,3 +287,22 @@ def test_times_of_calls_on_a_gpu(driver: DriverDouble) -> None:
     assert [time.kernel for time in found] == ["host", "gpu", "host"]
     assert executor.time_evaluator("run", cuda(0), number=1)().mean > 0
     assert driver.asked.count("wait") >= 2  # each time that the call is timed
+
+
+def test_a_gpu_has_a_constant_once(driver: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = with_weights()
+    sent = writes_to(driver, monkeypatch)
+    one, two = (HeterogeneousExecutor(network, [CudaStore(driver)]) for _ in range(2))
+    assert sent == [X.nbytes]
+    HeterogeneousExecutor(network, [CudaStore(driver, 1)])
+    assert sent == [X.nbytes] * 2  # another GPU has it for itself
+    one.run()
+    one.load_params(save_param_dict({"b1": X + 1}))
+    for executor in (one, two):
+        executor.run()
+    np.testing.assert_array_equal(one.get_output(0), 2 * X + 2)
+    np.testing.assert_array_equal(two.get_output(0), 2 * X)
+    del one, two, executor
+    sent.clear()
+    HeterogeneousExecutor(network, [CudaStore(driver)])
+    assert sent == [X.nbytes]  # nobody had it any more

@@ -1,0 +1,50 @@
+"""In: constants of networks. Out: their copies on GPUs.
+
+Always: a GPU has a constant once, however many executors read it, for as long as one of them has it, and nobody writes
+to it. An executor that goes has waited for its calls, so nothing reads what is given back.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from compiler.runtime.artifact import Array
+from compiler.runtime.buffers import address
+from compiler.runtime.cuda_array import DeviceArray
+from compiler.runtime.cuda_driver import Driver
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceConstant:
+    """A constant, and where it lies on a GPU."""
+
+    driver: Driver
+    source: Array
+    array: DeviceArray
+
+
+class DeviceConstants:
+    """The constants that are on GPUs, by where they lie in the processor's memory, which they keep."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[tuple[object, ...], DeviceConstant] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def on_gpu(self, driver: Driver, stream: Any, number: int, source: Array) -> DeviceConstant:
+        """An array that nobody writes to on GPU `number`, which is open; copied there by `stream` if it is not there.
+
+        Raises: DeviceError when there is no memory.
+        """
+        key = (id(driver), number, address(source), source.shape, source.dtype.name)
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                array = DeviceArray.made(driver, stream, number, source.shape, source.dtype.name)
+                array.write(source)
+                found = self._known[key] = DeviceConstant(driver, source, array)
+            return found
+
+
+CONSTANTS = DeviceConstants()
+"""Those of this process."""
