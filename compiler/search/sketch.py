@@ -45,10 +45,10 @@ def derive_sketches(
 
 
 def _with_open_factors(state: State) -> State:
-    """The sketch with every factor of a factored reduction unknown in its history; the loops are those of factor 1."""
+    """The sketch with every factor of 1 of a factored reduction unknown in its history; the loops stay those of 1."""
     steps = list(state.steps)
     for number, step in enumerate(steps):
         before = steps[number - 1] if number else None
-        if isinstance(step, Rfactor) and isinstance(before, Split):
+        if isinstance(step, Rfactor) and isinstance(before, Split) and before.lengths == (1,):
             steps[number - 1] = replace(before, lengths=(None,))
     return replace(state, steps=tuple(steps))

@@ -12,7 +12,7 @@ from math import prod
 from compiler.dtype import item_bytes
 from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, MATRIX, ROW_BYTES, ROWS, WARP
 from compiler.schedule.contraction import Contraction, contraction_of, depth_is_inner, instruction_for, row_padding
-from compiler.schedule.state import Annotation, Root, Stage, State
+from compiler.schedule.state import Annotation, IterKind, Root, Stage, State
 from compiler.schedule.steps import (
     Annotate,
     AsMatmul,
@@ -22,12 +22,14 @@ from compiler.schedule.steps import (
     Fuse,
     Pipeline,
     Reorder,
+    Rfactor,
     Split,
     Step,
     StorageAlign,
 )
 from compiler.search.sketch_rules.base import SketchContext, Verdict
 from compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write
+from compiler.search.sketch_rules.tiling import literal_extent
 from compiler.target import Target
 from compiler.te.tensor import ComputeOp
 
@@ -41,6 +43,10 @@ _STEPS = (1, 2, 4)
 """Of the instruction's depth that are fetched at once."""
 DEPTHS = (1, 2, 3, 4)
 """Turns whose copies are under way or at hand at once."""
+_USUAL_TILE = 64
+"""Rows, and columns, of the result that a block computes at least, if its warps are to share what is fetched."""
+_FEWEST_SUMS = 256
+"""Terms of a part of a sum: so many that its first copies are not all that it waits for."""
 _GROUPS = (1, 2, 4, 8, 16)
 """Rows of blocks that are gone through together, column by column."""
 
@@ -81,25 +87,66 @@ class TensorCoreTiling:
         return Verdict.SKIP if kind_of(context, state, stage) is None else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:
-        """The tiled state."""
-        kind = kind_of(context, state, stage)
+        """The tiled state; where the result has too few tiles to keep the GPU busy, also states in which parts of the
+        sum are further matrices of a batch, to be added up by what reads them.
+        """
         found = contraction_of(state.dag, stage)
-        op = state.stages[stage].op
-        assert kind is not None, "judge() has looked"
-        assert found is not None
-        assert isinstance(op, ComputeOp)
-        consumer = fusible_consumer(state, stage)
-        groups = tuple(tuple(op.axes.index(axis) for axis in axes) for axes in (found.batch, found.rows, found.columns))
-        state = state.apply(AsMatmul(stage, kind))
-        root = stage + 3
-        if consumer is not None:
-            state = state.apply(ComputeInline(root))
-            root = consumer + 3
-        state, warps = _tiled_result(state, root, groups, _is_beyond_cache(context, found))
-        state = _tiled_product(state, stage + 2, root, INSTRUCTIONS[kind].depth)
-        for operand in (stage, stage + 1):
-            state = _fetched(state, operand, stage + 2, warps)
-        return ((state, stage - 1),)
+        assert found is not None, "judge() has looked"
+        parted = (_in_parts(state, stage, parts) for parts in _parts(context, state, stage, found))
+        return tuple((_tiled(context, each, stage), stage - 1) for each in (state, *parted))
+
+
+def _parts(context: SketchContext, state: State, stage: int, found: Contraction) -> tuple[int, ...]:
+    """Into how many parts a sum may be cut: the largest two powers of two that divide its longest loop, leave each part
+    a few turns, and make no more tiles than twice the multiprocessors. None for sums that are rounded to halves.
+    """
+    op = state.stages[stage].op
+    batch, rows, columns, sums = (
+        prod(axis.extent for axis in axes) for axes in (found.batch, found.rows, found.columns, found.sums)
+    )
+    tiles = batch * -(-rows // _USUAL_TILE) * -(-columns // _USUAL_TILE)
+    most = min(2 * context.hardware.gpu.multiprocessors // tiles, sums // _FEWEST_SUMS)
+    longest = max(axis.extent for axis in found.sums)
+    fitting = tuple(parts for parts in (2, 4, 8, 16, 32) if parts <= most and longest % parts == 0)
+    return fitting[-2:] if op.dtype == "float32" else ()
+
+
+def _in_parts(state: State, stage: int, parts: int) -> State:
+    """The longest loop of a sum cut into parts, each summed for itself; what adds them up stands inside the loops of
+    what reads the sum element by element.
+    """
+    iters = state.stages[stage].iters
+    sums = [number for number, iterator in enumerate(iters) if iterator.kind is IterKind.REDUCTION]
+    loop = max(sums, key=lambda number: literal_extent(iters[number]))
+    extent = literal_extent(iters[loop])
+    state = state.apply(Split(stage, loop, extent, (extent // parts,))).apply(Rfactor(stage, loop, 0))
+    consumer = fusible_consumer(state, stage + 1)
+    if consumer is None:
+        return state
+    return state.apply(ComputeAt(stage + 1, consumer, len(state.stages[consumer].iters) - 1))
+
+
+def _tiled(context: SketchContext, state: State, stage: int) -> State:
+    """The product on tensor cores."""
+    kind = kind_of(context, state, stage)
+    found = contraction_of(state.dag, stage)
+    op = state.stages[stage].op
+    assert kind is not None, "a part of a product is one"
+    assert found is not None
+    assert isinstance(op, ComputeOp)
+    consumer = fusible_consumer(state, stage)
+    groups = tuple(tuple(op.axes.index(axis) for axis in axes) for axes in (found.batch, found.rows, found.columns))
+    beyond_cache = _is_beyond_cache(context, found)
+    state = state.apply(AsMatmul(stage, kind))
+    root = stage + 3
+    if consumer is not None:
+        state = state.apply(ComputeInline(root))
+        root = consumer + 3
+    state, warps = _tiled_result(state, root, groups, beyond_cache)
+    state = _tiled_product(state, stage + 2, root, INSTRUCTIONS[kind].depth)
+    for operand in (stage, stage + 1):
+        state = _fetched(state, operand, stage + 2, warps)
+    return state
 
 
 def _is_beyond_cache(context: SketchContext, found: Contraction) -> bool:

@@ -112,10 +112,9 @@ PRODUCTS: dict[str, Callable[[], ComputeDAG]] = {
 
 
 def tensor_space(dag: ComputeDAG, target: Target = TF32, hardware: HardwareParams = GPU) -> SketchSpace:
-    """The programs of a graph that use tensor cores."""
+    """The programs of a graph that use tensor cores, for its sums as they are."""
     spaces = build_spaces(SearchTask("product", dag, target, hardware), SearchOptions())
-    (found,) = (space for space in spaces if any(isinstance(step, AsMatmul) for step in space.sketch))
-    return found
+    return next(space for space in spaces if any(isinstance(step, AsMatmul) for step in space.sketch))
 
 
 def sampled(space: SketchSpace, count: int, seed: int = 0) -> Iterator[tuple[Step, ...]]:
