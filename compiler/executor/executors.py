@@ -58,7 +58,9 @@ def executor_on(
     need = gpu_count(network)
     if len(gpus) != need:
         given = ", ".join(map(str, gpus)) or "no GPU"
-        what_to_do = "name it, such as cuda(0)" if need else 'run it on cpu(0), or compile it for "cuda"'
+        what_to_do = {0: 'run it on cpu(0), or compile it for "cuda"', 1: "name it, such as cuda(0)"}.get(
+            need, "name them, such as cuda(0) and cuda(1)"
+        )
         raise OptionError(
             f"network {network.plan.name} was compiled for {_gpus(need)}, and given is {given}: {what_to_do}"
         )

@@ -85,15 +85,18 @@ class DeviceArray:
         """The memory of another library's array, by DLPack, without a copy. What that library has queued to fill it
         comes before what is queued on `stream` from now on.
 
-        Raises: DeviceError for what lies elsewhere, is not dense, or does not start at a multiple of 16 bytes.
+        Raises: DeviceError for what lies elsewhere, or elsewhere than it says, is not dense, or does not start at a
+        multiple of 16 bytes.
         """
         try:
             kind, number = source.__dlpack_device__()
             tensor = tensor_of(_Awaited(source, driver.handle(stream))) if kind == _CUDA else None
-        except (TypeError, ValueError, RuntimeError, AttributeError, BufferError) as error:
+        except Exception as error:  # of another library, which may raise anything
             raise DeviceError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
         if tensor is None:
             raise DeviceError(f"the array lies on {Device(kind, number)}, not on a CUDA device; copy it there first")
+        if (found := tuple(map(int, tensor.__dlpack_device__()))) != (kind, number):
+            raise DeviceError(f"the array is said to lie on {Device(kind, number)}, and lies on {Device(*found)}")
         shape, address = tuple(tensor.shape), int(tensor.data_ptr())
         if not tensor.is_contiguous():
             raise DeviceError(f"the array of the shape {list(shape)} is not dense, row by row; copy it first")

@@ -55,7 +55,7 @@ def device(kind: str, index: int | None = None) -> Device:
     """
     found = re.fullmatch(r"(?P<kind>[a-z]+)(:(?P<number>\d{1,4}))?", kind) if isinstance(kind, str) else None
     if found is None or found["kind"] not in _TYPES:
-        raise OptionError(f"no kind of device is called {kind!r:.80}; there are {', '.join(_TYPES)}")
+        raise OptionError(f"no device is called {kind!r:.80}; there are {', '.join(_TYPES)}, and numbers as in cuda:1")
     if index is not None and found["number"] is not None:
         raise OptionError(f"{kind} names a number already, so {index!r:.80} is one too many")
     return Device(_TYPES[found["kind"]], int(found["number"] or 0) if index is None else index)
@@ -99,7 +99,7 @@ def device_of(array: object) -> Device:
     try:
         kind, number = array.__dlpack_device__()  # type: ignore[attr-defined]
         return Device(int(kind), int(number))
-    except (AttributeError, TypeError, ValueError, RuntimeError, BufferError):
+    except Exception:  # of another library, which may raise anything
         return cpu()
 
 

@@ -207,7 +207,7 @@ def test_a_network_for_a_gpu_is_timed_where_there_is_one(
     for wrong, words in {
         "cuda:2": "there is no GPU number 2; this machine has 2",
         "cpu": "compiled for one GPU, and given is no GPU: name it",
-        "rack-7": "no kind of device is called 'rack-7'",
+        "rack-7": "no device is called 'rack-7'",
     }.items():
         assert run(monkeypatch, "run", "gpu.retune", "--device", wrong) == exits.USER_ERROR
         error = capsys.readouterr().err

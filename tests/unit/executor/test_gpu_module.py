@@ -101,6 +101,10 @@ def test_devices_that_a_library_does_not_run_on(driver: DriverDouble) -> None:
         make("cuda")
     with pytest.raises(DeviceError, match="there is no GPU number 2; this machine has 2"):
         make(cuda(2))
+    plan = plan_of(Call("gpu", (0, 2), device=1), Call("gpu", (2, 5), device=2))
+    both = Library(CompiledNetwork(plan, on_gpu_alone().kernels, {1: X}))["default"]
+    with pytest.raises(OptionError, match=r"for 2 GPUs, and given is cuda\(1\): name them, such as cuda\(0\) and cuda"):
+        both(cuda(1))
     assert not driver.launches()
 
 

@@ -39,7 +39,7 @@ def test_get_device() -> None:
         create(one_call().dumps(), ARITHMETIC, device("cuda:1"))
     with pytest.raises(OptionError, match="cuda:1 names a number already, so 2 is one too many"):
         device("cuda:1", 2)
-    with pytest.raises(OptionError, match="no kind of device is called 'tpu'"):
+    with pytest.raises(OptionError, match="no device is called 'tpu'"):
         device("tpu")
 
 

@@ -158,3 +158,21 @@ def test_what_kernels_cannot_use_is_not_borrowed() -> None:
         DeviceArray.borrowed(driver, "stream", np.zeros(4, "float32"))
     with pytest.raises(DeviceError, match="a list gives no array"):
         DeviceArray.borrowed(driver, "stream", [1.0])
+    with pytest.raises(DeviceError, match=r"said to lie on cuda\(1\), and lies on cuda\(0\)"):
+        DeviceArray.borrowed(driver, "stream", Liar(0x10000, (4,), "float32", 0))
+    with pytest.raises(DeviceError, match="a Broken gives no array of DLPack: no driver"):
+        DeviceArray.borrowed(driver, "stream", Broken(0x10000, (4,), "float32", 0))
+
+
+class Liar(Lender):
+    """An array that is not where it says."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 1
+
+
+class Broken(Lender):
+    """An array of a library that does not work."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise OSError("no driver")
