@@ -25,7 +25,7 @@ from tests.backend.onnx_backend import CompiledModel, InterpretedProgram, Retune
 
 _FILE = Path(__file__).with_name("onnx_nodes.txt")
 _EVERY = 25
-_CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
+CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
 _EXCLUDED_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training", "ai.onnx.training")
 _EXCLUDED_WORDS = ("Sequence", "Optional", "String")
 """In the names of operators on these; ReverseSequence is one on tensors."""
@@ -33,12 +33,13 @@ _EXCLUDED_WORDS = ("Sequence", "Optional", "String")
 Outcomes = dict[str, str]
 
 
-def _recorded() -> Outcomes:
+def recorded() -> Outcomes:
+    """What comes of each test, by its name."""
     lines = _FILE.read_text().splitlines() if _FILE.exists() else []
     return {name: outcome for outcome, name in (line.split() for line in lines)}
 
 
-_PASSING = [name for name, outcome in _recorded().items() if outcome in ("compiled", "machine", "host")]
+_PASSING = [name for name, outcome in recorded().items() if outcome in ("compiled", "machine", "host")]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, unitte
         groups = BackendTest(RetuneBackend, __name__).test_cases
         yield {
             name.removesuffix("_cpu"): group(name)
-            for category in _CATEGORIES
+            for category in CATEGORIES
             for group in [groups[f"OnnxBackend{category}ModelTest"]]
             for name in unittest.defaultTestLoader.getTestCaseNames(group)
             if name.endswith("_cpu")
@@ -70,7 +71,7 @@ def test_some(name: str, suite: dict[str, unittest.TestCase]) -> None:
 
 def test_programs(suite: dict[str, unittest.TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
     """What has control flow, open dimensions or data that decides on shapes, by the reference interpreter."""
-    names = [name for name, outcome in _recorded().items() if outcome in ("machine", "host")]
+    names = [name for name, outcome in recorded().items() if outcome in ("machine", "host")]
     monkeypatch.setattr(RetuneBackend, "prepare", lambda model, *_, **__: InterpretedProgram(model))
     failed = {}
     for name in names:
@@ -109,7 +110,7 @@ def test_all(suite: dict[str, unittest.TestCase], update_golden: bool, monkeypat
             found[name] = "host" if models[-1].on_the_host else seen[-1]
     if update_golden:
         _FILE.write_text("".join(f"{outcome} {name}\n" for name, outcome in found.items()))
-    assert found == _recorded()
+    assert found == recorded()
 
 
 def _is_excluded(model: onnx.ModelProto) -> bool:
