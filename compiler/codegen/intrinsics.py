@@ -10,7 +10,7 @@ from compiler.codegen.conversions import cast
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from compiler.codegen.values import Emit, Value
-from compiler.codegen.vector_math import erf, exp, exp_by_lookup, log, tanh
+from compiler.codegen.vector_math import erf, exp, exp_by_lookup, exp_by_power, log, tanh
 from compiler.codegen.vector_pow import pow
 from compiler.dtype import BFLOAT16
 from compiler.errors import LoweringError
@@ -62,8 +62,8 @@ def call_instruction(
     if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
         wide = [cast(emit, arg, "float32") for arg in args]
         return cast(emit, call_instruction(emit, name, wide, "float32", lookups, library), dtype)
-    if dtype == "float32" and name == "exp" and lookups and name in FLOAT32:
-        return exp_by_lookup(emit, first)
+    if dtype == "float32" and name == "exp" and name in FLOAT32 and (lookups or not library):
+        return exp_by_lookup(emit, first) if library else exp_by_power(emit, first)
     if dtype == "float32" and name in FLOAT32:
         return FLOAT32[name](emit, *args)
     if not library and device_library.has(name, dtype):
@@ -75,7 +75,7 @@ def call_instruction(
     if name == "sigmoid":
         return _sigmoid(emit, first, lookups, library)
     if dtype in _LIBRARY.get(name, {}):
-        return _library_call(emit, _LIBRARY[name][dtype], first)
+        return LaneWriter(emit, lanes, dtype).each_lane(_LIBRARY[name][dtype], first)
     raise LoweringError(f"no code for the function {name} on {dtype}")
 
 
@@ -115,19 +115,3 @@ def _sigmoid(emit: Emit, x: Value, lookups: bool, library: bool) -> Value:
     decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, lookups, library)
     above = write.choose(write.test("olt", x, write.number(0.0)), decay, one)
     return write.div(above, write.add(one, decay))
-
-
-def _library_call(emit: Emit, symbol: str, arg: Value) -> Value:
-    """A libm function lane by lane."""
-    dtype = arg.dtype
-    scalar, kind = llvm_type(dtype), llvm_type(dtype, arg.lanes)
-    if arg.lanes == 1:
-        return emit(f"call {scalar} @{symbol}({scalar} {arg.text})", 1, dtype)
-    text = "poison"
-    result = arg
-    for lane in range(arg.lanes):
-        item = emit(f"extractelement {arg.typed}, i64 {lane}", 1, dtype)
-        value = emit(f"call {scalar} @{symbol}({scalar} {item.text})", 1, dtype)
-        result = emit(f"insertelement {kind} {text}, {value.typed}, i64 {lane}", arg.lanes, dtype)
-        text = result.text
-    return result

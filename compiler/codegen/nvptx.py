@@ -37,6 +37,7 @@ _INDEX_REGISTERS = 40
 _LAUNCHED_SHARED = "launched_shared"
 """The shared memory that a launch gives."""
 _MOST_RESIDENT = 8
+_POWER_OF_TWO = "declare float @llvm.nvvm.ex2.approx.ftz.f(float)"
 _HALF = 1 << 31
 _REGISTERS = {
     LoopKind.BLOCK_X: "ctaid.x",
@@ -125,7 +126,7 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
         if any(kernel.dynamic_shared for kernel in function.kernels)
         else []
     )
-    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES))
+    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", _POWER_OF_TWO, *reads, *tensors, *SHUFFLES))
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))

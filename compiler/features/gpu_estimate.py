@@ -42,11 +42,12 @@ _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """How a kernel runs, arrays (B,): its blocks and their warps, `idle` times as many lanes as threads, how many
-    `resident` blocks fit a multiprocessor, and how many `rounds` of blocks the one with most of them has.
+    """How a kernel runs, arrays (B,): its blocks, their threads and warps, `idle` times as many lanes as threads, how
+    many `resident` blocks fit a multiprocessor, and how many `rounds` of blocks the one with most of them has.
     """
 
     blocks: Floats
+    threads: Floats
     warps: Floats
     idle: Floats
     registers: Floats
@@ -65,7 +66,7 @@ class Launched:
             *(np.asarray(each, np.int64) for each in (threads, taken, launch["gpu_shared_bytes"]))
         )
         rounds = np.ceil(blocks / facts.multiprocessors)
-        return cls(blocks, warps, warps * WARP / threads, registers, resident.astype(np.float64), rounds)
+        return cls(blocks, threads, warps, warps * WARP / threads, registers, resident.astype(np.float64), rounds)
 
     @property
     def active(self) -> Floats:

@@ -12,7 +12,7 @@ from compiler.dtype import is_float
 from compiler.features.buffers import Columns
 from compiler.features.estimate import operation_cost
 from compiler.features.gpu_estimate import Launched
-from compiler.features.nest import Floats
+from compiler.features.nest import Floats, product_where
 from compiler.features.turn_loop import PARTS, Statement, TurnLoop
 from compiler.gpu_facts import GpuFacts
 from compiler.ir.kernel import WARP
@@ -24,6 +24,11 @@ _LOAD_CYCLES = 33.0
 """From a load of shared memory to the arithmetic that wants it."""
 _ADD_CYCLES = 4.0
 """From one addition to a sum to the next."""
+_INDEX_REGISTERS = 28.0
+_TOGETHER = 4.0
+"""Steps of a sum whose factor is read at once where its neighbours lie along the sum."""
+_SPILLED = 3.0
+"""Instructions for a number that registers have no room for, each time that it is wanted."""
 _TURN = 28.0
 """Other instructions of a turn: the tile that it is at, addresses, a barrier, whether there is more to copy."""
 
@@ -73,6 +78,9 @@ class _TiledLoop(TurnLoop):
             elif mine or loop.annotation is Annotation.VTHREAD:
                 self.sums = self.sums * nest.extents[at]
         self.turns = outer
+        if nest.source.pipeline is not None:
+            self.starts = outer / nest.extents[nest.place[nest.source.stage, nest.source.pipeline[0]]]
+        self.spilled = np.maximum(0.0, self.registers() - facts.most_registers(launched.threads))
         self.loading = np.full(nest.count, _LOAD_CYCLES)
         cost = operation_cost(nest.source.ops, is_float(nest.source.write.tensor.dtype))
         self.operations = self.sums * self.steps * cost
@@ -90,7 +98,21 @@ class _TiledLoop(TurnLoop):
     def instructions(self) -> Floats:
         """Instructions of a warp."""
         loads = self.product.moved.shared_requests / self.launched.blocks / self.launched.warps / self.turns
-        return np.asarray(self.operations + loads + self.all_copies() + _TURN)
+        spilled = _SPILLED * self.spilled * np.maximum(1.0, self.steps / _TOGETHER)
+        return np.asarray(self.operations + loads + spilled + self.all_copies() + _TURN)
+
+    def registers(self) -> Floats:
+        """Registers of a thread: its sums, what is loaded for some steps of them, and indices."""
+        nest = self.product.nest
+        loaded = np.zeros(nest.count)
+        virtual = np.array([loop.annotation is Annotation.VTHREAD for loop in nest.source.loops], dtype=np.bool_)
+        points = (nest.tile | virtual[:, None]) & nest.real
+        for touch in self.product.touched:
+            if not touch.is_write:
+                words = product_where(points & touch.moving, nest.extents)
+                row = np.any([points[at] & (touch.strides[at] == 1) for at in range(nest.depth)], axis=0)
+                loaded += words * np.where(row, 1.0, np.minimum(self.steps, _TOGETHER))
+        return np.asarray(self.sums + loaded + _INDEX_REGISTERS)
 
     def shared(self) -> Floats:
         """Cycles of shared memory."""

@@ -50,8 +50,8 @@ class Statement:
 
 class TurnLoop(ABC):
     """The loop over the turns of a product; numbers of one block and one turn, arrays (B,). `turns` is how many there
-    are, `loading` the cycles behind a barrier before something is multiplied, and `early` the share of a turn that
-    needs none of its copies.
+    are, `starts` how often they begin anew, with nothing under way yet, `loading` the cycles behind a barrier before
+    something is multiplied, and `early` the share of a turn that needs none of its copies.
     """
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
@@ -59,6 +59,7 @@ class TurnLoop(ABC):
         self.facts, self.launched, self.factors, self.product = facts, launched, factors, product
         self.tiles = turns_at_once(product.nest.source, count)
         self.turns: Floats = np.ones(count)
+        self.starts: Floats = np.ones(count)
         self.loading: Floats = np.zeros(count)
         self.early: Floats = np.zeros(count)
 
@@ -96,7 +97,7 @@ class TurnLoop(ABC):
         some = np.maximum(rest, 1.0)
         multiplying = full * self.multiplying(together) + (rest > 0) * self.multiplying(some)
         turns = full * self.turn(together) + (rest > 0) * self.turn(some)
-        started = (full + (rest > 0)) * MEMORY_CYCLES
+        started = (full + (rest > 0)) * MEMORY_CYCLES * self.starts
         read = self.read() / (self.facts.bandwidth / self.facts.clock)
         spilling = launched.spilling
         multiplying = multiplying * self.turns * spilling

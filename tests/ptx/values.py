@@ -143,6 +143,7 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "div": np.divide,
     "rcp": lambda value: 1 / value,
     "sqrt": np.sqrt,
+    "ex2": lambda value: np.exp2(value.astype(np.float64)),
     "neg": np.negative,
     "abs": np.abs,
     "max": np.fmax,

@@ -12,6 +12,7 @@ from compiler.search.space import build_spaces
 from compiler.target import Target
 from tests.unit.features.test_gpu_estimate import features_of
 from tests.unit.search.workloads import matmul
+from tests.unit.simt.products import conv
 
 TARGET = Target("cuda -arch=sm_90")
 ROWS, COLUMNS, SUM = (32, 1, 16, 8, 1), (32, 1, 16, 4, 2), (128, 16, 2)
@@ -79,3 +80,27 @@ def test_the_loop_is_shared_out_among_its_statements() -> None:
     facts = facts_of("sm_90")
     busy = 8 * 4096**3 / 1024 / facts.lanes  # of 1024 blocks the multiprocessor with most of them has 8
     assert found["C.local"]["estimate_cycles"] == pytest.approx(busy, rel=1e-3)
+
+
+def test_what_registers_have_no_room_for_takes_longer() -> None:
+    """512 threads with 128 registers each have room for 64 sums, hardly for what is multiplied, and not for 128."""
+    found = [cycles(rows=(4096 // 32 // each, 1, 32, each, 1), columns=(32, 1, 16, 4, 2)) for each in (8, 16)]
+    assert found[1] > 1.5 * found[0]
+
+
+def test_pipelines_that_begin_anew_are_waited_for() -> None:
+    """A convolution that goes through its window outside of the channels fills its pipeline nine times."""
+    dag = conv(28, (128, 128), 3, "float32", "float32")
+    task = SearchTask("t", dag, TARGET, hardware_of(TARGET, 1))
+    (space,) = build_spaces(task, SearchOptions())
+    row = np.zeros(space.layout.width, np.int64)
+    tiles = [(2, 1, 1, 1, 1), (7, 1, 4, 1, 1), (7, 1, 4, 1, 1), (8, 1, 8, 2, 1)]
+    found = []
+    for window in ((1, 3, 1), (3, 1, 1)):
+        for split, lengths in zip(space.layout.splits, [*tiles, window, window, (16, 8, 1)], strict=True):
+            row[split.columns] = lengths
+        for width in space.layout.widths:
+            row[width.column] = 2
+        features, _ = features_of(task, space.steps(row))
+        found.append(sum(one["estimate_cycles"] for one in features.values()))
+    assert found[1] > found[0] + 8 * 600
