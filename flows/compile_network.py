@@ -103,7 +103,7 @@ def compile_best(job: TuneJob, run_id: str) -> Compiled:
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
     announce(PhaseStarted(f"confirming the best programs of {sum(map(len, layers))} tasks"))
-    with open_workers(job.measuring(extracted.constant_bytes), job.plan) as workers:
+    with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
         winners: list[Winner] = []
         for layer in layers:
             winners += decided([confirm(task.name, workers, whole(task), whole(programs)) for task, programs in layer])

@@ -84,5 +84,5 @@ def confirm_operator(job: TuneJob) -> Winner:
     extracted = extract_any(job.network, job.target, job.threads)
     (task,) = extracted.tasks
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
-    with open_workers(job.measuring(extracted.constant_bytes), job.plan) as workers:
+    with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
         return confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task))

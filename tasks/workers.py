@@ -23,9 +23,7 @@ class Workers:
 
 
 @contextmanager
-def open_workers(
-    options: MeasureOptions, plan: FleetPlan | None = None, gpu: int | None = None
-) -> Iterator[Workers]:
+def open_workers(options: MeasureOptions, plan: FleetPlan | None, gpu: int | None) -> Iterator[Workers]:
     """Without a plan, build processes on all cores of this machine and one process that times programs, on
     `options.threads` threads or on the GPU of a number; else the workers of a fleet.
     """

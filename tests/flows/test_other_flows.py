@@ -10,17 +10,19 @@ from compiler import config
 from compiler.errors import OptionError
 from compiler.executor.network import CompiledNetwork
 from compiler.features import FEATURE_VERSION
+from compiler.measure.options import MeasureOptions
 from flows import retune_stale as module
-from flows.compile_network import compile_network
+from flows.compile_network import compile_best, compile_network
 from flows.parameters import TuneJob
 from flows.retune_stale import retune_stale
 from flows.train_cost_model import train_cost_model
-from flows.tune_operator import tune_operator
+from flows.tune_operator import confirm_operator, tune_operator
 from storage.artifacts import ArtifactStore
 from storage.lessons import LessonStore
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 from tasks.pages.facts import facts_of
+from tasks.plan import FleetPlan
 from tests.flows.command_line import run
 from tests.flows.networks import write_mlp
 
@@ -65,6 +67,28 @@ def test_a_network_is_compiled_with_what_is_known(tmp_path: Path) -> None:
     assert ParquetRecordStore(home).records() == []
     assert Path(report.artifact).exists()
     assert all(info.is_complete for info in RunLedger(home).list())
+
+
+def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ConfirmingError(Exception):
+        """In place of what would run on the GPU."""
+
+    opened: list[int | None] = []
+
+    def open_workers(_: MeasureOptions, plan: FleetPlan | None, gpu: int | None) -> None:
+        assert plan is None
+        opened.append(gpu)
+        raise ConfirmingError
+
+    network, home = str(write_mlp(tmp_path / "small.onnx")), str(tmp_path / "state")
+    for name in ("compile_network", "tune_operator"):
+        monkeypatch.setattr(f"flows.{name}.open_workers", open_workers)
+    for target in ("cuda -arch=sm_80", None):
+        with pytest.raises(ConfirmingError):
+            compile_best(TuneJob.checked(network, trials=1, threads=1, home=home, target=target), "run")
+        with pytest.raises(ConfirmingError):
+            confirm_operator(TuneJob.checked(OPERATOR, trials=1, threads=1, home=home, target=target))
+    assert opened == [0, 0, None, None]
 
 
 def test_what_a_run_on_an_object_store_has_made_is_fetched_on_another_machine(
