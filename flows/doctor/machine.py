@@ -17,7 +17,7 @@ from compiler.codegen.cpu import describe
 from compiler.codegen.ptxas import assembler
 from compiler.driver.build import build
 from compiler.errors import RetuneError
-from compiler.runtime.cuda import why_not
+from compiler.runtime.cuda import gpus, why_not
 from compiler.runtime.machine import free_memory_bytes
 from compiler.runtime.openmp import openmp_runtime
 from compiler.target import Target
@@ -137,17 +137,17 @@ def code_generation() -> Finding:
 
 
 def cuda(version: Path = NVIDIA) -> Finding:
-    """Whether there is an NVIDIA GPU, and what is needed to use it."""
-    driver = _text(version).partition("\n")[0]
+    """Whether there is an NVIDIA GPU, and what is needed to use it. Who can use one need not have all that a driver
+    brings along, as in containers.
+    """
     tools = "" if assembler() else "; no ptxas on the path, which assembles and checks generated code"
-    if not driver:
+    missing = why_not()
+    if not missing:
+        return ok("CUDA", f"{', '.join(f'{each.name} ({each.arch})' for each in gpus())}{tools}")
+    driver, names = _text(version).partition("\n")[0], _names()
+    if not driver and not names:
         return ok("CUDA", f"no NVIDIA driver: processors only{tools}")
-    gpus = _gpus()
-    if not gpus:
-        return warn("CUDA", driver, "the driver is loaded, but nvidia-smi names no GPU: check the container's devices")
-    if missing := why_not():
-        return warn("CUDA", ", ".join(gpus), missing)
-    return ok("CUDA", f"{', '.join(gpus)}{tools}")
+    return warn("CUDA", ", ".join(names) or driver, missing)
 
 
 def everything() -> Iterable[Finding]:
@@ -156,7 +156,8 @@ def everything() -> Iterable[Finding]:
         yield look()
 
 
-def _gpus() -> list[str]:
+def _names() -> list[str]:
+    """What the driver's own tool calls the GPUs."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

@@ -13,6 +13,7 @@ from compiler import config
 from flows.doctor import machine, services
 from flows.doctor.finding import Finding, Verdict
 from storage.parquet import ParquetRecordStore
+from tests.cuda_double import DriverDouble
 from tests.flows.command_line import run
 from tests.unit.storage.samples import timed
 
@@ -36,6 +37,27 @@ def test_this_machine_can_build_and_run_a_kernel() -> None:
     verdicts = {finding.name: finding.verdict for finding in findings}
     assert verdicts["compiler"] is verdicts["OpenMP"] is Verdict.OK
     assert set(verdicts) >= {"processor", "cores", "frequency", "load", "memory", "CUDA"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "driver", "verdict", "words"),
+    [
+        ("", "", Verdict.OK, "Double 0 (sm_90), Double 1 (sm_90)"),
+        ("the packages are missing", "", Verdict.OK, "no NVIDIA driver: processors only"),
+        ("the packages are missing", "NVRM version: 570\nGCC", Verdict.WARN, "NVRM version: 570"),
+    ],
+)
+def test_a_gpu_that_can_be_used_is_named(
+    missing: str, driver: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of the driver is to be seen in this container."""
+    monkeypatch.setattr(machine, "why_not", lambda: missing)
+    monkeypatch.setattr(machine, "gpus", DriverDouble(count=2).devices)
+    monkeypatch.setattr(machine, "_names", list)
+    finding = machine.cuda(write(tmp_path, {"version": driver}) / "version")
+    assert finding.verdict is verdict
+    assert words in finding.found
+    assert finding.advice == (missing if verdict is Verdict.WARN else "")
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
