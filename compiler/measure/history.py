@@ -18,6 +18,9 @@ from compiler.errors import LogFormatError
 from compiler.measure.log import LoggedTrial, append_log, read_log
 from compiler.measure.record import MeasureStatus
 
+_ROUNDED = "-math=tf32"
+"""A program for such a target rounds factors of float32, which no other target allows."""
+
 
 def distance(wanted: str, known: str) -> float:
     """How many times as much work the workload `wanted` is as `known`; infinite when one's programs say nothing of the
@@ -60,8 +63,9 @@ def _factor(wanted: Any, known: Any) -> float:
 
 
 def target_kind(target: str) -> str:
-    """The first word of a target text: programs carry over between targets of one kind."""
-    return target.split(maxsplit=1)[0] if target.strip() else ""
+    """What programs carry over between: the first word of a target text, and whether products may be rounded."""
+    words = target.split()
+    return " ".join([*words[:1], *(_ROUNDED for word in words[1:] if word == _ROUNDED)])
 
 
 def best_trial(

@@ -56,6 +56,14 @@ def test_the_best_trial_is_of_the_workload_and_the_kind_of_target() -> None:
     assert best_trial([], key(8)) is None
 
 
+def test_a_program_that_rounds_is_none_for_a_strict_target() -> None:
+    rounding = trial(key(8), 1.0, "cuda -keys=cuda,gpu -arch=sm_90 -math=tf32")
+    strict = trial(key(8), 2.0, "cuda -arch=sm_80")
+    assert best_trial([rounding, strict], key(8), "cuda -arch=sm_90") == strict
+    assert best_trial([rounding], key(8), "cuda") is None
+    assert best_trial([rounding, strict], key(8), "cuda -math=tf32") == rounding
+
+
 def test_distilling_keeps_the_best_of_both_logs(tmp_path: Path) -> None:
     source, best = tmp_path / "a.json", tmp_path / "b.json"
     append_log(source, [trial("x", 2.0), trial("x", 1.0), trial("y", None), trial("z", 3.0)])
