@@ -92,7 +92,7 @@ def _steps(state: State, done: Collection[int] = ()) -> tuple[Step, ...]:
 
 def _large(state: State, stage_id: int) -> _Large | None:
     """What is known of a large product of matrices whose sizes are multiples of its tiles; None for anything else."""
-    op, rows = state.stages[stage_id].op, _row_axis(state, stage_id)
+    op, rows = state.stages[stage_id].op, row_axis_of(state, stage_id)
     if rows is None or rows < 0 or not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
         return None
     columns, height = op.axes[-1].extent, op.axes[rows].extent
@@ -146,7 +146,7 @@ def _annotated(state: State, stage_id: int) -> State:
     turned = _turned_axis(state, stage_id)
     if turned is not None:
         state = _blocked(state, stage_id, turned)
-    row_axis = _row_axis(state, stage_id)
+    row_axis = row_axis_of(state, stage_id)
     if row_axis is not None:
         state = _in_strips(state, stage_id, row_axis)
     stage = state.stages[stage_id]
@@ -187,7 +187,7 @@ def _turned_axis(state: State, stage_id: int) -> int | None:
     return None
 
 
-def _row_axis(state: State, stage_id: int) -> int | None:
+def row_axis_of(state: State, stage_id: int) -> int | None:
     """The axis of which a few places share what a product reads along its last axis, -1 when there is none.
 
     None for a stage that is no product of floating-point numbers, or reads nothing along its last axis.

@@ -8,6 +8,7 @@ A thread computes one result, unless that leaves much of a GPU idle, or has neig
     rows       what is read lies along the reduction          blockIdx, threadIdx.y: results; threadIdx.x: the reduction
     columns    it lies along the results, which are few       blockIdx, threadIdx.x: results; threadIdx.y: the reduction
 
+In products of which there are results enough, a thread computes a few rows, for which it reads the other factor once.
 A very long reduction of very few results is cut in pieces first, so that there are blocks for all of them.
 """
 
@@ -21,10 +22,10 @@ from compiler.ir.expr import Expr, const
 from compiler.ir.visit import substitute, walk
 from compiler.schedule.access import consumers, single_elementwise_consumer
 from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
+from compiler.schedule.default import default_steps, row_axis_of
 from compiler.schedule.inlining import inline_body
 from compiler.schedule.state import Annotation, IterKind, Root, State
-from compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Rfactor, Split, Step
+from compiler.schedule.steps import Annotate, CacheWrite, ComputeAt, ComputeInline, Fuse, Reorder, Rfactor, Split, Step
 from compiler.schedule.task import SearchTask
 from compiler.te.tensor import Axis, ComputeOp, TensorRead
 
@@ -34,6 +35,10 @@ _WARP = 32
 _MOST_THREADS = 1024
 _BUSY = 1 << 16
 """Threads that keep a large GPU busy."""
+_ENOUGH = 1 << 15
+"""Threads that do, if each has more work for that."""
+_ROWS = (4, 7, 6, 5, 3, 2)
+"""How many rows a thread computes, if one of these divides them."""
 _LEAST_TURNS = 4
 """Terms that a thread adds up by itself, so that joining what threads have costs little beside that."""
 _MOST_JOINED = 512
@@ -54,6 +59,14 @@ class _Spread:
     width: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Each thread computes `count` results along the axis of that number."""
+
+    axis: int
+    count: int
+
+
 def untuned_steps(task: SearchTask) -> tuple[Step, ...]:
     """Steps of the untuned program of a task, on whatever it is for."""
     return default_gpu_steps(task.dag) if task.target.is_gpu else default_steps(task.dag)
@@ -70,7 +83,10 @@ def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
             continue
         if stage.has_reduce_iter:
             state, number = _cut(state, number)
-            state = _bound_reduction(state, number)
+            if _rows_of(state, number) is None:
+                state = _bound_reduction(state, number)
+            else:
+                state = _joint(state.apply(CacheWrite(number)), number, number + 1)
             continue
         read = _read_by_element(state, number)
         if read is not None:
@@ -118,18 +134,42 @@ def _bound_reduction(state: State, number: int) -> State:
 
 def _joint(state: State, number: int, reader: int) -> State:
     """A reduction in the kernel of what reads it, element by element."""
-    spread = _spread_of(state, number)
+    spread, rows = _spread_of(state, number), _rows_of(state, number)
+    if rows is not None:
+        return _in_rows(state, number, reader, rows)
     if spread is None:
         state = _bound(state, reader, _THREADS, Annotation.THREAD_X)
     else:
         state = _spread_out(_bound(state, reader, spread.results, spread.along), number, spread)
+    return _placed(state, number, reader)
+
+
+def _placed(state: State, number: int, reader: int) -> State:
+    """A stage inside the loops over blocks and threads of another."""
     bound = [place for place, loop in enumerate(state.stages[reader].iters) if loop.annotation is not Annotation.NONE]
     return state.apply(ComputeAt(number, reader, bound[-1]))
 
 
+def _in_rows(state: State, number: int, reader: int, rows: _Rows) -> State:
+    """The same where each thread computes a few rows: the terms around these, which are held in registers."""
+    count, extent = len(_spatial(state, reader)), state.stages[reader].iters[rows.axis].extent
+    assert isinstance(extent, int), "nothing has been split yet"
+    state = state.apply(Split(reader, rows.axis, extent, (rows.count,)))
+    inner = rows.axis + 1
+    state = state.apply(Reorder(reader, (*(place for place in range(count + 1) if place != inner), inner)))
+    state = _threads_along(state, reader, count, _THREADS, Annotation.THREAD_X)
+    spatial = _spatial(state, number)
+    terms = tuple(place for place in range(len(state.stages[number].iters)) if place not in spatial)
+    return _placed(state.apply(Reorder(number, (*terms, *spatial))), number, reader)
+
+
 def _bound(state: State, number: int, threads: int, along: Annotation) -> State:
     """A stage whose results are spread over blocks, so many of them along each one's `along`."""
-    count = len(_spatial(state, number))
+    return _threads_along(state, number, len(_spatial(state, number)), threads, along)
+
+
+def _threads_along(state: State, number: int, count: int, threads: int, along: Annotation) -> State:
+    """The first `count` loops of a stage as one over blocks and one over threads."""
     if not count:
         return state
     if count > 1:
@@ -155,6 +195,18 @@ def _fused_terms(state: State, number: int) -> tuple[State, int]:
     """All loops that reduce as one, and the number of that."""
     loops = tuple(place for place, loop in enumerate(state.stages[number].iters) if loop.kind is IterKind.REDUCTION)
     return (state.apply(Fuse(number, loops)) if len(loops) > 1 else state), loops[0]
+
+
+def _rows_of(state: State, number: int) -> _Rows | None:
+    """The rows that a thread computes of a product; None where each does one result, or several share one."""
+    op = state.stages[number].op
+    if _spread_of(state, number) is not None or len(op.shapes) > 1:
+        return None
+    axis = row_axis_of(state, number)
+    if axis is None or axis < 0:
+        return None
+    extent, most = op.shape[axis], _sizes(state, number)[0] // _ENOUGH
+    return next((_Rows(axis, count) for count in _ROWS if extent % count == 0 and count <= most), None)
 
 
 def _spread_of(state: State, number: int) -> _Spread | None:

@@ -10,6 +10,7 @@ from compiler.codegen.nvptx import ptx
 from compiler.ir.expr import Expr
 from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule import default_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.default_gpu import default_gpu_steps
 from compiler.schedule.state import replay
@@ -21,6 +22,7 @@ from tests.property.programs import inputs_of, random_program
 from tests.ptx.machine import run_ptx
 from tests.unit.lower.small import sum_and_peak
 from tests.unit.search.workloads import GPU, conv_bn_relu, matmul, softmax
+from tests.unit.simt.operators import conv
 
 
 def untuned(dag: ComputeDAG) -> DeviceFunction:
@@ -83,7 +85,9 @@ CASES: dict[str, tuple[Callable[[], ComputeDAG], list[tuple[int, tuple[int, int]
     "a few columns": (lambda: lengths((60, 3), [0]), [(1, (3, 8))]),
     "columns that fill no block": (lambda: lengths((1000, 100), [0]), [(4, (32, 16))]),
     "a row times a matrix": (lambda: matmul(1, 1024, 2048), [(32, (32, 16))]),
-    "a large product": (lambda: matmul(512, 512, 512), [(2048, (128, 1))]),
+    "a large product": (lambda: matmul(512, 512, 512), [(512, (128, 1))]),
+    "one of rows that no number divides": (lambda: matmul(509, 512, 512), [(2036, (128, 1))]),
+    "a convolution": (lambda: conv((56, 56), (16, 64), 3), [(392, (128, 1))]),
     "a product of rows": (lambda: turned_product(128, 128, 256), [(4096, (32, 4))]),
     "a convolution of few points": (lambda: conv_bn_relu(1, 7, 512, 512, 3, 1, 1), [(784, (32, 4))]),
 }
@@ -112,6 +116,21 @@ def test_every_way_to_spread_a_reduction_computes_the_definition() -> None:
         sum_and_peak(3, 200),
     ):
         assert_right(dag)
+
+
+def test_threads_that_compute_a_few_rows_compute_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_gpu, "_ENOUGH", 1)
+    monkeypatch.setattr(default_gpu, "_BUSY", 1)
+    product, image, halves = matmul(12, 40, 9), conv((7, 7), (3, 20), 3), matmul(6, 16, 40, "float16")
+    for dag, held in ((product, "float32[4, 1]"), (image, "float32[1, 1, 7, 1]"), (halves, "float32[6, 1]")):
+        assert f".local: {held}" in str(untuned(dag))
+        assert_right(dag)
+    values = inputs_of(product, np.random.default_rng(4))
+    function = untuned(product)
+    found = run_ptx(ptx(function, Target("cuda")), function, [values[each] for each in product.inputs])
+    np.testing.assert_allclose(found[0], evaluate(product.outputs, values)[0], rtol=1e-4, atol=1e-5)
+    for seed in range(12):
+        assert_right(random_computation(np.random.default_rng(seed)))
 
 
 @pytest.mark.parametrize("seed", range(12))
