@@ -11,9 +11,9 @@ from compiler.lower.gpu.async_copies import AsyncCopies
 from compiler.lower.gpu.barriers import insert_barriers
 from compiler.lower.gpu.bind_threads import bind_threads
 from compiler.lower.gpu.build_kernels import build_kernels
+from compiler.lower.gpu.fetch_loops import fetch_loops
 from compiler.lower.gpu.fold_units import FoldUnits
 from compiler.lower.gpu.fragments_ahead import FragmentsAhead
-from compiler.lower.gpu.last_turns import last_turns
 from compiler.lower.gpu.limits import check_limits, check_virtual_threads
 from compiler.lower.gpu.pipelines import Pipelines
 from compiler.lower.gpu.register_buffers import RegisterBuffers
@@ -63,7 +63,7 @@ def _lowered(function: LoopFunction, hardware: HardwareParams, check: bool) -> K
             verify(function, loop_pass.name)
     kernel = bind_threads(function)
     check_limits(kernel, hardware)
-    kernel = last_turns(insert_barriers(kernel))
+    kernel = fetch_loops(insert_barriers(kernel))
     if check:
-        verify(kernel.body, "last-turns", kernel.ranges)
+        verify(kernel.body, "fetch-loops", kernel.ranges)
     return kernel

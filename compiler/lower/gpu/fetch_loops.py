@@ -1,10 +1,11 @@
-"""In: the body of a kernel as one thread runs it, with barriers. Out: one that asks only in the last turn of a loop
-which threads still have something to fetch.
+"""In: the body of a kernel as one thread runs it, with barriers. Out: one that fetches into shared memory with less
+around it: only the last turn asks which threads still have something to fetch, and few turns are written out, so that
+where each of them fetches is worked out in front of the loops around.
 
 Always: the same elements are fetched by the same threads; only guards that hold in all other turns are left out there.
 
     before: for n in 3: if n * 32 + threadIdx.x < 80: s[n * 32 + threadIdx.x] = x[n * 32 + threadIdx.x]
-    after:  for n in 2: s[n * 32 + threadIdx.x] = x[n * 32 + threadIdx.x]
+    after:  unroll n in 2: s[n * 32 + threadIdx.x] = x[n * 32 + threadIdx.x]
             if threadIdx.x < 16: s[64 + threadIdx.x] = x[64 + threadIdx.x]
 """
 
@@ -33,13 +34,22 @@ from compiler.ir.visit import substitute, walk
 _FETCH = (Store, AsyncCopy)
 
 
-def last_turns(kernel: Kernel) -> Kernel:
-    """The kernel with the last turn split off loops that fetch into shared memory, where it alone needs a guard."""
+_MOST_TURNS = 16
+"""More turns are not written out: their places would take the registers."""
+
+
+def fetch_loops(kernel: Kernel) -> Kernel:
+    """The kernel with the last turn split off loops that fetch into shared memory, where it alone needs a guard, and
+    with short ones of these loops written out.
+    """
     return replace(kernel, body=replace(kernel.body, body=_visited(kernel.body.body, kernel.ranges)))
 
 
 def _visited(stmt: Stmt, ranges: Ranges) -> Stmt:
     if isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL and stmt.extent > 1 and _fetches(stmt):
+        inner = any(isinstance(one, For) and one.kind is LoopKind.SERIAL for one in walk_stmt(stmt.body))
+        if stmt.extent <= _MOST_TURNS and not inner:
+            stmt = replace(stmt, kind=LoopKind.UNROLL)
         before = {**ranges, stmt.var: (0, stmt.extent - 2)}
         body = _freed(stmt.body, stmt.var, before)
         if body is not None and body is not stmt.body:
@@ -53,12 +63,12 @@ def _visited(stmt: Stmt, ranges: Ranges) -> Stmt:
 
 
 def _fetches(stmt: Stmt) -> bool:
-    """Whether nothing is in a statement but what writes shared memory, loops and guards, of which there is one."""
+    """Whether nothing is in a statement but what writes shared memory, loops and guards."""
     found = list(walk_stmt(stmt))
     fetches = [inner for inner in found if isinstance(inner, _FETCH)]
     shared = all((one.buffer if isinstance(one, Store) else one.target).scope == "shared" for one in fetches)
     only = all(isinstance(inner, (For, If, Let, *_FETCH)) for inner in found)
-    return shared and only and any(isinstance(inner, If) for inner in found)
+    return shared and only
 
 
 def _freed(stmt: Stmt, var: Var, ranges: Ranges) -> Stmt | None:

@@ -1,11 +1,12 @@
 """Fetches ask in their last turn alone which threads have something left; the same elements are fetched."""
 
 import numpy as np
+import pytest
 
 from compiler.ir.expr import Buffer, Expr, Load, Var
 from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from compiler.ir.stmt import Allocate, Barrier, Block, For, If, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
-from compiler.lower.gpu.last_turns import last_turns
+from compiler.lower.gpu.fetch_loops import fetch_loops
 from compiler.simt.execute import execute
 
 X, Y = Buffer("x", (80,), "float32"), Buffer("y", (80,), "float32")
@@ -35,7 +36,7 @@ def fetched(made: Kernel) -> list[tuple[int, bool]]:
 
 
 def test_only_the_last_turn_asks() -> None:
-    made = last_turns(kernel(N * 32 + T < 80))
+    made = fetch_loops(kernel(N * 32 + T < 80))
     assert fetched(made) == [(2, False), (1, True)]
     x = np.random.default_rng(0).normal(size=80).astype(np.float32)
     ((found,),) = (execute(DeviceFunction("k", (X, Y), (), 1, (made,)), [x]),)
@@ -43,16 +44,21 @@ def test_only_the_last_turn_asks() -> None:
 
 
 def test_other_guards_stay_in_every_turn() -> None:
-    made = last_turns(kernel((N * 32 + T < 80) & (T < 16)))
+    made = fetch_loops(kernel((N * 32 + T < 80) & (T < 16)))
     assert fetched(made) == [(2, True), (1, True)]
 
 
 def test_what_earlier_turns_must_ask_too_stays_whole() -> None:
     for guard in (N * 32 + T < 40, T < 16):
-        before = kernel(guard)
-        assert last_turns(before) == before
+        assert fetched(fetch_loops(kernel(guard))) == [(3, True)]
+
+
+@pytest.mark.parametrize(("extent", "kind"), [(3, LoopKind.UNROLL), (16, LoopKind.UNROLL), (17, LoopKind.SERIAL)])
+def test_few_turns_are_written_out(extent: int, kind: LoopKind) -> None:
+    loops = [one for one in walk_stmt(fetch_loops(kernel(T < 16, extent)).body.body) if isinstance(one, For)]
+    assert [loop.kind for loop in loops] == [kind, LoopKind.SERIAL]
 
 
 def test_what_is_written_for_others_stays_whole() -> None:
     before = kernel(N * 32 + T < 80, target=Buffer("g", (80,), "float32"))
-    assert last_turns(before) == before
+    assert fetch_loops(before) == before
