@@ -135,14 +135,20 @@ class _Planner:
         """A loop that all threads go through together: a turn comes after what stands before the loop, and after
         another turn.
         """
-        _, carried = self.visit(stmt.body, frozenset((_ANY,)), threads)
-        if _ANY in carried:
-            carried = _forgotten(carried, stmt.var)
-        else:  # every turn has a barrier: others meet the turn before alone, and what stands before the loop the first
+        carried: _Accesses = frozenset()
+        always = True
+        while True:  # a barrier that accesses of other turns ask for may stand in for one behind which there were fewer
+            alone, after_turns = self.visit(stmt.body, carried | {_ANY}, threads)
+            always = always and _ANY not in after_turns
+            after_turns -= {_ANY}
+            # Where every turn has a barrier others meet the turn before alone.
+            more = _of_the_turn_before(after_turns, stmt.var) if always else _forgotten(after_turns, stmt.var)
+            if more <= carried:
+                break
+            carried = carried | more if always else _forgotten(carried | more, stmt.var)
+        if always:
             slotted = {one.buffer for one in self.accesses(stmt.body) if one.indices and _is_remainder(one.indices[0])}
-            carried = _of_the_turn_before(carried, stmt.var)
             before = _in_the_first_turn(before, stmt.var, slotted)
-        alone, after_turns = self.visit(stmt.body, carried, threads)
         body, after = self.visit(stmt.body, carried | before, threads)
         if body != alone:  # what stands before the loop asks for more than its turns ask of each other
             return block(Barrier(), replace(stmt, body=alone)), _forgotten(after_turns, stmt.var)

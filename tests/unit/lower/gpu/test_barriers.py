@@ -132,6 +132,16 @@ def test_tiles_of_other_turns_need_no_barrier_but_the_one_that_is_there(written:
     assert pipeline(written, first=2).count("barrier") == (1 if written == 1 or written == 4 else 2)
 
 
+def test_a_loop_without_a_barrier_does_not_hide_one_that_every_turn_has() -> None:
+    """As above, with a loop over numbers of their own behind the barrier."""
+    write = Store(TILES, ((K + 2) % 3, T), Load(X, (B, T)))
+    read = Store(Y, (B, T), Load(TILES, ((K + 1) % 3, 31 - T)))
+    alone = For(Var("a"), 4, LoopKind.SERIAL, Store(S, (T,), Load(X, (B, T))))
+    body = LoopFunction("made", (X, Y), (), Allocate(TILES, Allocate(S, turns(write, Barrier(), read, alone))), 1)
+    made = insert_barriers(Kernel(body, (2, 1, 1), (32, 1, 1))).body.body
+    assert "\n".join(lines_of(made, 0)).count("barrier") == 1
+
+
 def test_several_elements_fetched_by_a_loop_need_none_among_themselves() -> None:
     assert "barrier" not in text(turns(fetch(K * 32 + T)))
 
