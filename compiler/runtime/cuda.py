@@ -85,8 +85,12 @@ class _CoreDriver:
             raise DeviceError("there is no NVIDIA driver on this machine, so no GPU can be used") from missing
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """All devices, in CUDA's order."""
-        return tuple(map(_described, self._core.Device.get_all_devices()))
+        """All devices that CUDA shows, in its order: the package's own list may be that of the machine."""
+        count = self._checked(self._bindings.cuDeviceGetCount())
+        return tuple(self._tried(partial(self._known, number)) for number in range(count))
+
+    def _known(self, number: int) -> GpuDevice:
+        return _described(self._core.Device(number))
 
     def open(self, number: int) -> None:
         """Work with this device from now on, in this thread: also after other libraries have changed to another."""

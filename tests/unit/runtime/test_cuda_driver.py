@@ -33,7 +33,7 @@ class Core:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
-        self.Device = type("Device", (), {"get_all_devices": lambda: (self.device(0),), "__new__": self.opened})
+        self.Device = type("Device", (), {"__new__": self.opened})
         self.ObjectCode = SimpleNamespace(from_cubin=self.loaded, from_ptx=self.loaded)
 
     def opened(self, _: type, number: int) -> SimpleNamespace:
@@ -71,6 +71,9 @@ class Bindings:
 
     def cuInit(self, _: int) -> tuple[int]:  # noqa: N802
         return (0,)
+
+    def cuDeviceGetCount(self) -> tuple[int, int]:  # noqa: N802
+        return 0, 1
 
     def cuCtxGetCurrent(self) -> tuple[int, int]:  # noqa: N802
         return 0, 100

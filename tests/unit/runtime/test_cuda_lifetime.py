@@ -29,13 +29,16 @@ class Machine:
         machine = self
 
         class Device:
+            name = "Fake"
+            compute_capability = 9, 0
+            properties = Ones()
+
             def __init__(self, number: int) -> None:
-                self.number = number
+                self.device_id = self.number = number
 
             @staticmethod
             def get_all_devices() -> list[Any]:
-                known = {"name": "Fake", "compute_capability": (9, 0), "properties": Ones()}
-                return [SimpleNamespace(device_id=number, **known) for number in range(2)]
+                raise RuntimeError("there is no library of NVIDIA's for the management of devices")
 
             def set_current(self) -> None:
                 machine.asked.append(f"set {self.number}")
@@ -48,6 +51,7 @@ class Machine:
         self.core = SimpleNamespace(Device=Device)
         self.bindings = SimpleNamespace(
             cuInit=lambda _: (0,),
+            cuDeviceGetCount=lambda: (0, 2),
             cuCtxGetCurrent=lambda: (0, getattr(self.here, "context", 0)),
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2),
             cuStreamBeginCapture=self._does("begin"),
@@ -93,6 +97,12 @@ def test_every_thread_has_a_device_of_its_own(machine: Machine) -> None:
     assert failed == ["no GPU is open in this thread; open one first"] * 2
     elsewhere_asked = ["set 1", "allocate 64 on 1 for other"]
     assert machine.asked == ["set 0", *elsewhere_asked, *elsewhere_asked, "allocate 64 on 0 for mine"]
+
+
+def test_devices_are_those_that_cuda_shows(machine: Machine) -> None:
+    """The package's own list needs a library that containers may lack, and knows nothing of CUDA_VISIBLE_DEVICES."""
+    found = _CoreDriver(machine.core, machine.bindings).devices()
+    assert [(one.number, one.arch) for one in found] == [(0, "sm_90"), (1, "sm_90")]
 
 
 def test_a_driver_without_devices_says_so_in_words(machine: Machine) -> None:
