@@ -75,8 +75,10 @@ def ptx(function: DeviceFunction, target: Target) -> str:
 def check_gpu(target: Target) -> None:
     """See that kernels can be made for the GPU of a target.
 
-    Raises: TargetError when LLVM does not know it, or it is too old.
+    Raises: TargetError when it is for no GPU, LLVM does not know the GPU, or it is too old.
     """
+    if not isinstance(target, Target) or not target.is_gpu:
+        raise TargetError(f"PTX is made for a Target such as Target('cuda -arch=sm_90'), not for {str(target)!r:.80}")
     llvm.initialize_all_targets()
     arch = target.arch or _OLDEST
     check_names(target, (GPU_TRIPLE, arch, ""))

@@ -56,9 +56,9 @@ def execute(
     Raises: DefinitionError for arrays that do not fit, KernelFaultError for what no GPU would answer for.
     """
     taken = function.params[: len(function.params) - function.outputs]
-    arrays = [array for array in inputs if isinstance(array, np.ndarray)]
+    arrays = [array for array in inputs if isinstance(array, np.ndarray)] if isinstance(inputs, Sequence) else []
     fit = [(array.shape, array.dtype.name) for array in arrays] == [(buffer.shape, buffer.dtype) for buffer in taken]
-    if not fit or len(arrays) < len(inputs):
+    if not isinstance(inputs, Sequence) or not fit or len(arrays) < len(inputs):
         wanted = ", ".join(f"{buffer}: {buffer.dtype}{list(buffer.shape)}" for buffer in taken)
         raise DefinitionError(f"{function.name}: the inputs must be {wanted}, as arrays of NumPy")
     place = Place(function.name, 1)

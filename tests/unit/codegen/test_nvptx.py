@@ -163,3 +163,6 @@ def test_what_a_library_has_on_a_processor_is_part_of_the_code(
 def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(TargetError, match="sm_12345"):
         ptx(fetched(), Target("cuda", arch="sm_12345"))
+    for target in (Target("llvm"), "cuda -arch=sm_90"):
+        with pytest.raises(TargetError, match="PTX is made for a Target such as Target"):
+            ptx(fetched(), target)  # type: ignore[arg-type]

@@ -252,8 +252,8 @@ def test_inputs_of_another_shape_are_refused() -> None:
         execute(kernel_of(result(const(0.0))), [np.zeros(63, "float32")])
 
 
-@pytest.mark.parametrize("given", [[[0.0] * 64], [None], [], [np.zeros(64, "float32"), 1.0]])
-def test_inputs_that_are_no_arrays_are_refused(given: list[Any]) -> None:
+@pytest.mark.parametrize("given", [[[0.0] * 64], [None], [], [np.zeros(64, "float32"), 1.0], None, {"x": 1.0}])
+def test_inputs_that_are_no_arrays_are_refused(given: Any) -> None:
     with pytest.raises(DefinitionError, match=r"k: the inputs must be x: float32\[64\], as arrays of NumPy"):
         execute(kernel_of(result(const(0.0))), given)
 
