@@ -39,7 +39,7 @@ def run_ptx(text: str, function: DeviceFunction, inputs: Sequence[NDArray[Any]])
         together = max(1, MAX_LANES // kernel.threads)
         for first in range(0, prod(kernel.grid), together):
             count = min(together, prod(kernel.grid) - first)
-            _Blocks(module, memory, kernel, addresses, constants, first, count).run()
+            Blocks(module, memory, kernel, addresses, constants, first, count).run()
     outputs = function.params[len(given) :]
     lying = memory.buffers[len(given) :]
     return [
@@ -67,7 +67,7 @@ class _Copies:
         return _Copies(self.lanes[mask], targets, sources, read, self.size, self.groups[mask])
 
 
-class _Blocks:
+class Blocks:
     """Some blocks of a launch, from number `first` on."""
 
     def __init__(
@@ -349,23 +349,23 @@ def _each(text: str) -> list[str]:
     return [name.strip() for name in text.strip("{}").split(",")]
 
 
-_DOES: Mapping[str, Callable[[_Blocks, Instruction, Mask], None]] = {
-    "ret": _Blocks.end,
-    "bra": _Blocks.branch,
-    "bar": _Blocks.barrier,
-    "ld": _Blocks.load,
-    "st": _Blocks.store,
-    "mov": _Blocks.move,
-    "cvta": _Blocks.move,
-    "and": _Blocks.logic,
-    "or": _Blocks.logic,
-    "xor": _Blocks.logic,
-    "not": _Blocks.logic,
-    "setp": _Blocks.compare,
-    "selp": _Blocks.select,
-    "cvt": _Blocks.convert,
-    "shfl": _Blocks.shuffle,
-    "ldmatrix": _Blocks.matrices,
-    "mma": _Blocks.multiply,
-    "cp": _Blocks.copy,
+_DOES: Mapping[str, Callable[[Blocks, Instruction, Mask], None]] = {
+    "ret": Blocks.end,
+    "bra": Blocks.branch,
+    "bar": Blocks.barrier,
+    "ld": Blocks.load,
+    "st": Blocks.store,
+    "mov": Blocks.move,
+    "cvta": Blocks.move,
+    "and": Blocks.logic,
+    "or": Blocks.logic,
+    "xor": Blocks.logic,
+    "not": Blocks.logic,
+    "setp": Blocks.compare,
+    "selp": Blocks.select,
+    "cvt": Blocks.convert,
+    "shfl": Blocks.shuffle,
+    "ldmatrix": Blocks.matrices,
+    "mma": Blocks.multiply,
+    "cp": Blocks.copy,
 }

@@ -13,7 +13,7 @@ from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
 from compiler.schedule.steps import Annotate, Fuse, Split, Step
 from compiler.target import Target
-from tests.ptx.machine import _Blocks
+from tests.ptx.machine import Blocks
 from tests.ptx.memory import Memory
 from tests.ptx.program import PtxModule
 from tests.unit.search.workloads import GPU
@@ -53,7 +53,7 @@ def last_block(dag: ComputeDAG, steps: tuple[Step, ...]) -> dict[int, int]:
         last.data = data  # type: ignore[assignment]
         addresses.append(last.start)
     (kernel,) = function.kernels
-    _Blocks(module, memory, kernel, addresses, {}, kernel.grid[0] - 1, 1).run()
+    Blocks(module, memory, kernel, addresses, {}, kernel.grid[0] - 1, 1).run()
     return data.written
 
 
