@@ -17,6 +17,7 @@ from compiler.measure.options import MeasureOptions
 from compiler.measure.results import BuildResult, MeasureResult
 from compiler.measure.worker_main import resolve
 from compiler.schedule.task import SearchTask
+from compiler.target import Target
 
 _COURIER = "tasks.rpc:prefect_courier"
 """(host, port, priority) -> Courier: by name, since the compiler knows nothing of Prefect."""
@@ -44,7 +45,8 @@ class RPCRunner(FleetRunner):
     by the storage that the fleet shares (RETUNE_FLEET_STORAGE, by default fleet/ in the state folder). Programs with a
     larger `priority` are timed first; `n_parallel` chunks of programs are on their way at once, which helps as far as
     that many devices have the key. What a lost worker was timing is timed by another one. The other parameters are
-    those of `LocalRunner`; programs run on as many threads as the device has cores. `device` must be 0, the processor.
+    those of `LocalRunner`; programs run on as many threads as the device has cores. `device` must be 0: a worker times
+    on one device, and that of the key cuda:1 on that GPU.
 
     Raises: OptionError when the server does not answer; MeasureError when no worker serves the key; NotYetError for
     another device.
@@ -75,15 +77,22 @@ class RPCRunner(FleetRunner):
     def run(
         self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
     ) -> list[MeasureResult]:
-        """As `LocalRunner.run`. Raises: OptionError when the programs are for this machine and the device is another
-        one; MeasureError.
+        """As `LocalRunner.run`. Raises: OptionError when the programs are for this machine, or another kind of device,
+        and the device is another one; MeasureError.
         """
-        if not task.target.cpu and self.facts.device != config.device_name():
-            raise OptionError(
-                f"{task.name} is for this machine, and {self.key} is another one: make its task with "
-                f"target={self.facts.target!r}"
-            )
+        check_target(task, self.facts, self.key)
         return super().run(task, builds, best_seconds)
+
+
+def check_target(task: SearchTask, facts: DeviceFacts, key: str) -> None:
+    """See that the programs of a task are for a device of a fleet. Raises: OptionError."""
+    advice = f"make its task with target={facts.target!r}"
+    if task.target.is_gpu != Target(facts.target).is_gpu:
+        kinds = ("a GPU", "a processor") if task.target.is_gpu else ("a processor", "a GPU")
+        raise OptionError(f"{task.name} is for {kinds[0]}, and {key} is {kinds[1]}: {advice}")
+    named = task.target.arch if task.target.is_gpu else task.target.cpu
+    if not named and facts.device != config.device_name():
+        raise OptionError(f"{task.name} is for this machine, and {key} is another one: {advice}")
 
 
 class LocalRPCMeasureContext:
@@ -148,7 +157,7 @@ def _checked_options(
 ) -> MeasureOptions:
     """The options of a runner. Raises: NotYetError, OptionError."""
     if device:
-        raise NotYetError(f"programs cannot be measured on device {device} yet, only on the processor, which is 0")
+        raise NotYetError(f"device {device}: a worker times on one alone, number 0; cuda:{device} is the key of a GPU")
     if n_parallel < 1:
         raise OptionError(f"n_parallel must be at least 1, not {n_parallel}")
     return MeasureOptions(

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from compiler.auto_scheduler import (
     register_workload,
     save_records,
 )
+from compiler.auto_scheduler.remote import check_target
 from compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
+from compiler.driver.bench import DeviceFacts
 from compiler.errors import DeviceError, MeasureError, NoRecordError, NotYetError, OptionError
 from compiler.measure.fleet import FleetRunner
 from compiler.measure.log import read_log
@@ -290,6 +293,23 @@ def test_h6_a_wrong_array_is_told_before_anything_is_built() -> None:
     with pytest.raises(OptionError, match=r"input A is float32\[12, 12\], the array given for it is float32\[5\]"):
         task.tune(TuningOptions(2, runner=machine))
     assert machine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("target", "has", "words"),
+    [
+        ("cuda", "llvm -mcpu=znver5", "is for a GPU, and board is a processor: .*'llvm -mcpu=znver5'"),
+        ("llvm", "cuda -arch=sm_90", "is for a processor, and board is a GPU: .*'cuda -arch=sm_90'"),
+        ("cuda", "cuda -arch=sm_90", "is for this machine, and board is another one: .*'cuda -arch=sm_90'"),
+        ("llvm", "llvm -mcpu=znver5", "is for this machine, and board is another one: .*'llvm -mcpu=znver5'"),
+        ("cuda -arch=sm_90", "cuda -arch=sm_90", ""),
+        ("llvm -mcpu=znver5", "llvm -mcpu=znver5", ""),
+    ],
+)
+def test_a_device_of_a_fleet_times_what_is_for_it(target: str, has: str, words: str) -> None:
+    task, facts = SearchTask(func="matmul", args=(12, 12, 12), target=target), DeviceFacts("there", has, 4, 1 << 20)
+    with pytest.raises(OptionError, match=words) if words else nullcontext():
+        check_target(task, facts, "board")
 
 
 def test_a_fleet_that_is_not_there_is_told_and_the_local_context_has_a_runner() -> None:
