@@ -37,6 +37,8 @@ _INDEX_REGISTERS = 40
 _LAUNCHED_SHARED = "launched_shared"
 """The shared memory that a launch gives."""
 _MOST_RESIDENT = 8
+_FENCE = 'call void asm sideeffect "", "~{memory}"()'
+"""Nothing, of which LLVM is told that it may write memory."""
 _POWER_OF_TWO = "declare float @llvm.nvvm.ex2.approx.ftz.f(float)"
 _HALF = 1 << 31
 _REGISTERS = {
@@ -230,6 +232,20 @@ class _DeviceEmitter(BodyEmitter):
         kind, align = memory_type(stmt.buffer.dtype), item_bytes(stmt.buffer.dtype)
         self.writer.put(f"store {kind} {stored.text}, ptr {pointer}, align {align}")
         self.writer.loaded.pop(stmt.buffer.name, None)
+
+    def loop(self, loop: For) -> None:
+        """As for processors; but what a turn loads for the next one is loaded there: LLVM would rather load it once, at
+        the beginning of the next, where tensor cores would wait for it.
+        """
+        if loop.kind is LoopKind.SERIAL and any(isinstance(stmt, Mma) for stmt in walk_stmt(loop.body)):
+            self.counted(loop.var, "0", str(loop.extent), lambda: self.turn(loop.body))
+        else:
+            super().loop(loop)
+
+    def turn(self, body: Stmt) -> None:
+        """A turn of a loop that no access of memory may leave."""
+        self.statement(body)
+        self.writer.put(_FENCE)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
         """As for processors, but the remainder of a loop's counter by a number that is no power of two, such as the

@@ -79,3 +79,11 @@ def test_the_turns_of_three_tiles_are_counted_and_not_divided() -> None:
     assert "rem." not in text
     assert text.count("selp.b32") >= 2  # the number of the tile starts again, that of the copies too
     assert "mul.hi" not in text
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_a_turn_loads_for_the_next_one_is_loaded_in_it(dtype: str) -> None:
+    """Behind the last barrier, in front of what is multiplied meanwhile, and not at the beginning of the next turn."""
+    behind = ptx(program(2, 3, dtype, turns=9), TF32).split("bar.sync")[-1]
+    load = "ldmatrix" if dtype == "float16" else "ld.shared"
+    assert behind.index(load) < behind.index("mma.sync")
