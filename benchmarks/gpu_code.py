@@ -6,12 +6,16 @@ Takes the programs that the search would measure first (those of first principle
 machine code of them and `nvdisasm` tell what it is. `value` is the share of the peak of arithmetic that the hottest
 loop can reach at most: the longest of the cycles to start its instructions, of the float32 pipe or the tensor cores, of
 shared memory, and of the GPU's cache, for nobody waits here. `whole` is the same with all that stands around that loop.
-`limits` says what each of these alone would leave. Without `ptxas` or `nvdisasm` it says so and ends.
+`limits` says what each of these alone would leave. `guess` is the share that first principles expect, waiting included,
+and `bank_words` the most words that one load wants of a bank of shared memory, by the same count. Without `ptxas` or
+`nvdisasm` it says so and ends.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from math import nan
+
+import numpy as np
 
 from benchmarks.gpu_bounds import CodeBound, bound_of
 from benchmarks.gpu_cases import CASES, MODES, GpuCase
@@ -22,13 +26,18 @@ from compiler.codegen.ptxas import KernelResources, assemble_roomy, assembler, a
 from compiler.cost_model.xgb import XGBModel
 from compiler.driver.hardware import hardware_of
 from compiler.errors import RetuneError
+from compiler.features import FEATURE_NAMES
 from compiler.gpu_facts import facts_of
 from compiler.ir.kernel import Kernel
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.state import replay
+from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
 from compiler.search.policy import SketchPolicy
+from compiler.search.prior import prior_scores
+from compiler.search.scored import features_of_steps, scored_hardware
+from compiler.search.sketch_rules.facts import SHARED
 from compiler.target import Target
 
 _ASKED = 16
@@ -69,7 +78,7 @@ def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> It
     task = task_of(name, case, mode, arch)
     candidates = SketchPolicy(task, XGBModel(), seed=0).ask(_ASKED, 0)
     for place, candidate in enumerate(candidates[:programs]):
-        details: dict[str, object] = {"arch": arch, "program": place, "note": NOTE}
+        details: dict[str, object] = {"arch": arch, "program": place, "note": NOTE, **guessed(task, candidate.steps)}
         try:
             found = list(looked_at(task, candidate.steps, arch))
         except RetuneError as failure:
@@ -79,6 +88,15 @@ def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> It
         for kernel, resources, bound in found:
             lines = {**details, **_details(kernel, resources, bound, arch)}
             yield Figure(f"{name}_{mode}", "retune", 1, "bound", bound.turn.share, "share of the peak", details=lines)
+
+
+def guessed(task: SearchTask, steps: Sequence[Step]) -> dict[str, object]:
+    """What first principles say of a program: a share of the peak, and words of a bank for one load of a sum."""
+    features = features_of_steps(task, steps)
+    guess = prior_scores(features[None], task.flop_count, scored_hardware(task))
+    words = np.exp2(features[:, FEATURE_NAMES.index("gpu_bank_conflicts")]) - 1.0
+    sums = [not name.endswith(SHARED) for name in (nest.op.name for nest in statement_nests(replay(task.dag, steps)))]
+    return {"guess": round(float(guess[0]), 4), "bank_words": round(float(words[sums].max(initial=0.0)), 2)}
 
 
 def looked_at(

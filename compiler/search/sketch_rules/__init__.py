@@ -9,6 +9,7 @@ from compiler.search.sketch_rules.const_tensor import SimplifyComputeWithConstTe
 from compiler.search.sketch_rules.cross_thread import CrossThreadReduction
 from compiler.search.sketch_rules.custom import PreloadCustomSketchRule
 from compiler.search.sketch_rules.inline import AlwaysInline
+from compiler.search.sketch_rules.parted_sum import PartedSum
 from compiler.search.sketch_rules.rfactor import AddRfactor
 from compiler.search.sketch_rules.skip import SkipStage
 from compiler.search.sketch_rules.special_location import SpecialComputeLocation
@@ -35,6 +36,7 @@ GPU_RULES: tuple[SketchRule, ...] = (
     SimplifyComputeWithConstTensor(),
     TensorCoreTiling(),
     CrossThreadReduction(),
+    PartedSum(),
     AddCacheWrite(),
     MultiLevelTilingWithFusion(levels=(3,)),
     MultiLevelTiling(),

@@ -88,12 +88,16 @@ def has_cross_thread_reduction(state: State, stage: int) -> bool:
 
 
 def split_steps(state: State, stage: int) -> tuple[int, ...]:
-    """Numbers of the split steps of a stage, oldest first; its number is traced back through the history."""
+    """Numbers of the split steps of a stage, oldest first; its number is traced back through the history, up to the
+    step that made it with loops of its own.
+    """
     found: list[int] = []
     for number in range(len(state.steps) - 1, -1, -1):
         step = state.steps[number]
         if isinstance(step, Split) and step.stage == stage:
             found.append(number)
+        elif isinstance(step, Rfactor) and step.stage == stage:
+            break
         else:
             stage = _before(step, stage)
     return tuple(reversed(found))

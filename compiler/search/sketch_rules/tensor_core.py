@@ -92,7 +92,7 @@ class TensorCoreTiling:
         """
         found = contraction_of(state.dag, stage)
         assert found is not None, "judge() has looked"
-        parted = (_in_parts(state, stage, parts) for parts in _parts(context, state, stage, found))
+        parted = (in_parts(state, stage, parts) for parts in _parts(context, state, stage, found))
         return tuple((_tiled(context, each, stage), stage - 1) for each in (state, *parted))
 
 
@@ -111,7 +111,7 @@ def _parts(context: SketchContext, state: State, stage: int, found: Contraction)
     return fitting[-2:] if op.dtype == "float32" else ()
 
 
-def _in_parts(state: State, stage: int, parts: int) -> State:
+def in_parts(state: State, stage: int, parts: int) -> State:
     """The longest loop of a sum cut into parts, each summed for itself; what adds them up stands inside the loops of
     what reads the sum element by element.
     """
