@@ -13,6 +13,9 @@ from compiler.codegen.values import Emit, Value
 from compiler.dtype import BFLOAT16
 from compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
 
+_LONG = 64
+"""Bits of the longest integers."""
+
 
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True) -> Value:
     """`lhs op rhs` on values of one type and the same number of lanes; without a `library` to call the remainder of
@@ -80,10 +83,13 @@ def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:
     dtype, lanes = value.dtype, value.lanes
     width = item_bytes(dtype) * 8
     inside = emit(f"icmp ult {amount.typed}, {literal(width, dtype, lanes)}", lanes, "bool")
+    most = Value(literal(width - 1, dtype, lanes), lanes, dtype)
     if op is BinaryOp.SHR and not is_unsigned(dtype):
-        most = Value(literal(width - 1, dtype, lanes), lanes, dtype)
         amount = emit(f"select {inside.typed}, {amount.typed}, {most.typed}", lanes, dtype)
         return emit(f"ashr {value.typed}, {amount.text}", lanes, dtype)
+    if width == _LONG:
+        # For a GPU LLVM leaves the choice below to the instruction, which looks at 32 bits of the amount alone.
+        amount = emit(f"and {amount.typed}, {most.text}", lanes, dtype)
     shifted = emit(f"{'shl' if op is BinaryOp.SHL else 'lshr'} {value.typed}, {amount.text}", lanes, dtype)
     nothing = Value(literal(0, dtype, lanes), lanes, dtype)
     return emit(f"select {inside.typed}, {shifted.typed}, {nothing.typed}", lanes, dtype)

@@ -59,7 +59,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "pow": np.power,
     "floor": np.floor,
     "ceil": np.ceil,
-    "round": np.rint,
+    "round": lambda x: np.rint(x) if is_float(x.dtype.name) else x,
     "abs": np.abs,
     "fma": lambda a, b, c: a * b + c,
     "isnan": np.isnan,

@@ -205,8 +205,10 @@ class Blocks:
         size = size_of(instruction.kind)
         found = self.read(self.address(place, here), size * len(names), self.lanes[here], instruction.text)
         for number, name in enumerate(names):
-            part = np.ascontiguousarray(found[:, number * size : (number + 1) * size])
-            self.put(name, bits_of(part.view(TYPES[instruction.kind])[:, 0]), here)
+            part = np.ascontiguousarray(found[:, number * size : (number + 1) * size]).view(TYPES[instruction.kind])
+            # What has a sign fills up a wider register with it.
+            wide = part[:, 0].astype(np.int64) if instruction.kind.startswith("s") else part[:, 0]
+            self.put(name, bits_of(wide), here)
 
     def store(self, instruction: Instruction, here: Mask) -> None:
         """`st`"""

@@ -140,7 +140,8 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": np.divide,
+    "div": lambda one, other: one / other if one.dtype.kind == "f" else _quotient(one, other),
+    "rem": lambda one, other: one - _quotient(one, other) * other,
     "rcp": lambda value: 1 / value,
     "sqrt": np.sqrt,
     "ex2": lambda value: np.exp2(value.astype(np.float64)),
@@ -154,6 +155,13 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "not": np.invert,
     "copysign": lambda sign, size: np.copysign(size, sign),
 }
+
+
+def _quotient(one: Numbers, other: Numbers) -> Numbers:
+    """Of integers, rounded towards zero; by zero it is nothing that anybody may count on."""
+    down = one // np.where(other == 0, 1, other)
+    lost = (down * other != one) & ((one < 0) != (other < 0))
+    return np.where(other == 0, 0x5A, down + lost.astype(down.dtype)).astype(one.dtype)
 
 
 def _fused(one: Numbers, other: Numbers, addend: Numbers) -> Numbers:

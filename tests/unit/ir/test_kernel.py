@@ -35,5 +35,6 @@ def test_shared_buffers_lie_side_by_side_and_aligned(drawn: list[tuple[int, str,
 
 
 def test_a_launch_gives_what_goes_beyond_the_memory_of_every_block() -> None:
-    for size, given_bytes in ((STATIC_SHARED, 0), (STATIC_SHARED + 1, STATIC_SHARED + 1)):
+    """In whole vectors of 16 bytes."""
+    for size, given_bytes in ((STATIC_SHARED, 0), (STATIC_SHARED + 1, STATIC_SHARED + 16)):
         assert kernel_with(Buffer("s", (size,), "int8", "shared")).dynamic_shared == given_bytes

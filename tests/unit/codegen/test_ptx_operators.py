@@ -1,0 +1,95 @@
+"""Every operator and conversion of every type, as PTX: executed, it computes what its meaning in NumPy is."""
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler import te
+from compiler.codegen.nvptx import ptx
+from compiler.dtype import BFLOAT16, HALVES, is_float
+from compiler.errors import DefinitionError
+from compiler.ir.expr import Expr
+from compiler.lower.gpu.pipeline import lower_for_gpu
+from compiler.schedule.dag import ComputeDAG
+from compiler.schedule.state import Annotation, replay
+from compiler.schedule.steps import Annotate
+from compiler.simt.execute import execute
+from compiler.target import Target
+from tests.ptx.machine import run_ptx
+from tests.unit.search.workloads import GPU
+
+FLOATS = ("float64", "float32", *HALVES)
+WHOLE = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+TYPES = (*FLOATS, *WHOLE, "bool")
+COUNT = 64
+OPERATORS: tuple[Callable[[Any, Any], Any], ...] = (
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+    *(operator.lt, operator.le, operator.eq, operator.ne, te.maximum, te.minimum),
+    *(operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift),
+)
+FUNCTIONS = (abs, te.floor, te.ceil, te.round, te.isnan)
+
+
+def values(dtype: str, seed: int) -> NDArray[Any]:
+    """Odd and usual numbers of a type; those of 64 bits are also just beyond what 32 can hold."""
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        return rng.integers(0, 2, COUNT).astype(np.bool_)
+    if is_float(dtype):
+        found = rng.normal(0, 1, COUNT) * 10.0 ** rng.integers(-3, 3, COUNT)
+        found[:8] = [0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5]
+        return found.astype(dtype)
+    info = np.iinfo(dtype)
+    found = rng.integers(info.min, info.max, COUNT, dtype=dtype, endpoint=True)
+    found[8:40] = rng.integers(0 if info.min == 0 else -9, 9, 32)
+    if info.bits == 64:
+        found[40:48] = (1 << 32) + rng.integers(0, 9, 8)
+    found[:6] = [0, 1, 2, 3, info.max, info.min]
+    return found
+
+
+def conversion(dtype: str, other: str, value: Expr) -> Expr:
+    """To an integer of what all of these hold."""
+    if is_float(dtype) and other in WHOLE:
+        value = te.minimum(te.maximum(value, te.cast(dtype, 0)), te.cast(dtype, 100))
+    return te.cast(other, value)
+
+
+def made(values_of: Callable[..., Any]) -> list[te.Tensor]:
+    """A tensor of these elements; none where there is no such operator on the type."""
+    try:
+        return [te.compute((COUNT,), values_of, "out")]
+    except (DefinitionError, TypeError):
+        return []
+
+
+def made_of(function: Callable[..., Any], *args: Any) -> Any:
+    """A function of the elements of tensors; the last argument is their place."""
+    *tensors, place = args
+    return function(*(tensor[place] for tensor in tensors))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_ptx_of_operators_computes_what_they_mean(dtype: str) -> None:
+    x, y = te.placeholder((COUNT,), dtype, "x"), te.placeholder((COUNT,), dtype, "y")
+    several = [partial(made_of, op, x, y) for op in OPERATORS] + [partial(made_of, one, x) for one in FUNCTIONS]
+    several += [partial(made_of, partial(conversion, dtype, to), x) for to in TYPES if to != dtype]
+    outputs = [tensor for each in several for tensor in made(each)]
+    assert len(outputs) >= 19
+    dag = ComputeDAG([x, y, *outputs])
+    steps = tuple(Annotate(dag.id_of(output), 0, Annotation.THREAD_X) for output in outputs)
+    function = lower_for_gpu(replay(dag, steps), "k", GPU)
+    given = [values(dtype, 0), values(dtype, 1)]
+    text = ptx(function, Target("cuda"))
+    for output, one, other in zip(outputs, run_ptx(text, function, given), execute(function, given), strict=True):
+        if not is_float(output.dtype):
+            np.testing.assert_array_equal(one, other, err_msg=str(output.op))
+            continue
+        exact = 1e-2 if output.dtype == BFLOAT16 else 4 * float(np.finfo(output.dtype).eps)
+        near, wanted = (each.astype("float64") for each in (one, other))
+        np.testing.assert_allclose(near, wanted, rtol=exact, atol=1e-300, err_msg=str(output.op))
