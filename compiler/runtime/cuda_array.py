@@ -46,7 +46,7 @@ class _Awaited:
 
 
 class DeviceArray:
-    """An array on GPU number `number`; see `made` and `borrowed`."""
+    """An array on GPU number `number`; see `made` and `borrowed`. In whichever thread it is used, it opens that GPU."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class DeviceArray:
         there is no memory.
         """
         nbytes = _nbytes(shape, dtype)
+        driver.open(number)
         piece = driver.allocate(nbytes + -nbytes % FENCE + 2 * FENCE, stream)
         array = cls(driver, stream, number, shape, dtype, piece.address + FENCE, piece, fenced=True)
         array.mend()
@@ -125,6 +126,7 @@ class DeviceArray:
             mine, its = f"{self.dtype}{list(self.shape)}", f"{values.dtype.name}{list(values.shape)}"
             raise DeviceError(f"an array of {its} does not fit into one of {mine}")
         if values.nbytes:
+            self._open()
             self._driver.write(self.address, np.ascontiguousarray(values), self._stream)
 
     def numpy(self) -> Array:
@@ -138,6 +140,7 @@ class DeviceArray:
         if out.nbytes != self.nbytes or not out.flags.c_contiguous:
             raise DeviceError(f"{self.nbytes} bytes cannot be copied to an array of {out.nbytes}, or one with gaps")
         if out.nbytes:
+            self._open()
             self._driver.read(self.address, out, self._stream)
 
     def overlaps(self, other: "DeviceArray") -> bool:
@@ -148,6 +151,7 @@ class DeviceArray:
     def mend(self) -> None:
         """Put the fences up."""
         if self._fenced:
+            self._open()
             for start, nbytes in self._fences():
                 self._driver.fill(start, _CANARY, nbytes, self._stream)
 
@@ -155,6 +159,7 @@ class DeviceArray:
         """Where something was written beside the array, in words; "" where nothing was."""
         if not self._fenced:
             return ""
+        self._open()
         for (start, nbytes), where in zip(self._fences(), ("before its start", "behind its end"), strict=True):
             found = np.empty(nbytes, np.uint8)
             self._driver.read(start, found, self._stream)
@@ -169,6 +174,9 @@ class DeviceArray:
         if piece is not None:
             piece.free()
 
+    def _open(self) -> None:
+        self._driver.open(self.device.device_id)
+
     def _fences(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return (self.address - FENCE, FENCE), (self.address + self.nbytes, FENCE + -self.nbytes % FENCE)
 
@@ -177,6 +185,7 @@ class DeviceArray:
 
     def __dlpack__(self, **_: Any) -> Any:
         """A capsule of the same memory; all work on it that was queued here is done."""
+        self._open()
         self._driver.wait(self._stream)
         return capsule_of(self.address, self.shape, self.dtype, self.device, self)
 

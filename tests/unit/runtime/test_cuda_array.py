@@ -4,17 +4,20 @@ import gc
 import subprocess
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from compiler.errors import DeviceError
+from compiler.runtime.artifact import Array
 from compiler.runtime.cuda_array import FENCE, DeviceArray
 from compiler.runtime.device import cuda
 from compiler.runtime.dlpack_capsule import capsule_of
 from compiler.runtime.ffi import tensor_of
 from tests.cuda_double import DriverDouble
+from tests.late_gpus import LateGpus
 
 
 def made(shape: tuple[int, ...], dtype: str = "float32", driver: DriverDouble | None = None) -> DeviceArray:
@@ -162,6 +165,25 @@ def test_what_kernels_cannot_use_is_not_borrowed() -> None:
         DeviceArray.borrowed(driver, "stream", Liar(0x10000, (4,), "float32", 0))
     with pytest.raises(DeviceError, match="a Broken gives no array of DLPack: no driver"):
         DeviceArray.borrowed(driver, "stream", Broken(0x10000, (4,), "float32", 0))
+
+
+def test_an_array_opens_its_gpu_wherever_it_is_used() -> None:
+    gpus = LateGpus(count=2)
+    gpus.open(1)
+    array = DeviceArray.made(gpus, gpus.stream(), 1, (4,), "float32")
+    values = np.arange(4, dtype=np.float32)
+
+    def use() -> Array:
+        array.write(values)
+        assert array.damage() == ""
+        return array.numpy()
+
+    with ThreadPoolExecutor(1) as pool:
+        np.testing.assert_array_equal(pool.submit(use).result(), values)
+    gpus.open(0)
+    np.testing.assert_array_equal(use(), values)
+    assert array.__dlpack__() is not None
+    assert gpus.current == 1
 
 
 class Liar(Lender):
