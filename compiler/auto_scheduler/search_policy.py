@@ -18,7 +18,7 @@ from compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by
 from compiler.auto_scheduler.loop_state import State
 from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer
 from compiler.errors import OptionError
-from compiler.measure.history import target_kind
+from compiler.measure.history import carries_over
 from compiler.measure.log import read_log
 from compiler.measure.record import MeasureStatus
 from compiler.schedule import state as immutable
@@ -66,11 +66,11 @@ def told_by(filename: str | Path, task: SearchTask) -> list[search.Told]:
     if not path.exists():
         _log.warning("there is no log %s yet: nothing to begin with", path)
         return []
-    kind, key = target_kind(str(task.target)), task.workload_key
+    target, key = str(task.target), task.workload_key
     return [
         search.Told(dump_steps(trial.steps), trial.seconds if trial.status is MeasureStatus.OK else None)
         for trial in read_log(path)
-        if trial.task.workload_key == key and target_kind(trial.task.target) == kind
+        if trial.task.workload_key == key and carries_over(trial.task.target, target)
     ]
 
 

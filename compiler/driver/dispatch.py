@@ -18,7 +18,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from compiler.driver.pass_context import PassContext
 from compiler.errors import LogFormatError, OptionError, ScheduleError
-from compiler.measure.history import best_trial, best_trials, distance, target_kind
+from compiler.measure.history import best_trial, best_trials, carries_over, distance
 from compiler.measure.log import LoggedTrial, code_target, from_record, read_log
 from compiler.measure.record import MeasureRecord
 from compiler.schedule.dag import ComputeDAG
@@ -246,12 +246,12 @@ class ApplyHistoryBest(DispatchContext):
 
     def recorded_programs(self, target: Target) -> tuple[Relative, ...]:
         """The best program of every workload."""
-        trials = (trial for trial in self._best if target_kind(trial.task.target) == target_kind(str(target)))
+        trials = (trial for trial in self._best if carries_over(trial.task.target, str(target)))
         return tuple(Relative(one.task.workload_key, dump_steps(one.steps), one.seconds) for one in trials)
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""
-        trials = [trial for trial in self._best if target_kind(trial.task.target) == target_kind(str(target))]
+        trials = [trial for trial in self._best if carries_over(trial.task.target, str(target))]
         same = [trial for trial in trials if trial.task.workload_key == workload_key]
         exact = [trial for trial in same if code_target(trial.task.target) == str(target)]
         order = [best_trial(exact, layout=self.layout), best_trial(same, layout=self.layout)]

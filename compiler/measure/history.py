@@ -62,10 +62,12 @@ def _factor(wanted: Any, known: Any) -> float:
     return float(wanted // known)
 
 
-def target_kind(target: str) -> str:
-    """What programs carry over between: the first word of a target text, and whether products may be rounded."""
-    words = target.split()
-    return " ".join([*words[:1], *(_ROUNDED for word in words[1:] if word == _ROUNDED)])
+def carries_over(known: str, wanted: str) -> bool:
+    """Whether programs for the target `known` are right for `wanted`: both are of one kind, the first word, and
+    no product is rounded that may not be.
+    """
+    theirs, ours = known.split(), wanted.split()
+    return theirs[:1] == ours[:1] and (_ROUNDED not in theirs or _ROUNDED in ours)
 
 
 def best_trial(
@@ -79,15 +81,15 @@ def best_trial(
     """The trial of the lowest cost, the first of equals, or None.
 
     With `workload_key` only trials of it, or with `include_compatible` also those of smaller sizes, their costs
-    multiplied by `distance`. With `target` only trials on targets of its kind. With `layout` trials of other layout
-    options count only when there is none of that one.
+    multiplied by `distance`. With `target` only trials on targets that carry over to it, see `carries_over`. With
+    `layout` trials of other layout options count only when there is none of that one.
     """
     best: LoggedTrial | None = None
     lowest = (True, math.inf)
     for trial in trials:
         if trial.status is not MeasureStatus.OK:
             continue
-        if target is not None and target_kind(target) != target_kind(trial.task.target):
+        if target is not None and not carries_over(trial.task.target, target):
             continue
         factor = 1.0 if workload_key is None else distance(workload_key, trial.task.workload_key)
         if factor != 1.0 and not include_compatible:

@@ -62,6 +62,7 @@ def test_a_program_that_rounds_is_none_for_a_strict_target() -> None:
     assert best_trial([rounding, strict], key(8), "cuda -arch=sm_90") == strict
     assert best_trial([rounding], key(8), "cuda") is None
     assert best_trial([rounding, strict], key(8), "cuda -math=tf32") == rounding
+    assert best_trial([strict], key(8), "cuda -math=tf32") == strict
 
 
 def test_distilling_keeps_the_best_of_both_logs(tmp_path: Path) -> None:
