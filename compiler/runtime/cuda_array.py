@@ -4,6 +4,7 @@ Always: dense, row by row, at a multiple of 16 bytes; memory of one's own has a 
 kernel writes out of bounds.
 """
 
+import importlib
 from collections.abc import Sequence
 from math import prod
 from operator import index
@@ -17,7 +18,6 @@ from compiler.runtime.artifact import Array
 from compiler.runtime.cuda_driver import Driver, Memory
 from compiler.runtime.device import Device, cuda
 from compiler.runtime.dlpack_capsule import capsule_of
-from compiler.runtime.ffi import tensor_of
 
 FENCE = 256
 """Bytes on either side of an array."""
@@ -91,7 +91,7 @@ class DeviceArray:
         """
         try:
             kind, number = source.__dlpack_device__()
-            tensor = tensor_of(_Awaited(source, driver.handle(stream))) if kind == _CUDA else None
+            tensor = _tensor_of(_Awaited(source, driver.handle(stream))) if kind == _CUDA else None
         except Exception as error:  # of another library, which may raise anything
             raise DeviceError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
         if tensor is None:
@@ -199,3 +199,8 @@ def _nbytes(shape: Sequence[int], dtype: str) -> int:
     if min(extents, default=0) < 0:
         raise DeviceError(f"there is no array of the shape {list(extents)}: an extent is negative")
     return prod(extents) * item
+
+
+def _tensor_of(source: object) -> Any:
+    """By the FFI, which programs that borrow nothing do without."""
+    return importlib.import_module("compiler.runtime.ffi").tensor_of(source)
