@@ -89,6 +89,8 @@ class LateGpus(DriverDouble):
         super().read(address, array, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        if max(target, source) < min(target, source) + nbytes:
+            raise DeviceError("CUDA: INVALID_VALUE, what is copied overlaps")
         self._later(stream, partial(super().copy, target, source, nbytes, stream))
 
     def fill(self, address: int, value: int, nbytes: int, stream: Stream) -> None:

@@ -311,7 +311,7 @@ class CudaStore(_OfOne):
 
     def _copied(self, source: DeviceArray, target: DeviceArray) -> None:
         nbytes = min(source.nbytes, target.nbytes)  # a buffer may show the beginning of a larger one
-        if nbytes:
+        if nbytes and source.address != target.address:  # CUDA copies nothing onto itself
             self.driver.copy(target.address, source.address, nbytes, self.stream)
         self.wait()  # the caller may write to the one, or read the other, as soon as this returns
 

@@ -165,6 +165,24 @@ class Pair:
                 self.before.append((old, self._numpy(old)))
             self.written[place] = (given, mine)
 
+    def feed(self, draw: st.DataObject) -> None:
+        """An array of the caller's, which may be that of an output, once more."""
+        known = [pair for pair in (*self.written.values(), *self.read.values()) if pair[1].shape == (SIZE,)]
+        if not known:
+            return
+        ours, mine = draw.draw(st.sampled_from(known))
+        place, _, _ = self._input(draw)
+        where = None if isinstance(ours, np.ndarray) else ours.device.device_id
+        if draw.draw(st.booleans()):
+            if self._both(lambda: self.ours.set_input(place, ours), lambda: self.plain.set_input(place, mine), where):
+                self.read.pop(place, None)
+        elif self._both(
+            lambda: self.ours.set_input_zero_copy(place, ours),
+            lambda: self.plain.set_input_zero_copy(place, mine),
+            where,
+        ):
+            self.read[place] = (ours, mine)
+
     def change(self, draw: st.DataObject) -> None:
         values = random_values(SIZE, draw.draw(SEEDS))
         for lent, mine in self.read.values():
@@ -281,7 +299,7 @@ def pair_of(network: CompiledNetwork, plan: Plan, gpus: LateGpus) -> tuple[Graph
 
 ACTIONS = [
     *[Pair.set, Pair.lend, Pair.take, Pair.change, Pair.load, Pair.share, Pair.fetch, Pair.look, Pair.alone],
-    *[Pair.take, Pair.lend, Pair.run, Pair.run],
+    *[Pair.take, Pair.lend, Pair.feed, Pair.run, Pair.run],
 ]
 
 
