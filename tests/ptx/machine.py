@@ -250,9 +250,12 @@ class Blocks:
         self.put(instruction.args[0], joined[instruction.parts[0]](*values), here)
 
     def compare(self, instruction: Instruction, here: Mask) -> None:
-        """`setp`"""
-        one, other = (numbers(self.bits(name, here), instruction.kind) for name in instruction.args[1:])
-        self.put(instruction.args[0], compared(instruction.parts[1], one, other), here)
+        """`setp`, of two halves with two results"""
+        targets, kind = instruction.args[0].split("|"), instruction.kind.removesuffix("x2")
+        given = [self.bits(name, here) for name in instruction.args[1:]]
+        for number, target in enumerate(targets):
+            one, other = (numbers(bits >> np.uint64(16 * number), kind) for bits in given)
+            self.put(target, compared(instruction.parts[1], one, other), here)
 
     def select(self, instruction: Instruction, here: Mask) -> None:
         """`selp`"""

@@ -4,6 +4,7 @@ Always: a register is 64 bits, of which a narrower type takes the lowest.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,9 @@ def converted(instruction: Instruction, given: Sequence[Bits]) -> Bits:
         if mode not in _ROUNDINGS:
             raise PtxError(f"unknown: {instruction.text}")
         value = _ROUNDINGS[mode](value)
-    return bits_of(value.astype(TYPES[target]))
+    found = value.astype(TYPES[target])
+    # What has a sign fills up a wider register with it.
+    return bits_of(found.astype(np.int64) if target.startswith("s") else found)
 
 
 _ROUNDINGS: dict[str, Callable[[Numbers], Numbers]] = {
@@ -112,6 +115,8 @@ def _narrowed(value: Numbers, kind: str) -> Bits:
 def computed(instruction: Instruction, given: Sequence[Bits]) -> Bits:
     """What an instruction of arithmetic or logic makes of its arguments."""
     name, kind = instruction.parts[0], instruction.kind
+    if kind == "f16x2":
+        return _in_halves(instruction, given)
     if name in ("shl", "shr"):
         return _shifted(name, numbers(given[0], kind), given[1], 8 * size_of(kind))
     if "wide" in instruction.parts or "hi" in instruction.parts:
@@ -186,6 +191,13 @@ def _funnel(instruction: Instruction, given: Sequence[Bits]) -> Bits:
     both = high << word | low
     shifted = both << count >> word if instruction.parts[1] == "l" else both >> count
     return shifted & np.uint64(0xFFFFFFFF)
+
+
+def _in_halves(instruction: Instruction, given: Sequence[Bits]) -> Bits:
+    """The same for both halves of words."""
+    half = replace(instruction, parts=(*instruction.parts[:-1], "f16"))
+    low, high = (computed(half, [bits >> np.uint64(start) for bits in given]) for start in (0, 16))
+    return high << np.uint64(16) | low
 
 
 def _permuted(low: Bits, high: Bits, chosen: Bits) -> Bits:

@@ -17,7 +17,7 @@ from compiler.ir.expr import Expr
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate
+from compiler.schedule.steps import Annotate, Split, Step
 from compiler.simt.execute import execute
 from compiler.target import Target
 from tests.ptx.machine import run_ptx
@@ -74,16 +74,20 @@ def made_of(function: Callable[..., Any], *args: Any) -> Any:
     return function(*(tensor[place] for tensor in tensors))
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_the_ptx_of_operators_computes_what_they_mean(dtype: str) -> None:
+def test_the_ptx_of_operators_computes_what_they_mean(dtype: str, lanes: int) -> None:
     x, y = te.placeholder((COUNT,), dtype, "x"), te.placeholder((COUNT,), dtype, "y")
     several = [partial(made_of, op, x, y) for op in OPERATORS] + [partial(made_of, one, x) for one in FUNCTIONS]
     several += [partial(made_of, partial(conversion, dtype, to), x) for to in TYPES if to != dtype]
     outputs = [tensor for each in several for tensor in made(each)]
     assert len(outputs) >= 19
     dag = ComputeDAG([x, y, *outputs])
-    steps = tuple(Annotate(dag.id_of(output), 0, Annotation.THREAD_X) for output in outputs)
-    function = lower_for_gpu(replay(dag, steps), "k", GPU)
+    steps: list[Step] = []
+    for stage in map(dag.id_of, outputs):
+        vector = (Split(stage, 0, COUNT, (lanes,)), Annotate(stage, 1, Annotation.VECTORIZE)) if lanes > 1 else ()
+        steps += [*vector, Annotate(stage, 0, Annotation.THREAD_X)]
+    function = lower_for_gpu(replay(dag, tuple(steps)), "k", GPU)
     given = [values(dtype, 0), values(dtype, 1)]
     text = ptx(function, Target("cuda"))
     for output, one, other in zip(outputs, run_ptx(text, function, given), execute(function, given), strict=True):
