@@ -18,6 +18,7 @@ memory.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeVar
 
 from compiler.ir.expr import Buffer, Expr, Load, Var, const
 from compiler.ir.kernel import WARP
@@ -27,6 +28,9 @@ from compiler.te.tensor import Reduce, as_body
 
 MOST_HELD = 255
 """Partial results of a thread that are held at a time, at the most: it has no more registers."""
+
+
+_Along = TypeVar("_Along")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +184,21 @@ class _Alone(_Join):
 
 
 class _Tree(_Join):
-    """By halvings in shared memory."""
+    """By halvings in shared memory, where neighbours along x lie side by side, in banks of their own."""
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
         """What this needs besides: an element for every thread."""
-        return self.named("all", tuple(loop.extent for loop in self.loops), "shared")
+        return self.named("all", self.lying([loop.extent for loop in self.loops]), "shared")
+
+    def lying(self, along: Sequence[_Along]) -> tuple[_Along, ...]:
+        """What there is one of for every dimension, in the order in which these lie in memory."""
+        order = sorted(range(len(self.loops)), key=lambda number: -THREAD_KINDS.index(self.loops[number].kind))
+        return tuple(along[number] for number in order)
 
     def joined(self) -> list[Expr]:
         """The results."""
-        done = (*(loop.place for loop in self.others), *(const(0) for _ in self.across))
+        done = self.lying([*(loop.place for loop in self.others), *(const(0) for _ in self.across)])
         return [Load(buffer, done) for buffer in self.scratch]
 
     def statements(self) -> list[Stmt]:
@@ -198,11 +207,11 @@ class _Tree(_Join):
         """
         left = [loop.extent for loop in self.loops]
         here: list[Expr] = list(self.turns)
-        found = [self.over(left, stores(self.scratch, tuple(here), self.mine))]
+        found = [self.over(left, stores(self.scratch, self.lying(here), self.mine))]
         for dim in range(len(self.others), len(left)):
             for offset in _halvings(left[dim]):
-                there = (*here[:dim], here[dim] + offset, *here[dim + 1 :])
-                leaf = self.with_value([Load(buffer, there) for buffer in self.scratch], self.scratch, tuple(here))
+                there = self.lying([*here[:dim], here[dim] + offset, *here[dim + 1 :]])
+                leaf = self.with_value([Load(buffer, there) for buffer in self.scratch], self.scratch, self.lying(here))
                 found.append(self.over([*left[:dim], left[dim] - offset, *left[dim + 1 :]], leaf))
                 left[dim] = offset
             here[dim] = const(0)
