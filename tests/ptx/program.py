@@ -12,6 +12,8 @@ _SHARED = re.compile(r"\.shared \.align (?P<align>\d+) \.[bfsu](?P<bits>\d+)\s+(
 _CONSTANT = re.compile(r"\.global \.align \d+ \.b8 (?P<name>[\w$]+)\[\d+\] = \{(?P<bytes>[\d, ]*)\};")
 _LOCAL = re.compile(r"\.local \.align \d+ \.b8\s+\w+\[(\d+)\]$")
 _LABEL = re.compile(r"\s*(\$\w+):")
+_SCOPES = "{} \t\n"
+"""Braces around names that are used nowhere else."""
 _GUARD = re.compile(r"@(!?)(%\w+)\s+")
 _ARGUMENT = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{\[]+")
 
@@ -77,9 +79,10 @@ class PtxModule:
 def _kernel(params: str, body: str) -> PtxKernel:
     kernel = PtxKernel(tuple(_PARAMETER.findall(params)))
     for part in body.split(";"):
+        part = part.lstrip(_SCOPES)
         while label := _LABEL.match(part):
             kernel.labels[label[1]] = len(kernel.code)
-            part = part[label.end() :]
+            part = part[label.end() :].lstrip(_SCOPES)
         text = " ".join(part.split())
         if local := _LOCAL.match(text):
             kernel.local_bytes = int(local[1])

@@ -97,3 +97,21 @@ def test_the_ptx_of_operators_computes_what_they_mean(dtype: str, lanes: int) ->
         exact = 1e-2 if output.dtype == BFLOAT16 else 4 * float(np.finfo(output.dtype).eps)
         near, wanted = (each.astype("float64") for each in (one, other))
         np.testing.assert_allclose(near, wanted, rtol=exact, atol=1e-300, err_msg=str(output.op))
+
+
+@pytest.mark.parametrize("extent", [64, 24])
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float16", BFLOAT16, "int8", "uint32"])
+def test_threads_hand_each_other_values_of_any_width(dtype: str, extent: int) -> None:
+    """By shuffles, or through shared memory where they fill no warp."""
+    x, k = te.placeholder((4, extent), dtype, "x"), te.reduce_axis(extent, "k")
+    dag = ComputeDAG([x, te.compute((4,), lambda i: te.max(x[i, k], k), "y")])
+    steps = (
+        Split(1, 1, extent, (extent // 2,)),
+        Annotate(1, 2, Annotation.THREAD_X),
+        Annotate(1, 0, Annotation.BLOCK_X),
+    )
+    function = lower_for_gpu(replay(dag, steps), "k", GPU)
+    given = [np.resize(values(dtype, 2), (4, extent))]
+    (found,), (wanted,) = run_ptx(ptx(function, Target("cuda")), function, given), execute(function, given)
+    np.testing.assert_array_equal(found.astype("float64"), wanted.astype("float64"))
+    np.testing.assert_array_equal(wanted.astype("float64"), given[0].astype("float64").max(axis=1))
