@@ -1,10 +1,12 @@
 """In: kernels for a GPU. Out: a function of arrays, which lie on that GPU or in the processor's memory.
 
 Always: what it is called with is there when it begins, and the results are there when it returns. Arrays on the GPU are
-used where they lie; others are copied there, and back if they are written.
+used where they lie; others are copied there, and back if they are written. Threads that call at once wait for each
+other, since calls have one stream and one workspace.
 """
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ class CudaFunction:
         self.artifact = artifact
         self._driver = driver
         self._number = number
+        self._one = Lock()
         self._stream = driver.stream()
         self._program = DeviceProgram(driver, self._stream, artifact)
         nbytes = artifact.workspace_bytes
@@ -48,18 +51,20 @@ class CudaFunction:
         Raises: DeviceError naming the argument that does not fit.
         """
         del threads
-        there = self._there(arrays)
-        self._bound(there)()
-        for spec, array, mine in zip(self.args, arrays, there, strict=True):
-            if spec.is_output and isinstance(array, np.ndarray):
-                mine.read(array)
-        self._driver.wait(self._stream)
+        with self._one:
+            there = self._there(arrays)
+            self._bound(there)()
+            for spec, array, mine in zip(self.args, arrays, there, strict=True):
+                if spec.is_output and isinstance(array, np.ndarray):
+                    mine.read(array)
+            self._driver.wait(self._stream)
 
     def seconds(self, *arrays: Any, passes: int = 5) -> tuple[float, ...]:
         """How long a call takes by the GPU's own clock, in so many passes, without copies. Raises: as a call."""
-        call = self._bound(self._there(arrays))
-        watch = Stopwatch(self._driver, self._stream)
-        return watch.passes(call, passes, watch.look(call))
+        with self._one:
+            call = self._bound(self._there(arrays))
+            watch = Stopwatch(self._driver, self._stream)
+            return watch.passes(call, passes, watch.look(call))
 
     def prepared(self, *inputs: Array) -> list[Array]:
         """Copies of the inputs, aligned and dense. Raises: DeviceError for another number, shape or type of them."""

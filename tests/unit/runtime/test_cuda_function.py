@@ -1,5 +1,8 @@
 """Functions that are built for a GPU, of which a double stands for one."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -53,6 +56,25 @@ def test_arrays_on_the_gpu_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
     product(*there)
     assert len(driver.pieces) == pieces
     np.testing.assert_allclose(there[2].numpy(), np.matmul(*factors()), rtol=1e-5)
+
+
+def test_threads_do_not_share_what_lies_between_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, driver = function_of(softmax(3, 40), monkeypatch)
+    assert soft.artifact.workspace_bytes
+    began: list[int] = []
+    plain = driver.launch
+
+    def launch(*given: Any) -> None:
+        began.append(threading.get_ident())
+        time.sleep(0.01)
+        plain(*given)
+
+    monkeypatch.setattr(driver, "launch", launch)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: soft(np.zeros((3, 40), "float32"), np.zeros((3, 40), "float32")), range(2)))
+    kernels = len(began) // 2
+    assert kernels > 1
+    assert [len(set(began[:kernels])), len(set(began[kernels:]))] == [1, 1]
 
 
 def test_what_lies_between_two_kernels_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
