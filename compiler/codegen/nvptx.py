@@ -34,6 +34,7 @@ GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"
 _MOST_REGISTERS = 255
 _INDEX_REGISTERS = 40
+_FACTOR_REGISTERS = 48
 _LAUNCHED_SHARED = "launched_shared"
 """The shared memory that a launch gives."""
 _MOST_RESIDENT = 8
@@ -145,9 +146,13 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
 
 def _resident(kernel: Kernel, arch: str) -> int:
     """Blocks that a multiprocessor is to have room for: the assembler gives each thread its share of the registers. Of
-    these there are twice as many as its buffers take and some for indices, so that nothing need be spilled.
+    these there are twice as many as its buffers take and some for indices, so that nothing need be spilled; of sums on
+    CUDA cores that are many fewer do, since each number that is loaded goes with many of them.
     """
-    wanted = min(_MOST_REGISTERS, 2 * kernel.registers + _INDEX_REGISTERS)
+    wanted = 2 * kernel.registers + _INDEX_REGISTERS
+    if not any(isinstance(stmt, Mma) for stmt in walk_stmt(kernel.body.body)):
+        wanted = min(wanted, kernel.registers * 5 // 4 + _FACTOR_REGISTERS)
+    wanted = min(_MOST_REGISTERS, wanted)
     blocks = int(facts_of(arch).resident(kernel.threads, wanted, kernel.bytes_of("shared")))
     return min(_MOST_RESIDENT, max(1, blocks))
 

@@ -130,6 +130,17 @@ def bounds_of(text: str) -> list[int]:
 
 
 @needs_assembler
+def test_two_blocks_of_eight_warps_with_64_sums_a_thread_fit() -> None:
+    """128 registers each are enough for them."""
+    task, steps = tiled(8)
+    text = ptx(lower_for_gpu(replay(task.dag, steps), "k", GPU), task.target)
+    assert bounds_of(text) == [8]  # of two warps each
+    (kernel,) = assemble(text, "sm_80").kernels
+    assert kernel.registers <= 128
+    assert kernel.spilled == 0
+
+
+@needs_assembler
 def test_rather_than_keep_registers_in_memory_there_is_room_for_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 32 blocks of two warps each thread has 32 registers, which a tile of 4 x 4 needs more of."""
     task, steps = tiled(4)
