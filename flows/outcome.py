@@ -34,7 +34,7 @@ def show_report(report: Report, stream: TextIO) -> None:
 
 
 def _latencies(report: Report) -> Table:
-    table = _table(f"{report.request['network']} on {report.request['threads']} threads")
+    table = _table(report.title)
     for heading in ("latency ms", "error of outputs"):
         table.add_column(heading, justify="right")
     for each in report.comparison.contenders:

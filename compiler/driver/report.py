@@ -15,6 +15,7 @@ from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import TaskRow, TuningSummary
 from compiler.driver.winners import Guess, Winner
 from compiler.runtime.published import publish_text
+from compiler.target import Target
 
 TOLERANCE = 1e-4
 """How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of
@@ -145,6 +146,14 @@ class Report:
         return self.comparison.is_right
 
     @property
+    def title(self) -> str:
+        """The network, and what it runs on."""
+        target = self.request.get("target")
+        on_gpu = bool(target) and Target(str(target)).is_gpu
+        place = self.request.get("device", target) if on_gpu else f"{self.request['threads']} threads"
+        return f"{self.request['network']} on {place}"
+
+    @property
     def speedup(self) -> float:
         """Latency of the untuned over that of the tuned network."""
         return self.comparison.seconds("untuned") / self.comparison.seconds("tuned")
@@ -167,7 +176,7 @@ class Report:
     def markdown(self) -> str:
         """Everything, for people."""
         lines = [
-            f"# {self.request['network']} on {self.request['threads']} threads",
+            f"# {self.title}",
             "",
             f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the network {self.speedup:.2f} times as fast "
             "as untuned.",

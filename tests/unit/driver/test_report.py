@@ -52,6 +52,12 @@ def test_it_is_written_as_json_and_as_markdown(report: Report) -> None:
         assert word in text
 
 
+def test_its_title_says_what_the_network_runs_on(report: Report) -> None:
+    of_gpu = {**report.request, "target": "cuda -arch=sm_90", "device": "H200, sm_90"}
+    assert replace(report, request={**report.request, "target": ""}).title == "net on 2 threads"
+    assert replace(report, request=of_gpu).markdown().startswith("# net on H200, sm_90\n")
+
+
 def test_a_wrong_output_is_said_aloud(report: Report) -> None:
     wrong = Comparison("untuned", (Contender("untuned", 0.3, None), Contender("tuned", 0.1, 2 * TOLERANCE)))
     broken = replace(report, comparison=wrong)
