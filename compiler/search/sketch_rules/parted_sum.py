@@ -8,6 +8,7 @@ from compiler.schedule.access import needs_multi_level_tiling
 from compiler.schedule.state import IterKind, Root, State
 from compiler.schedule.steps import Rfactor
 from compiler.search.sketch_rules.base import SketchContext, Verdict
+from compiler.search.sketch_rules.cross_thread import CrossThreadReduction
 from compiler.search.sketch_rules.facts import has_cache_write, loop_volumes
 from compiler.search.sketch_rules.tensor_core import in_parts, kind_of
 from compiler.search.sketch_rules.tiling import literal_extent
@@ -39,8 +40,8 @@ class PartedSum:
 
 def _parts(context: SketchContext, state: State, stage: int) -> tuple[int, ...]:
     """Into how many parts a sum may be cut: the largest two powers of two that divide its longest loop, leave each part
-    some terms, and make no more tiles than twice the multiprocessors. None for what tensor cores may do, or what would
-    be rounded to halves.
+    some terms, and make no more tiles than twice the multiprocessors. None for what tensor cores may do, what has so
+    few points that the threads of a block share each of its sums, or what would be rounded to halves.
     """
     described = state.stages[stage]
     plain = described.is_compute and isinstance(described.location, Root) and not described.is_tiled
@@ -48,7 +49,8 @@ def _parts(context: SketchContext, state: State, stage: int) -> tuple[int, ...]:
         return ()
     if has_cache_write(state, stage) or any(isinstance(step, Rfactor) for step in state.steps):
         return ()
-    if kind_of(context, state, stage) is not None:
+    spread = CrossThreadReduction().judge(context, state, stage) is not Verdict.SKIP
+    if spread or kind_of(context, state, stage) is not None:
         return ()
     points, terms = loop_volumes(state, stage)
     at_once = context.hardware.gpu.multiprocessors

@@ -43,6 +43,7 @@ def with_relu(n: int, k: int) -> ComputeDAG:
         (with_relu(64, 1024), [1, 4, 8]),
         (matmul(1024, 1024, 1024), [1]),  # points enough
         (matmul(64, 64, 128), [1]),  # too few terms
+        (matmul(8, 8, 1024), [1]),  # points so few that a block's threads share each sum
         (matmul(64, 64, 1023), [1]),  # no parts of one length
         (product(64, 64, 1024, "float16", "float16"), [1]),  # each part would be rounded
         (conv(7, (128, 64), 3, "float32", "float32"), [1, 4, 8]),
@@ -61,7 +62,7 @@ def test_what_tensor_cores_may_do_is_left_to_their_rule() -> None:
     assert all(any(isinstance(step, AsMatmul) for step in steps) for steps in cutting)
 
 
-@pytest.mark.parametrize("dag", [matmul(16, 8, 256), with_relu(8, 256)], ids=["alone", "read"])
+@pytest.mark.parametrize("dag", [matmul(16, 16, 256), with_relu(16, 256)], ids=["alone", "read"])
 def test_parts_add_up_to_the_definition(dag: ComputeDAG) -> None:
     values = inputs_of(dag, np.random.default_rng(2))
     wanted = evaluate(dag.outputs, values)
