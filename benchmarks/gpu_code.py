@@ -27,13 +27,14 @@ from compiler.cost_model.xgb import XGBModel
 from compiler.driver.hardware import hardware_of
 from compiler.errors import RetuneError
 from compiler.features import FEATURE_NAMES
-from compiler.gpu_facts import facts_of
+from compiler.gpu_facts import GpuFacts, facts_of
 from compiler.ir.kernel import Kernel
 from compiler.lower.gpu.pipeline import lower_for_gpu
 from compiler.schedule.state import replay
 from compiler.schedule.statements import statement_nests
 from compiler.schedule.steps import Step
 from compiler.schedule.task import SearchTask
+from compiler.search.asked import Candidate
 from compiler.search.policy import SketchPolicy
 from compiler.search.prior import prior_scores
 from compiler.search.scored import features_of_steps, scored_hardware
@@ -73,30 +74,44 @@ def task_of(name: str, case: GpuCase, mode: str, arch: str) -> SearchTask:
     return SearchTask(f"{name}_{mode}", case.graph(mode), target, hardware_of(target, 1))
 
 
+def candidates_of(task: SearchTask) -> tuple[Candidate, ...]:
+    """What is measured first."""
+    return SketchPolicy(task, XGBModel(), seed=0).ask(_ASKED, 0)
+
+
 def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> Iterator[Figure]:
     """The lines of the first programs of a case."""
     task = task_of(name, case, mode, arch)
-    candidates = SketchPolicy(task, XGBModel(), seed=0).ask(_ASKED, 0)
-    for place, candidate in enumerate(candidates[:programs]):
-        details: dict[str, object] = {"arch": arch, "program": place, "note": NOTE, **guessed(task, candidate.steps)}
+    for place, candidate in enumerate(candidates_of(task)[:programs]):
+        guess, words = guessed(task, candidate.steps)
+        details: dict[str, object] = {"arch": arch, "program": place, "note": NOTE, "bank_words": words}
         try:
             found = list(looked_at(task, candidate.steps, arch))
         except RetuneError as failure:
             details["failure"] = f"{type(failure).__name__}: {failure}"
             yield Figure(f"{name}_{mode}", "retune", 1, "bound", nan, "", details=details)
             continue
+        multiplies = any("hmma" in bound.mix for _, _, bound in found)
+        details["guess"] = round(guess * _float32_in(facts_of(arch), mode) if multiplies else guess, 4)
         for kernel, resources, bound in found:
             lines = {**details, **_details(kernel, resources, bound, arch)}
             yield Figure(f"{name}_{mode}", "retune", 1, "bound", bound.turn.share, "share of the peak", details=lines)
 
 
-def guessed(task: SearchTask, steps: Sequence[Step]) -> dict[str, object]:
-    """What first principles say of a program: a share of the peak, and words of a bank for one load of a sum."""
+def _float32_in(facts: GpuFacts, mode: str) -> float:
+    """The peak of float32 as a share of that of tensor cores."""
+    return facts.lanes / (facts.tensor / (2.0 if mode == "tf32" else 1.0))
+
+
+def guessed(task: SearchTask, steps: Sequence[Step]) -> tuple[float, float]:
+    """What first principles say of a program: a share of the peak of float32, and words of a bank for one load of a
+    sum.
+    """
     features = features_of_steps(task, steps)
     guess = prior_scores(features[None], task.flop_count, scored_hardware(task))
     words = np.exp2(features[:, FEATURE_NAMES.index("gpu_bank_conflicts")]) - 1.0
     sums = [not name.endswith(SHARED) for name in (nest.op.name for nest in statement_nests(replay(task.dag, steps)))]
-    return {"guess": round(float(guess[0]), 4), "bank_words": round(float(words[sums].max(initial=0.0)), 2)}
+    return float(guess[0]), round(float(words[sums].max(initial=0.0)), 2)
 
 
 def looked_at(

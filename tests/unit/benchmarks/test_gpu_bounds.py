@@ -80,3 +80,19 @@ def test_lines_of_a_product() -> None:
     loop = figure.details["loop"]
     assert isinstance(loop, dict)
     assert loop["ffma"] > 0
+
+
+@pytest.mark.skipif(
+    disassembler() is None or not assembles("sm_90"), reason="there is no nvdisasm, or no ptxas that knows sm_90"
+)
+def test_the_guess_is_a_share_of_the_peak_that_the_bound_is_of() -> None:
+    case = GpuCase("matmul", (512, 512, 512))
+    (figure,) = gpu_code.figures("matmul", case, "f16", "sm_80", 1)
+    loop, guess = figure.details["loop"], figure.details["guess"]
+    assert isinstance(loop, dict)
+    assert isinstance(guess, float)
+    assert loop["hmma"] > 0
+    task = gpu_code.task_of("matmul", case, "f16", "sm_80")
+    (candidate, *_) = gpu_code.candidates_of(task)
+    of_float32, _ = gpu_code.guessed(task, candidate.steps)
+    assert guess == pytest.approx(of_float32 / 16, abs=1e-4)  # 64 lanes of float32, 1024 on tensor cores
