@@ -23,7 +23,8 @@ from typing import Any
 
 from compiler.errors import ArtifactError, OptionError
 from compiler.executor.debug_report import NodeTime, Report, make_report, time_table, trace_json
-from compiler.executor.graph_executor import GraphExecutor, copied
+from compiler.executor.given import copied
+from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.graph_json import NOP, GraphJson
 from compiler.executor.graph_module import Devices, FunctionTable, GraphModule, create_executor
 from compiler.executor.library import Library

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import is_float
 from compiler.errors import ArtifactError, OptionError
+from compiler.executor.given import copied, number_as, parameter_names, place_of
 from compiler.executor.host_call import DeviceCall, HostCall, HostFunction
 from compiler.executor.memory import Memory, MemoryUse, check_fit
 from compiler.executor.network import CompiledNetwork
 from compiler.executor.params import load_param_dict
-from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Call, Plan
+from compiler.executor.plan import READ_ONLY, Call
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array
@@ -99,7 +99,7 @@ class GraphExecutor(TimedFunctions):
         self._input_specs = [plan.buffers[number] for number in plan.inputs]
         self._output_specs = [plan.buffers[number] for number in plan.outputs]
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
-        self._settable = _parameter_names(plan)
+        self._settable = parameter_names(plan)
         self._loaded: set[str] = set()
         self._lent: dict[int, int] = {}
         """Which output has an array of the caller's, by the buffer that owns its memory."""
@@ -331,7 +331,7 @@ class GraphExecutor(TimedFunctions):
         return self._call(index)
 
     def _call(self, index: int) -> BoundKernel | HostCall | DeviceCall:
-        place = _number(index, {})
+        place = place_of(index, {})
         if not 0 <= place < len(self._calls):
             raise OptionError(f"there is no call {index!r:.80}; the plan has {len(self._calls)}")
         return self._calls[place]
@@ -341,7 +341,7 @@ class GraphExecutor(TimedFunctions):
 
         Raises: OptionError when there is no such buffer.
         """
-        place, count = _number(number, {}), len(self.network.plan.buffers)
+        place, count = place_of(number, {}), len(self.network.plan.buffers)
         if not 0 <= place < count:
             raise OptionError(f"there is no buffer {number!r:.80}; the plan has {count}")
         return self._memory[place]
@@ -406,14 +406,14 @@ class GraphExecutor(TimedFunctions):
         )
 
     def _place(self, key: str | int) -> int:
-        place = _number(key, self._index)
+        place = place_of(key, self._index)
         if not 0 <= place < len(self._input_specs):
             raise OptionError(f"no input {key!r}; the inputs are {', '.join(self._index)}")
         return place
 
     def _output_place(self, key: str | int) -> int:
         names = [spec.name for spec in self._output_specs]
-        place = _number(key, {name: names.index(name) for name in names})
+        place = place_of(key, {name: names.index(name) for name in names})
         if not 0 <= place < len(names):
             raise OptionError(f"no output {key!r}; the outputs are {', '.join(names)}")
         return place
@@ -423,7 +423,7 @@ class GraphExecutor(TimedFunctions):
         if type(value) is not np.ndarray and on_gpu(value):
             raise OptionError(f"input {spec.name} lies on {device_of(value)}; copy it to the processor, which reads it")
         try:
-            array = _number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
+            array = number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
         except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # nested lists of different lengths; 300
             # as int8; a tensor of PyTorch that is on a GPU, or wants a gradient
             raise OptionError(f"input {spec.name} is no array: {error}") from None
@@ -431,19 +431,6 @@ class GraphExecutor(TimedFunctions):
         number = self.network.plan.inputs[place]
         np.copyto(self._memory.own(number), array)
         self._changed(number)
-
-
-def _number_as(value: Any, spec: BufferSpec) -> Array:
-    """A number of Python as an array of a buffer's type; a fraction is none of an integer type."""
-    fits = not isinstance(value, float) or is_float(spec.dtype)
-    return np.asarray(value, np.dtype(spec.dtype) if fits else None)
-
-
-def _number(key: object, names: Mapping[str, int]) -> int:
-    """What a name or an index stands for, -1 for nothing."""
-    if isinstance(key, str):
-        return names.get(key, -1)
-    return int(key) if isinstance(key, (int, np.integer)) and not isinstance(key, bool) else -1
 
 
 def _alone(function: Callable[..., Any]) -> Callable[[], Any]:
@@ -474,29 +461,3 @@ def joined(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object],
         kernels = [call for call in members if isinstance(call, BoundKernel)]
         steps += [KernelSequence(kernels)] if compiled and len(kernels) > 1 else members
     return tuple(steps)
-
-
-def _parameter_names(plan: Plan) -> dict[str, int]:
-    """The buffers that parameters can be loaded into, by name: inputs, and constants whose name is theirs alone."""
-    constants = [
-        (spec.name, number)
-        for number, spec in enumerate(plan.buffers)
-        if spec.kind is BufferKind.CONSTANT and spec.storage == number
-    ]
-    names = [name for name, _ in constants]
-    alone = {name: number for name, number in constants if names.count(name) == 1}
-    return alone | {plan.buffers[number].name: number for number in plan.inputs}
-
-
-def copied(source: Array, spec: BufferSpec, out: AnyArray | None, what: str) -> Array:
-    """A copy of a buffer, in `out` when given.
-
-    Raises: OptionError when `out` has another shape or dtype, or is read-only.
-    """
-    if out is None:
-        return source.copy()
-    if not isinstance(out, np.ndarray) or not out.flags.writeable:
-        raise OptionError(f"{what} {spec.name} must be a NumPy array that can be written to")
-    check_fit(out, spec, what)
-    np.copyto(out, source)
-    return out

@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compiler.codegen.nvptx import ptx
 from compiler.features import extract
 from compiler.features.table import INDEX
 from compiler.gpu_facts import facts_of
@@ -18,9 +17,8 @@ from compiler.search.space import SketchSpace, build_spaces
 from compiler.simt.execute import execute
 from compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
-from tests.ptx.machine import run_ptx
 from tests.unit.search.workloads import GPU
-from tests.unit.simt.products import TF32, conv, lowered, product, sampled
+from tests.unit.simt.products import TF32, check_as_threads_and_as_ptx, conv, lowered, product, sampled
 
 
 def task_of(dag: ComputeDAG) -> SearchTask:
@@ -64,13 +62,7 @@ def test_the_parts_are_added_up_inside_of_what_reads_the_sum() -> None:
     (steps,) = list(sampled(space, 1))[:1]
     function = lowered(dag, steps)
     assert len(function.kernels) == 2
-    values = inputs_of(dag, np.random.default_rng(1))
-    given = [values[tensor] for tensor in dag.inputs]
-    (wanted,) = evaluate(dag.outputs, values)
-    (found,) = execute(function, given)
-    np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=2e-2 * float(np.abs(wanted).max()))
-    (run,) = run_ptx(ptx(function, TF32), function, given)
-    np.testing.assert_allclose(run, found, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
+    check_as_threads_and_as_ptx(dag, function)
 
 
 @pytest.mark.parametrize("parts", [2, 4])

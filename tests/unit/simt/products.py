@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from compiler import te
+from compiler.codegen.nvptx import ptx
 from compiler.ir.expr import Expr
 from compiler.ir.kernel import DeviceFunction
 from compiler.lower.gpu.pipeline import lower_for_gpu
@@ -14,11 +15,15 @@ from compiler.schedule.steps import AsMatmul, Step
 from compiler.schedule.task import SearchTask
 from compiler.search.options import SearchOptions
 from compiler.search.space import SketchSpace, build_spaces
+from compiler.simt.execute import execute
 from compiler.target import HardwareParams, Target
+from compiler.te.evaluate import evaluate
 from compiler.te.ops.call import Attribute, OpCall
 from compiler.te.ops.conv import convolution
 from compiler.te.ops.matmul import batch_matmul, contract
 from compiler.te.tensor import Tensor
+from tests.property.programs import inputs_of
+from tests.ptx.machine import run_ptx
 from tests.unit.search.workloads import GPU
 
 TF32 = Target("cuda -arch=sm_80 -math=tf32")
@@ -145,3 +150,14 @@ def with_lengths(space: SketchSpace, **lengths: int) -> tuple[Step, ...]:
 def lowered(dag: ComputeDAG, steps: tuple[Step, ...]) -> DeviceFunction:
     """The kernels of a program, every pass verified."""
     return lower_for_gpu(replay(dag, steps), "k", GPU, check=True)
+
+
+def check_as_threads_and_as_ptx(dag: ComputeDAG, function: DeviceFunction) -> None:
+    """A program computes its definition, thread by thread, and its PTX the same."""
+    values = inputs_of(dag, np.random.default_rng(1))
+    given = [values[tensor] for tensor in dag.inputs]
+    (wanted,) = evaluate(dag.outputs, values)
+    (found,) = execute(function, given)
+    np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=2e-2 * float(np.abs(wanted).max()))
+    (run,) = run_ptx(ptx(function, TF32), function, given)
+    np.testing.assert_allclose(run, found, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))

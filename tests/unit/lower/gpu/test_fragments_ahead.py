@@ -1,6 +1,5 @@
 """Fragments of products on tensor cores that are loaded a step ahead: in which programs, and that these are right."""
 
-import numpy as np
 import pytest
 
 from compiler.codegen.nvptx import ptx
@@ -9,11 +8,7 @@ from compiler.ir.kernel import DeviceFunction
 from compiler.ir.stmt import Barrier, For, LoopKind, Stmt, walk_stmt
 from compiler.ir.tensor_core import LoadMatrix, Mma, WaitGroup
 from compiler.lower.gpu.fragments_ahead import FragmentsAhead
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
-from tests.property.programs import inputs_of
-from tests.ptx.machine import run_ptx
-from tests.unit.simt.products import TF32, lowered, product, tensor_space, with_lengths
+from tests.unit.simt.products import TF32, check_as_threads_and_as_ptx, lowered, product, tensor_space, with_lengths
 
 
 def program(steps: int, depth: int, dtype: str = "float16", turns: int = 4, size: int = 32) -> DeviceFunction:
@@ -65,13 +60,7 @@ def test_they_compute_the_definition(steps: int, depth: int, dtype: str, turns: 
     deep = 8 if dtype == "float32" else 16
     dag = product(size, size, turns * steps * deep, dtype)
     function = program(steps, depth, dtype, turns, size)
-    values = inputs_of(dag, np.random.default_rng(1))
-    given = [values[tensor] for tensor in dag.inputs]
-    (wanted,) = evaluate(dag.outputs, values)
-    (found,) = execute(function, given)
-    np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=2e-2 * float(np.abs(wanted).max()))
-    (run,) = run_ptx(ptx(function, TF32), function, given)
-    np.testing.assert_allclose(run, found, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
+    check_as_threads_and_as_ptx(dag, function)
 
 
 def test_the_turns_of_three_tiles_are_counted_and_not_divided() -> None:
