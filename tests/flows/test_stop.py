@@ -128,12 +128,10 @@ def test_cancel_ends_a_run_on_a_worker_and_the_same_request_goes_on(tmp_path: Pa
         desk.ask(network)
         wait_until(lambda: rounds(home) >= 2, 180.0)
         (asked,) = parents()
-        began = time.monotonic()
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(asked.id, Cancelling())
         wait_until(lambda: parents()[0].state_name == "Cancelled", 60.0)
         wait_until(lambda: children_of(home) == [], 30.0)
-        assert time.monotonic() - began < 30.0
         kept = {record.record_id for record in stored(home)}
         assert len(kept) >= 16
         desk.ask(network)

@@ -1,6 +1,7 @@
 """The benchmark of GPUs on a double: its cases compute what they should, its lines say what was measured."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -249,14 +250,12 @@ def test_what_takes_too_long_to_get_ready_is_left_out() -> None:
     peer = Peer(1e-4, np.ones(3))
 
     def slow() -> Peer:
-        time.sleep(5)
+        threading.Event().wait()  # for ever, if nothing ends it
         return peer
 
-    began = time.monotonic()
-    found, (failed,) = ready({"slow": slow, "torch": lambda: peer}, 0.05)
-    assert time.monotonic() - began < 2
+    found, (failed,) = ready({"slow": slow, "torch": lambda: peer}, 0.5)
     assert found == {"torch": peer}
-    assert failed == Failed("slow", "OvertimeError: it takes longer than 0.05 s")
+    assert failed == Failed("slow", "OvertimeError: it takes longer than 0.5 s")
     with time_limit(5.0), pytest.raises(OvertimeError), time_limit(0.01):
         time.sleep(5)
     assert attempted("torch", lambda: 3, 1.0) == 3

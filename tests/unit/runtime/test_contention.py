@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from compiler.runtime import contention
 from compiler.runtime.affinity import bind_process
 from compiler.runtime.contention import ContentionMeter
 
-_SPIN = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
+_SPIN = "import os; os.sched_setaffinity(0, {%d}); print('spins', flush=True)\nwhile True: pass"
 
 
 def spin(processor: int, threads: int) -> float | None:
@@ -38,28 +39,35 @@ def _until(moment: int) -> None:
 @pytest.fixture
 def busy_processor() -> Iterator[int]:
     processor = min(os.sched_getaffinity(0))
-    process = subprocess.Popen([sys.executable, "-c", _SPIN % processor])
-    yield processor
-    process.kill()
-    process.wait()
+    with subprocess.Popen([sys.executable, "-c", _SPIN % processor], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "spins\n"
+        yield processor
+        process.kill()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_another_process_takes_is_seen(busy_processor: int, threads: int) -> None:
     with WorkerProcess() as worker:
-        time.sleep(0.3)  # until the other process spins
         share = worker.call(f"{__name__}:spin", busy_processor, threads, timeout_s=60)
     assert 0.2 < share <= 1.0
 
 
-def test_sleeping_is_no_contention_for_threads_that_wait_for_each_other() -> None:
+@pytest.mark.parametrize(("waited", "share"), [((0, 0), 0.0), ((10, 20), 0.3), ((90, 20), 1.0)])
+def test_of_several_threads_only_waiting_for_a_processor_counts(
+    waited: tuple[int, int], share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not what they ran, nor what they slept: they wait for each other."""
+    accounts = [tmp_path / str(task) / "schedstat" for task in (1, 2)]
+    for account in accounts:
+        account.parent.mkdir()
+        account.write_text("1000 500 7\n")
+    monkeypatch.setattr(contention, "_TASKS", tmp_path)
     with ContentionMeter(2) as meter:
-        begun = time.perf_counter_ns()
         meter.start()
-        time.sleep(0.05)
-        share = meter.share(time.perf_counter_ns() - begun)
-    assert share is not None
-    assert share < 0.9
+        for account, each in zip(accounts, waited, strict=True):
+            account.write_text(f"1040 {500 + each} 9\n")
+        assert meter.share(100) == pytest.approx(share)
 
 
 def test_a_kernel_without_accounts_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,24 @@ from storage.leases import Lease, acquire
 from storage.place import open_medium
 
 BEAT, PATIENCE = 0.02, 0.3
+LONG_PATIENCE = 120.0
+"""For owners that are alive: a busy machine may keep them from renewing for seconds."""
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "BEAT_SECONDS", BEAT)
     monkeypatch.setattr(leases, "PATIENCE_SECONDS", PATIENCE)
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever acquires a lease must not wait for its owner."""
+
+    def sleep(seconds: float) -> None:
+        pytest.fail(f"waits {seconds:g} s for the owner")
+
+    monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
 
 
 @pytest.fixture
@@ -40,17 +53,17 @@ def claim_of(objects: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_lease_that_was_given_up_is_there_for_the_next_at_once(objects: Any) -> None:
+@pytest.mark.usefixtures("no_waiting")
+def test_a_released_lease_is_acquired_without_waiting(objects: Any) -> None:
     for number in range(1, 4):
-        began = time.monotonic()
         acquire(objects, "lock").close()
-        assert time.monotonic() - began < PATIENCE
         assert objects.files("lock") == [f"lock/{number:08d}"]
         assert claim_of(objects)["is_free"]
 
 
 @pytest.mark.usefixtures("unseen")
-def test_an_owner_elsewhere_that_shows_life_is_left_alone(objects: Any) -> None:
+def test_an_owner_elsewhere_that_shows_life_is_left_alone(objects: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "PATIENCE_SECONDS", LONG_PATIENCE)
     owner = acquire(objects, "lock")
     with pytest.raises(StoreError, match="is working on this run already"):
         acquire(objects, "lock")
@@ -97,22 +110,20 @@ def test_an_owner_that_was_succeeded_ends_itself(objects: Any, monkeypatch: pyte
     sleeper = acquire(objects, "lock")
     successor = {"owner": "y", "beat": 0, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
     objects.publish({"lock/00000002": json.dumps(successor).encode()})
-    limit = time.monotonic() + 5
-    while not ended and time.monotonic() < limit:
+    while not ended:  # the suite's time limit ends this if the owner does not end itself
         time.sleep(BEAT)
     assert len(ended) == 1
     sleeper.close()
     assert not json.loads(objects.read("lock/00000002"))["is_free"]
 
 
-def test_a_process_that_is_gone_is_known_to_be(objects: Any) -> None:
+@pytest.mark.usefixtures("no_waiting")
+def test_the_lease_of_a_process_that_is_gone_is_acquired_without_waiting(objects: Any) -> None:
     lease = acquire(objects, "lock")
     claim = claim_of(objects)
     lease.close()
     objects.publish({"lock/00000001": json.dumps({**claim, "is_free": False, "born": claim["born"] - 1}).encode()})
-    began = time.monotonic()
     acquire(objects, "lock").close()
-    assert time.monotonic() - began < PATIENCE
 
 
 class Failing:
@@ -137,20 +148,16 @@ class Failing:
         return failing
 
 
-@pytest.mark.usefixtures("unseen")
+@pytest.mark.usefixtures("unseen", "no_waiting")
 @pytest.mark.parametrize("method", ["create", "remove"])
 @pytest.mark.parametrize("error", [StoreError("the network is down"), KeyboardInterrupt()])
-def test_a_claim_that_became_no_lease_holds_nobody_up(objects: Any, method: str, error: BaseException) -> None:
+def test_a_failed_claim_makes_nobody_wait(objects: Any, method: str, error: BaseException) -> None:
     with pytest.raises(type(error)):
         acquire(Failing(objects, method, error), "lock")
-    began = time.monotonic()
     acquire(objects, "lock").close()
-    assert time.monotonic() - began < PATIENCE
 
 
-@pytest.mark.usefixtures("unseen")
+@pytest.mark.usefixtures("unseen", "no_waiting")
 def test_a_put_that_was_repeated_for_want_of_an_answer_is_known_again(objects: Any) -> None:
-    began = time.monotonic()
     acquire(Failing(objects, "create", None), "lock").close()
-    assert time.monotonic() - began < PATIENCE
     assert objects.files("lock") == ["lock/00000001"]
