@@ -1,44 +1,95 @@
-"""In: a command line. Out: what was asked for, or one sentence on stderr.
+"""The entry point of the command line `retune`.
 
-Always: exit codes as in `flows.exits`; Prefect is not imported here. The commands are in `flows.commands`.
+It parses the command's name, imports the module of that command, and turns every exception into one sentence on stderr
+and an exit code of `flows.exits`. Prefect is never imported here.
 """
 
+import importlib
 import os
 import signal
 import sys
 import traceback
 from types import FrameType
+from typing import Annotated, Any
 
 import typer
 
+from compiler import config
 from compiler.errors import RetuneError, without_passwords
 from flows import exits
-from flows.commands import compile as compiling
-from flows.commands import fleet, networks, report, settings, tune
-from flows.commands.doctor import doctor
-from flows.commands.output import complain
-from flows.commands.records import records_app
+from flows.commands.output import Group, complain
+
+COMMANDS = {
+    "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
+    "compile": ("compile:compile_network", "Compile a network with the best records there are, measuring nothing."),
+    "networks": ("networks:networks", "List the networks of the zoo."),
+    "run": ("networks:run", "Time a compiled network on inputs of zeros."),
+    "runs": ("report:runs", "List all runs, the newest last."),
+    "report": ("report:report", "Write a page about a run: latencies, progress, roofline, failures, coverage."),
+    "fetch": ("report:fetch", "Fetch the compiled network and the report of a run from a store at a URL."),
+    "config": ("settings:show_config", "Print every setting: its value, where that comes from, and what it means."),
+    "doctor": ("doctor:doctor", "Check whether this machine is fit for tuning, and say what to do where it is not."),
+    "worker": ("fleet:worker", "Build or time programs for runs on other machines, until stopped."),
+    "pools": ("fleet:pools", "Create the work pools, queues and limits that deployments need on the Prefect server."),
+    "records": ("records:records_app", "Look at what was measured."),
+}
+"""Every command: its function in `flows.commands`, and its summary, which is the first sentence of its docstring."""
+
+
+class LazyGroup(Group):
+    """A group that imports the module of a command when that command is chosen.
+
+    The modules import what their commands need, up to the whole compiler: 2 s of CPU, which `--help` need not pay. They
+    are named by strings in one table, so that their own imports stay at their top.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The chosen command in place of the stub that stands for it in help and suggestions."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and load(name), rest
+
+
+def load(name: str) -> Any:
+    """Import a command of `COMMANDS`."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(importlib.import_module(f"flows.commands.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
+        found.command(name)(function)
+    return typer.main.get_command(found)
+
 
 app = typer.Typer(
     name="retune",
-    help="Tune neural networks for the machine they run on.",
+    cls=LazyGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,
 )
-app.command()(tune.tune)
-app.command("compile")(compiling.compile_network)
-app.command()(networks.networks)
-app.command()(networks.run)
-app.command()(report.runs)
-app.command()(report.report)
-app.command()(report.fetch)
-app.command("config")(settings.show_config)
-app.command()(doctor)
-app.command()(fleet.worker)
-app.command()(fleet.pools)
-app.add_typer(records_app, name="records")
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"retune {config.engine_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _retune(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Tune neural networks for the machine they run on."""
+
+
+def _stub() -> None:
+    """Stands for a command that is not imported yet."""
+
+
+for _name, (_, _summary) in COMMANDS.items():
+    app.command(_name, help=_summary)(_stub)
 
 
 class _TerminatedError(BaseException):

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compiler.driver.report import Report
-
-PIPE_WIDTH = 160
+from flows.commands.output import PIPE_WIDTH
 
 
 def show_report(report: Report, stream: TextIO) -> None:

@@ -45,7 +45,7 @@ def compile_network(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compile a network with the best records there are, measuring nothing, and say which kernels have none."""
+    """Compile a network with the best records there are, measuring nothing. Prints which kernels have no record."""
     output = Output(as_json, quiet)
     count = config.thread_count(config.usable_cores()) if threads is None else threads
     if not is_thread_count(count):

@@ -16,7 +16,7 @@ STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 
 def doctor(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Look whether this machine is fit for tuning, and say what to do where it is not.
+    """Check whether this machine is fit for tuning, and say what to do where it is not.
 
     The exit code is 1 when something fails; a warning is no failure.
     """

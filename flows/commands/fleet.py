@@ -63,7 +63,7 @@ def pools(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Create the work pools, queues and limits of the deployments on the Prefect server, where they are missing."""
+    """Create the work pools, queues and limits that deployments need on the Prefect server. Existing ones stay."""
     mode = Mode.of(as_json, quiet)
     _become("flows.pools", state_folder_of(store), mode.value, *(device or [DEVICE]))
 

@@ -30,7 +30,7 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Time a compiled network on inputs of zeros; one for a GPU with the copies to it and back."""
+    """Time a compiled network on inputs of zeros. For a GPU that includes the copies to it and back."""
     output = Output(as_json, quiet)
     chosen = config.thread_count(config.usable_cores()) if threads is None else threads
     network = CompiledNetwork.load(artifact)

@@ -16,12 +16,15 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from compiler.errors import OptionError, without_passwords
-from flows.outcome import PIPE_WIDTH
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text and tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code tells.")]
+
+PIPE_WIDTH = 160
+"""Columns of a table that goes to no terminal."""
 
 Row = Mapping[str, Any]
 
@@ -48,6 +51,15 @@ class Column:
     heading: str
     cell: Callable[[Row], object]
     folds: bool = True
+
+
+class Group(TyperGroup):
+    """A group of commands; its help shows their summaries in full."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer gives it
+        """Write the list of commands. Typer's own cuts every summary to one line."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in self.commands.items()])
 
 
 class Output:

@@ -14,12 +14,14 @@ from compiler.errors import OptionError
 from compiler.measure.log import append_log, from_record, read_log, to_record
 from compiler.measure.record import MeasureRecord
 from flows.commands.arguments import Store, home_of
-from flows.commands.output import Column, Json, Output, Quiet, finite, milliseconds
+from flows.commands.output import Column, Group, Json, Output, Quiet, finite, milliseconds
 from storage.compaction import Retention, compact
 from storage.parquet import ParquetRecordStore
 from storage.query import run_query
 
-records_app = typer.Typer(help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True)
+records_app = typer.Typer(
+    cls=Group, help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True, add_completion=False
+)
 
 UNKNOWN_DEVICE = "unknown"
 """Where the trials of an imported log ran, unless told: no machine takes them for its own."""

@@ -61,7 +61,7 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a page about a run: latencies, progress, roofline, calibration, failures, coverage. One HTML file."""
+    """Write a page about a run: latencies, progress, roofline, failures, coverage. It is one HTML file."""
     output = Output(as_json, quiet)
     home = home_of(store)
     info = find_run(home, run)
@@ -84,7 +84,7 @@ def fetch(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch the compiled network and the report of a run of another machine from a store at a URL."""
+    """Fetch the compiled network and the report of a run from a store at a URL. The run may be of another machine."""
     home = home_of(store)
     info = find_run(home, run)
     key = key_of(info.summary)

@@ -65,7 +65,7 @@ def tune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tune a network, compile it with the best programs found, and report what it brought.
+    """Tune a network, compile it with the best programs found, and report the speedup.
 
     The same command after an interruption goes on where the run was stopped. Defaults can be set in retune.toml and in
     the environment, see `retune config`.

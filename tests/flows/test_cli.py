@@ -1,7 +1,6 @@
 """The command line: a user's mistake is one sentence on stderr and exit code 2, before Prefect is started."""
 
 import contextlib
-import inspect
 import json
 import os
 import re
@@ -9,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -19,7 +20,6 @@ from compiler.frontend.zoo import NAMES
 from compiler.runtime.cuda import why_not
 from flows import cli, exits
 from flows.commands import networks
-from flows.commands.records import records_app
 from flows.parameters import TuneJob
 from tests.doubling_network import doubling_network
 from tests.flows.command_line import Refused, run
@@ -130,21 +130,55 @@ def test_a_fault_of_ours_is_told_from_a_users_mistake(
     assert "please report it: TypeError" in said
 
 
+def commands() -> dict[str, Any]:
+    """Every command with its callback, those of groups too."""
+    found = {name: cli.load(name) for name in cli.COMMANDS}
+    groups = [found.pop(name) for name in [*found] if hasattr(found[name], "commands")]
+    return found | {name: command for group in groups for name, command in group.commands.items()}
+
+
 def test_every_command_that_prints_has_json_and_quiet() -> None:
-    commands = [*cli.app.registered_commands, *records_app.registered_commands]
-    for command in commands:
-        assert command.callback is not None
-        assert {"as_json", "quiet"} <= set(inspect.signature(command.callback).parameters), command.callback
+    for name, command in commands().items():
+        assert {"as_json", "quiet"} <= {one.name for one in command.params}, name
 
 
 def test_every_command_is_told_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     table, _, _ = text.partition("## Exit codes")
-    for app in (cli.app, records_app):
-        for command in app.registered_commands:
-            assert command.callback is not None
-            name = command.name or command.callback.__name__
-            assert re.search(rf"`(records )?{name}[ `]", table), name
+    for name in commands():
+        assert re.search(rf"`(records )?{name}[ `]", table), name
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_summary_of_a_command_is_the_first_sentence_of_its_help(name: str) -> None:
+    _, summary = cli.COMMANDS[name]
+    assert cli.load(name).get_short_help_str(1000) == summary
+
+
+def test_the_help_shows_summaries_in_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--help") == exits.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, (_, summary) in cli.COMMANDS.items():
+        assert f" {name} {summary}" in shown
+
+
+def test_the_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--version") == exits.OK
+    assert capsys.readouterr().out == f"retune {metadata.version('retune')}\n"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_help_imports_no_heavy_module(option: str) -> None:
+    code = (
+        "import atexit, sys; from flows import cli; sys.argv = ['retune', sys.argv[1]];"
+        "heavy = {'prefect', 'xgboost', 'scipy', 'pyarrow', 'llvmlite', 'onnx', 'numpy', 'compiler.driver'};"
+        "atexit.register(lambda: print('heavy:', *sorted(heavy & {*sys.modules})));"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy:"
 
 
 @pytest.mark.usefixtures("folder")
@@ -236,7 +270,7 @@ def test_an_empty_store_is_no_error(
 
 
 def test_the_command_line_does_not_import_prefect() -> None:
-    code = "import sys, flows.cli; sys.exit('prefect' in sys.modules)"
+    code = "import sys; from flows import cli; [*map(cli.load, cli.COMMANDS)]; sys.exit('prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
