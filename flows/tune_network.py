@@ -64,7 +64,7 @@ def tune_network(
         fleet, on_device,
     )  # fmt: skip
     job = located(job)
-    announce(PhaseStarted(f"reading {job.network}"))
+    announce(PhaseStarted(f"extracting the tasks of {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)

@@ -125,8 +125,9 @@ class LocalMedium(Medium):
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
         super().__init__(str(self.root))
-        if self.root.exists() and not self.root.is_dir():
-            raise StoreError(f"{self.root} is not a folder, so it cannot hold a record store")
+        with self._refusals("open", ""):
+            if self.root.exists() and not self.root.is_dir():
+                raise StoreError(f"{self.root} is not a folder, so it cannot hold a record store")
 
     def publish(self, files: Mapping[str, bytes]) -> None:
         """See `Medium.publish`. All files are written before the first is renamed, so a full disk shows none."""

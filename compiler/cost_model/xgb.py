@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import xgboost
 from numpy.typing import NDArray
 
 from compiler.cost_model.base import TrainingBatch
@@ -25,6 +24,9 @@ from compiler.cost_model.saved_trees import check_trees
 from compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
 from compiler.features import FEATURE_NAMES
 from compiler.runtime.published import published
+
+if TYPE_CHECKING:  # it loads scipy too, half a second that a command should not pay before its first output
+    import xgboost
 
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -218,10 +220,12 @@ class XGBModel:
         chosen[rng.choice(before, older, replace=False)] = True
         return history.rows(self._options.worst_weight, chosen)
 
-    def _boost(self, data: TrainingRows, rounds: int, start: xgboost.Booster | None, update: int) -> None:
+    def _boost(self, data: TrainingRows, rounds: int, start: "xgboost.Booster | None", update: int) -> None:
         options = self._options
         if not len(data.rows):
             return
+        import xgboost
+
         matrix = xgboost.QuantileDMatrix(data.rows, nthread=self._threads, max_bin=options.max_bin)
         parameters = {
             "tree_method": "hist",
@@ -260,6 +264,8 @@ class XGBModel:
 
         Raises: StoreError when it was made for another version of the features, CorruptRecordError when it is no model.
         """
+        import xgboost
+
         try:
             with np.load(BytesIO(data), allow_pickle=False) as arrays:
                 header = header_of(arrays, "the cost model is")
@@ -304,7 +310,7 @@ class XGBModel:
         return cls.from_bytes(data, threads)
 
 
-def pack_sum_objective(data: TrainingRows) -> Callable[[NDArray[np.float32], xgboost.DMatrix], _Gradients]:
+def pack_sum_objective(data: TrainingRows) -> Callable[[NDArray[np.float32], "xgboost.DMatrix"], _Gradients]:
     """Squared error of the sum over a program's rows.
 
     All rows of a program move at once, so the curvature of a row is the number of rows: with 1, as is common, a program
@@ -313,7 +319,7 @@ def pack_sum_objective(data: TrainingRows) -> Callable[[NDArray[np.float32], xgb
     lengths = np.diff(np.append(data.starts, len(data.rows)))
     hessian = np.repeat(data.weights * lengths, lengths).astype(np.float32)
 
-    def objective(predictions: NDArray[np.float32], _: xgboost.DMatrix) -> _Gradients:
+    def objective(predictions: NDArray[np.float32], _: "xgboost.DMatrix") -> _Gradients:
         error = np.add.reduceat(predictions.astype(np.float64), data.starts) - data.labels
         return np.repeat(error * data.weights, lengths).astype(np.float32), hessian
 

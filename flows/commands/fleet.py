@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from compiler import config
-from compiler.errors import StoreError
 from flows.commands.arguments import Store, state_folder_of
 from flows.commands.output import Json, Mode, Quiet
+from flows.state_folder import check_state_folder
 from storage.files import make_folder
 from storage.place import veiled, veiled_places
 
@@ -69,10 +69,8 @@ def pools(
 
 
 def _become(module: str, home: Path, *arguments: str) -> None:
-    try:
-        make_folder(home / "prefect")
-    except OSError as error:
-        raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
+    check_state_folder(home)
+    make_folder(home / "prefect")
     environment = config.child_environment(
         {**config.prefect_environment(home), config.PLACES: json.dumps(veiled_places())}
     )

@@ -1,10 +1,8 @@
-"""In: a network and options. Out: this process, turned into the session that tunes it.
+"""The command `retune tune`: checks the request, then replaces this process by the session that tunes.
 
-Always: Prefect is not started before the input is known to be good.
-
-`retune tune` has two halves. This one reads the options and the network, quickly and without Prefect. Prefect reads
-its settings from the environment when it is imported, so the second half, `flows.session`, is a fresh interpreter
-that this process turns into.
+`retune tune` has two halves. This one checks the options, the state folder and the network, quickly and without
+Prefect. Prefect reads its settings from the environment when it is imported, so the second half, `flows.session`, is a
+fresh interpreter that this process turns into.
 """
 
 import json
@@ -18,13 +16,13 @@ import typer
 
 from compiler import config
 from compiler.driver.extract import extract_network
-from compiler.errors import StoreError
 from flows.commands.arguments import Network, Shapes, Store, TargetText, Threads
-from flows.commands.output import Json, Mode, Quiet
+from flows.commands.output import Json, Output, Quiet
 from flows.parameters import DEFAULT_TRIALS, TuneJob
+from flows.state_folder import check_state_folder
 from storage.files import make_folder, new_id
 from storage.parquet import ParquetRecordStore
-from storage.place import Place, veiled_places
+from storage.place import veiled_places
 
 HOST = "llvm"
 """The target of this machine."""
@@ -70,29 +68,26 @@ def tune(
     The same command after an interruption goes on where the run was stopped. Defaults can be set in retune.toml and in
     the environment, see `retune config`.
     """
-    mode = Mode.of(as_json, quiet)
+    output = Output(as_json, quiet)
     job = TuneJob.checked(
         network, trials, minutes, threads, target, seed, batch, store, shape, early_stopping, weights, winograd,
         fleet, on,
     )  # fmt: skip
+    home = Path(job.home)
+    check_state_folder(home, len(os.fsencode(f"{job.label}.retune")))
+    _announce(output, f"reading {job.network}")
     extract_network(job.network, job.target or HOST, job.threads or 1, job.shapes, job.winograd)
-    _prepare_state_folder(Path(job.home), job.place)
-    settings = {**config.prefect_environment(Path(job.home)), config.SESSION: new_id()}
+    ParquetRecordStore(job.place)  # refuses records of a newer version
+    make_folder(home / "prefect")
+    _announce(output, f"connecting to Prefect at {url}" if (url := config.load().prefect_api) else "starting Prefect")
+    settings = {**config.prefect_environment(home), config.SESSION: new_id()}
     settings[config.PLACES] = json.dumps(veiled_places())
     environment = config.child_environment(settings)
-    sys.stdout.flush()
-    command = [sys.executable, "-P", "-m", "flows.launch", "flows.session", mode.value, json.dumps(asdict(job))]
+    command = [sys.executable, "-P", "-m", "flows.launch", "flows.session", output.mode.value, json.dumps(asdict(job))]
     os.execve(sys.executable, command, environment)
 
 
-def _prepare_state_folder(home: Path, place: Place) -> None:
-    """Make the folder, with room for Prefect's database, and see whether the records at `place` can be read by this
-    version.
-
-    Raises: StoreError, SchemaError.
-    """
-    try:
-        make_folder(home / "prefect")
-    except OSError as error:
-        raise StoreError(f"cannot use {home} as state folder: {error.strerror}") from error
-    ParquetRecordStore(place)
+def _announce(output: Output, text: str) -> None:
+    """Say what is done now, as the session does when a phase starts; it cannot be imported without Prefect."""
+    line = " ".join(text.split())
+    output.say(line, event="phase_started", text=line)

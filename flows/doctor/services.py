@@ -4,11 +4,8 @@ Always: Prefect is not imported, so this takes no time and works where Prefect i
 """
 
 import platform
-import shutil
-import time
 from base64 import b64encode
 from collections.abc import Iterable
-from contextlib import suppress
 from http.client import HTTPException
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,7 +17,8 @@ from urllib.request import Request, urlopen
 from compiler import config
 from compiler.errors import RetuneError, StoreError
 from flows.doctor.finding import Finding, fail, ok, warn
-from storage.files import make_folder, new_id, publish
+from flows.state_folder import check_state_folder
+from storage.files import new_id
 from storage.layout import part_names
 from storage.parquet import ParquetRecordStore
 from storage.place import is_remote, local_folder, open_medium
@@ -54,21 +52,11 @@ def settings() -> Finding:
 
 def state_folder(home: Path) -> Finding:
     """Whether the state folder can be written, quickly, and for how long."""
-    is_new = not home.exists()
-    probe = home / ".doctor"
     try:
-        make_folder(home)
-        began = time.perf_counter()
-        publish({probe: b"probe"})
-        seconds = time.perf_counter() - began
-        probe.unlink()
-        free = shutil.disk_usage(home).free
-    except (OSError, StoreError) as error:
-        return fail("state folder", f"{home}: {error}", "choose another with --store, RETUNE_HOME or retune.toml")
-    finally:
-        if is_new:
-            with suppress(OSError):
-                home.rmdir()
+        free, seconds = check_state_folder(home)
+    except StoreError as error:
+        what, _, advice = str(error).partition("; ")
+        return fail("state folder", what, advice)
     found = f"{home}: {free / 2**30:.1f} GiB free, a file is durable after {seconds * 1e3:.0f} ms"
     if free < LOW_DISK:
         return warn("state folder", found, "free some space, or choose another folder with --store")

@@ -1,0 +1,69 @@
+"""The check that a state folder can be used, made before a run starts and after one fails."""
+
+import errno
+import fcntl
+import os
+import shutil
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from compiler.errors import StoreError
+from storage.files import TEMPORARY_SUFFIX, make_folder, write_through
+
+ROOM_BYTES = 16 << 20
+"""Free space that a run needs to begin with: a new database of Prefect and its journal take about half of it."""
+
+LONGEST_NAME = 100
+"""Letters of the longest file name that does not depend on the network's name, rounded up."""
+
+_FULL = f"free {ROOM_BYTES >> 20} MB or more there"
+_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.ENAMETOOLONG: "shorten its path or the network's name",
+}
+
+
+def check_state_folder(home: Path, longest_name: int = LONGEST_NAME) -> tuple[int, float]:
+    """Do in the folder what a run does: write a file, lock it, reserve space, make a SQLite database as Prefect does.
+    Nothing is left behind. Returns the bytes that are free, and the seconds until a small file is on the disk.
+
+    Raises: StoreError.
+    """
+    try:
+        missing = [folder for folder in (home, *home.parents) if not folder.exists()]
+        make_folder(home)
+        try:
+            free = shutil.disk_usage(home).free
+            with TemporaryDirectory(prefix=".", suffix=TEMPORARY_SUFFIX, dir=home) as folder:
+                probe = Path(folder) / ("-" * max(longest_name, LONGEST_NAME))
+                began = time.perf_counter()
+                write_through(probe, b"probe")
+                seconds = time.perf_counter() - began
+                with probe.open("r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
+                with closing(sqlite3.connect(Path(folder) / "probe.db")) as database:
+                    database.execute("PRAGMA journal_mode = WAL")
+                    database.execute("CREATE TABLE probe (id INTEGER)")
+            return free, seconds
+        finally:
+            for each in missing:
+                with suppress(OSError):  # another process has begun to use it
+                    each.rmdir()
+    except sqlite3.Error as error:
+        raise _unusable(home, str(error), "Prefect's database needs locks and a path below 480 letters") from error
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "make it a folder that you may write to")
+        raise _unusable(home, error.strerror or str(error), advice) from error
+
+
+def _unusable(home: Path, reason: str, advice: str) -> StoreError:
+    shown = str(home) if len(str(home)) < 500 else f"{str(home)[:100]}…"
+    return StoreError(
+        f"cannot use {shown} as state folder: {reason}; {advice}, or choose another folder with --store or RETUNE_HOME"
+    )

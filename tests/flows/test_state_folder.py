@@ -1,0 +1,106 @@
+"""The check of the state folder before a run: each way in which it can be unusable is one sentence and exit code 2."""
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.errors import StoreError
+from flows import state_folder
+from flows.state_folder import check_state_folder
+from tests.flows.command_line import Refused
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """A system call that fails with an error number."""
+
+    def call(*_: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[None]:
+    """A folder with something mounted on it. Skips the test where that is not permitted."""
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("only root can mount")
+    done = subprocess.run(["mount", *options, str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_the_check_leaves_nothing_behind(tmp_path: Path) -> None:
+    free, seconds = check_state_folder(tmp_path / "new" / "state")
+    assert free > state_folder.ROOM_BYTES
+    assert seconds > 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "used" / "runs").mkdir(parents=True)
+    check_state_folder(tmp_path / "used")
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "words"),
+    [
+        ("os.posix_fallocate", errno.ENOSPC, ("No space left on device", "free 16 MB or more")),
+        ("os.posix_fallocate", errno.EDQUOT, ("quota", "free 16 MB or more")),
+        ("os.mkdir", errno.EROFS, ("Read-only file system", "--store")),
+        ("fcntl.flock", errno.ENOLCK, ("No locks available", "--store")),
+    ],
+)
+def test_an_unusable_state_folder_is_one_sentence_before_anything_starts(
+    call: str, code: int, words: tuple[str, ...], folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(call, failing(code))
+        said = refused("tune", "mlp", "--store", str(folder / "state"))
+    assert said.startswith(f"retune: cannot use {folder / 'state'} as state folder: ")
+    assert all(word in said for word in words)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_limit_on_the_size_of_files_is_found(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(StoreError, match="File too large; free 16 MB or more"):
+            check_state_folder(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETUNE_HOME", "x" * 5000)
+    said = refused("tune", "mlp")
+    assert "File name too long; shorten its path" in said
+    assert len(said) < 400
+    assert "File name too long" in refused("records", "list")
+    with pytest.raises(StoreError, match=r"Prefect's database needs .* a path below 480 letters"):
+        check_state_folder(tmp_path / "/".join(["x" * 100] * 5))
+    with pytest.raises(StoreError, match="File name too long; shorten its path or the network's name"):
+        check_state_folder(tmp_path, longest_name=256)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_refused(folder: Path, refused: Refused) -> None:
+    with mounted(folder / "disk", "-t", "tmpfs", "-o", "size=3m", "tmpfs"):
+        assert "No space left on device" in refused("tune", "mlp", "--store", str(folder / "disk"))
+        assert list((folder / "disk").iterdir()) == []
+
+
+def test_a_folder_that_is_mounted_read_only_is_refused(folder: Path, refused: Refused) -> None:
+    with mounted(folder / "disk", "-t", "tmpfs", "-o", "ro", "tmpfs"):
+        assert "Read-only file system" in refused("tune", "mlp", "--store", str(folder / "disk"))
