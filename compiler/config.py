@@ -76,7 +76,8 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-        # Nobody reacts to events or reads them back here, and the processor is needed for timing.
+        # Nobody reads logs and events back here, and the processor is needed for timing.
+        "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",

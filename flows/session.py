@@ -7,6 +7,7 @@ Always: the second half of `retune tune`, see `flows.commands.tune`.
 import json
 import signal
 import sys
+from pathlib import Path
 
 import typer
 from prefect import get_client
@@ -21,6 +22,7 @@ from flows.live import shown_on
 from flows.machine import report_line
 from flows.outcome import show_report
 from flows.parameters import TuneJob
+from flows.state_folder import blaming_the_disk
 from flows.tune_network import tune_network
 from storage.place import veiled
 
@@ -32,7 +34,7 @@ def main(mode: Mode, text: str) -> int:
         veiled(url)
     try:
         require_server()
-        with shown_on(sys.stdout, mode):
+        with blaming_the_disk(Path(job.home)), shown_on(sys.stdout, mode):
             report = tune_network(**job.asked())
     except RetuneError as error:
         complain(str(error))

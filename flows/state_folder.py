@@ -6,11 +6,12 @@ import os
 import shutil
 import sqlite3
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compiler.errors import StoreError
+from compiler.errors import RetuneError, StoreError
 from storage.files import TEMPORARY_SUFFIX, make_folder, write_through
 
 ROOM_BYTES = 16 << 20
@@ -60,6 +61,20 @@ def check_state_folder(home: Path, longest_name: int = LONGEST_NAME) -> tuple[in
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "make it a folder that you may write to")
         raise _unusable(home, error.strerror or str(error), advice) from error
+
+
+@contextmanager
+def blaming_the_disk(home: Path) -> Iterator[None]:
+    """Turn an error that is not ours into a StoreError where the state folder cannot be used any more: Prefect's server
+    answers with an error of its own when its database cannot grow.
+    """
+    try:
+        yield
+    except RetuneError:
+        raise
+    except Exception:
+        check_state_folder(home)
+        raise
 
 
 def _unusable(home: Path, reason: str, advice: str) -> StoreError:

@@ -5,17 +5,21 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compiler.errors import StoreError
-from flows import state_folder
-from flows.state_folder import check_state_folder
+from compiler import config
+from compiler.errors import OptionError, StoreError
+from flows import exits, state_folder
+from flows.state_folder import blaming_the_disk, check_state_folder
 from tests.flows.command_line import Refused
+from tests.flows.networks import write_mlp
+from tests.flows.test_kill import PATIENCE_SECONDS, command, stored
 
 
 def failing(code: int) -> Callable[..., Any]:
@@ -104,3 +108,48 @@ def test_a_disk_that_is_full_is_refused(folder: Path, refused: Refused) -> None:
 def test_a_folder_that_is_mounted_read_only_is_refused(folder: Path, refused: Refused) -> None:
     with mounted(folder / "disk", "-t", "tmpfs", "-o", "ro", "tmpfs"):
         assert "Read-only file system" in refused("tune", "mlp", "--store", str(folder / "disk"))
+
+
+def test_an_error_is_blamed_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's server answers with an error of its own when its database cannot grow."""
+    for full, kind in ((False, RuntimeError), (True, StoreError)):
+        if full:
+            monkeypatch.setattr("os.posix_fallocate", failing(errno.ENOSPC))
+        with pytest.raises(kind), blaming_the_disk(tmp_path):
+            raise RuntimeError("Internal Server Error")
+    with pytest.raises(OptionError), blaming_the_disk(tmp_path):  # which says itself what is wrong
+        raise OptionError("no such option")
+
+
+@pytest.mark.slow
+def test_a_run_whose_disk_fills_up_ends_with_a_sentence_and_resumes(tmp_path: Path) -> None:
+    """Prefect's database is on that disk too."""
+    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "disk"
+    environment = config.child_environment({"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
+    for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH", "PREFECT_API_URL"):
+        environment.pop(name, None)
+
+    def started() -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            command(network, home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    with mounted(home, "-t", "tmpfs", "-o", "size=48m", "tmpfs"):
+        with started() as run:
+            assert run.stdout is not None
+            assert any(line.startswith("round 2:") for line in run.stdout)
+            with (home / "filler").open("wb", buffering=0) as file, suppress(OSError):
+                while file.write(bytes(1 << 12)):
+                    pass
+            _, said = run.communicate(timeout=PATIENCE_SECONDS)
+        assert run.returncode == exits.USER_ERROR, said
+        assert said.startswith("retune: ")
+        assert said.count("\n") == 1
+        assert "No space left on device" in said
+        before = stored(home)
+        assert before
+        (home / "filler").unlink()
+        with started() as run:
+            _, said = run.communicate(timeout=PATIENCE_SECONDS)
+        assert run.returncode == exits.OK, said
+        assert set(before) <= set(stored(home))
