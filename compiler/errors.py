@@ -50,6 +50,11 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(rf"\1{HIDDEN}@", text) if "://" in text else text
 
 
+def install_hint(extra: str) -> str:
+    """How to install what one of our extras brings. By path: the package called retune on PyPI is another project's."""
+    return f"pip install -e '.[{extra}]' in the root of Retune's clone"
+
+
 class RetuneError(Exception):
     """Base of every error that is meant for the person using Retune; its text shows no password of a URL."""
 

@@ -11,13 +11,13 @@ from typing import IO, Any
 import fsspec
 from fsspec.core import url_to_fs
 
-from compiler.errors import StoreError
+from compiler.errors import StoreError, install_hint
 from storage.files import new_id
 from storage.leases import acquire
 from storage.medium import READING, Lock, Medium
 
-EXTRAS = {"s3": "retune[s3]", "s3a": "retune[s3]"}
-"""What to install for a kind of URL, where we have an extra for it."""
+EXTRAS = {"s3": "s3", "s3a": "s3"}
+"""Our extra for a kind of URL, where there is one."""
 
 
 class ObjectMedium(Medium):
@@ -135,8 +135,7 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         files, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        what = EXTRAS.get(kind)
-        how = f"pip install '{what}'" if what else str(error)
+        how = install_hint(EXTRAS[kind]) if kind in EXTRAS else str(error)
         raise StoreError(f"a store at {url} needs a package that is not installed: {how}") from error
     except ValueError as error:
         known = ", ".join(sorted({"file", "s3", "memory"} & set(fsspec.available_protocols())))

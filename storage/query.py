@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from compiler.errors import StoreError
+from compiler.errors import StoreError, install_hint
 from storage.layout import RECORDS, part_names
 from storage.medium import LocalMedium, Medium
 from storage.parquet import ParquetRecordStore
@@ -53,7 +53,7 @@ _READS = re.compile(
 )
 """How a query begins that reads, where DuckDB does not say so itself: an EXPLAIN may run what it explains."""
 
-_MISSING = "SQL over records needs DuckDB: pip install 'retune[report]'"
+_MISSING = f"SQL over records needs DuckDB: {install_hint('report')}"
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.exceptions import PrefectException
 from prefect.task_runners import TaskRunner
 
-from compiler.errors import OptionError
+from compiler.errors import OptionError, install_hint
 from storage.errands import ErrandStore
 from tasks.agent import agent_for
 from tasks.courier import Wake
@@ -129,5 +129,5 @@ def _package(kind: str) -> Any:
         return import_module(_PACKAGES[kind])
     except ImportError as error:
         raise OptionError(
-            f"a fleet of {kind} needs the package {_PACKAGES[kind].replace('_', '-')}: pip install 'retune[{kind}]'"
+            f"a fleet of {kind} needs the package {_PACKAGES[kind].replace('_', '-')}: {install_hint(kind)}"
         ) from error

@@ -18,6 +18,8 @@ _CODE = re.compile(r"^```.*?^```", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _PATH = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})/[\w./-]*\w")
 _NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})(?:\.[A-Za-z_]\w*)+")
+_STRANGER = re.compile(r"pip install\s+(-\S+\s+)*['\"]?retune\b(?!-)")
+"""PyPI's `retune` is another project's package: ours is installed by path, see `compiler.errors.install_hint`."""
 _MADE_BY_USERS = {"benchmarks.NAME", "deployments/containers/.env"}
 
 
@@ -70,6 +72,12 @@ def test_names_exist(page: Path) -> None:
     mentioned = set(_NAME.findall(page.read_text(encoding="utf-8")))
     names = {name for name in mentioned - _MADE_BY_USERS if not name.endswith(".md")}
     assert {name for name in names if not _exists(name)} == set()
+
+
+def test_nothing_says_to_install_from_pypi_what_is_another_project_there() -> None:
+    sources = [path for folder in OURS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")]
+    told = {path for path in (*PAGES, *sources) if _STRANGER.search(path.read_text(encoding="utf-8"))}
+    assert told == set()
 
 
 def test_the_map_in_the_readme_is_whole() -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
 from compiler.driver.report import ROUGH, TOLERANCE, Comparison, Contender
 from compiler.dtype import is_float
-from compiler.errors import MeasureError
+from compiler.errors import MeasureError, install_hint
 from compiler.executor.executors import executor_of
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
@@ -52,7 +52,7 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
         executor.run()
         outputs[name] = [executor.get_output(index) for index in range(executor.get_num_outputs())]
         runs[name] = executor.run
-    note = "" if is_installed() else "ONNX Runtime is not installed: pip install 'retune[report]'"
+    note = "" if is_installed() else f"ONNX Runtime is not installed: {install_hint('report')}"
     if is_installed():
         try:
             session = OnnxRuntime(model, threads)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import DeviceError
+from compiler.errors import DeviceError, install_hint
 from compiler.gpu_facts import GpuFacts, facts_of, lanes_of
 from compiler.runtime.artifact import Array
 from compiler.runtime.cuda_driver import Driver, Extents, GpuDevice
 
-_PACKAGES = "the packages for CUDA are missing: pip install 'retune[cuda]'"
+_PACKAGES = f"the packages for CUDA are missing: {install_hint('cuda')}"
 _NO_DEVICE = "CUDA's driver is there, but it names no GPU: check CUDA_VISIBLE_DEVICES and the container's devices"
 _LASTING = (
     *("ILLEGAL", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "ASSERT", "MISALIGNED", "HARDWARE", "ECC", "INVALID_PC"),

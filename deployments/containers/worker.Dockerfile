@@ -15,7 +15,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/retune
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY compiler ./compiler
 COPY storage ./storage
 COPY tasks ./tasks

@@ -130,7 +130,7 @@ def records_query(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ask the records anything in SQL. Needs `pip install 'retune[report]'`."""
+    """Ask the records anything in SQL. Needs the extra `report`."""
     output = Output(as_json, quiet)
     names, rows = run_query(home_of(store), sql)
     output.table(

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from compiler import config
-from compiler.errors import RetuneError, StoreError
+from compiler.errors import RetuneError, StoreError, install_hint
 from flows.doctor.finding import Finding, fail, ok, warn
 from flows.state_folder import check_state_folder
 from storage.files import new_id
@@ -30,7 +30,7 @@ SLOW_SECONDS = 0.2
 """A small file that takes longer than this to be durable delays every round."""
 
 PACKAGES = ("retune", "llvmlite", "numpy", "onnx", "prefect", "pyarrow", "xgboost")
-OPTIONAL = {"onnxruntime": "peers in reports", "duckdb": "SQL over records and `retune report`"}
+OPTIONAL = {"onnxruntime": "the comparison in reports", "duckdb": "`retune records query`"}
 
 MANY_FILES = 20_000
 """Record files from which on listing them is felt."""
@@ -140,7 +140,7 @@ def versions() -> Finding:
     missing = {name: use for name, use in OPTIONAL.items() if find_spec(name) is None}
     if missing:
         uses = "; ".join(f"{name}: {use}" for name, use in missing.items())
-        return warn("packages", f"{found}; missing {', '.join(missing)}", f"pip install 'retune[report]' ({uses})")
+        return warn("packages", f"{found}; missing {', '.join(missing)}", f"{install_hint('report')} ({uses})")
     return ok("packages", found)
 
 

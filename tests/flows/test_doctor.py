@@ -129,6 +129,16 @@ def test_the_store(tmp_path: Path) -> None:
     assert services.store(tmp_path).verdict is Verdict.FAIL
 
 
+def test_missing_packages_are_installed_from_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "find_spec", lambda _: None)
+    finding = services.versions()
+    assert finding.verdict is Verdict.WARN
+    assert finding.advice == (
+        "pip install -e '.[report]' in the root of Retune's clone "
+        "(onnxruntime: the comparison in reports; duckdb: `retune records query`)"
+    )
+
+
 @contextmanager
 def server(status: int) -> Iterator[str]:
     """An address that answers every request with `status`."""

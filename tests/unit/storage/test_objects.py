@@ -222,5 +222,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr("storage.objects.url_to_fs", missing)
-    with pytest.raises(StoreError, match=r"pip install 'retune\[s3\]'"):
+    with pytest.raises(StoreError, match=r"pip install -e '\.\[s3\]'"):
         open_medium("s3://bucket/x")

@@ -62,7 +62,7 @@ def test_the_plain_glob_reads_the_files_while_a_writer_is_at_work(tmp_path: Path
 
 def test_without_duckdb_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.query.duckdb", None)
-    with pytest.raises(StoreError, match=r"pip install 'retune\[report\]'"):
+    with pytest.raises(StoreError, match=r"pip install -e '\.\[report\]'"):
         connect(tmp_path)
 
 
