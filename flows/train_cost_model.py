@@ -39,7 +39,7 @@ def train_cost_model(
     """Train the cost model on all records of `networks` (names, paths, or operators as `retune-stale` takes them) on
     this machine, and keep what it learned for later runs.
 
-    The latest share `holdout` of every task's records is foretold before it is learned, which says how good the model
+    The latest share `holdout` of every task's records is predicted before it is learned, which says how good the model
     is. The other parameters are those of `tune_network`.
     Raises: OptionError, ModelError, TargetError, StoreError.
     """

@@ -15,6 +15,8 @@ from prefect import Flow, get_client
 from prefect.settings import PREFECT_API_URL
 
 from compiler import config
+from compiler.driver.budget import Budget
+from flows.parameters import TuneJob
 from flows.pools import POOLS, QUEUES
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
@@ -35,6 +37,10 @@ def flow_of(deployment: dict[str, Any]) -> Flow[Any, Any]:
     found = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert isinstance(found, Flow)
     return found
+
+
+def has_budget(deployment: dict[str, Any]) -> bool:
+    return "minutes" in inspect.signature(flow_of(deployment).fn).parameters
 
 
 def full_name(deployment: dict[str, Any]) -> str:
@@ -82,6 +88,22 @@ def test_deployments_are_told_in_the_documentation() -> None:
     assert all(f"`{full_name(deployment)}`" in text for deployment in deployments())
 
 
+@pytest.mark.parametrize("deployment", [*filter(has_budget, deployments())], ids=full_name)
+def test_minutes_given_to_a_deployment_are_the_whole_budget(deployment: dict[str, Any]) -> None:
+    """Parameters of a run are put over those of its deployment, which therefore sets no budget."""
+    given = {**deployment["parameters"], "minutes": 30.0}
+    budget = {name: given.get(name) for name in ("trials", "minutes")}
+    assert TuneJob.checked("mlp", **budget).budget == Budget(None, 1800.0)
+
+
+def test_no_deployment_works_on_networks_that_nobody_listed() -> None:
+    listing = [deployment for deployment in deployments() if "networks" in deployment.get("parameters", {})]
+    assert {full_name(deployment) for deployment in listing} == {"retune-stale/nightly", "train-cost-model/weekly"}
+    for deployment in listing:
+        assert deployment["parameters"]["networks"] == []
+        assert [schedule["active"] for schedule in deployment["schedules"]] == [False]
+
+
 def test_every_schedule_names_its_time_zone() -> None:
     schedules = [each for deployment in deployments() for each in deployment.get("schedules", [])]
     assert schedules
@@ -121,6 +143,9 @@ def test_the_readmes_commands_tune_a_network_on_a_worker(tmp_path: Path) -> None
         assert {pool.name for pool in client.read_work_pools()} >= {pool.name for pool in POOLS}
         assert client.read_global_concurrency_limit_by_name(lane_name()).limit == 1
     prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+    with get_client(sync_client=True) as client:
+        nightly = client.read_deployment_by_name("retune-stale/nightly")
+        assert [schedule.active for schedule in nightly.schedules] == [False]
     parameters = ("--param", f"network={network}", "--param", "trials=8", "--param", "threads=1")
     prefect("deployment", "run", "tune-network/cpu", *parameters)
     prefect("worker", "start", "--pool", "cpu-pool", "--run-once")

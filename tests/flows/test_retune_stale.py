@@ -1,5 +1,6 @@
 """The nightly flow: the window goes to the networks that gain most, and ends in time."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,16 @@ def test_a_store_at_a_url_is_that_of_the_turns_too(tmp_path: Path, monkeypatch: 
     assert asked == [place]
 
 
-@pytest.mark.parametrize(
-    ("networks", "window", "said"),
-    [([], 10.0, "no networks"), (["mlp"], 0.0, "window"), (["mlp"], float("nan"), "window")],
-)
-def test_nonsense_is_refused(networks: list[str], window: float, said: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=said):
-        retune_stale(networks, window_minutes=window, home=str(tmp_path))
+def test_an_empty_list_of_networks_tunes_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    logger = logging.getLogger("retune-stale")
+    monkeypatch.setattr(logger, "warning", said.append)
+    monkeypatch.setattr(module, "get_run_logger", lambda: logger)
+    assert retune_stale([], home=str(tmp_path)) == []
+    assert said == ["no networks are listed, so nothing is tuned: list yours in deployments/prefect.yaml"]
+
+
+@pytest.mark.parametrize("window", [0.0, float("nan")])
+def test_nonsense_is_refused(window: float, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="window"):
+        retune_stale(["mlp"], window_minutes=window, home=str(tmp_path))
