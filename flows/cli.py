@@ -17,7 +17,7 @@ import typer
 from compiler import config
 from compiler.errors import RetuneError, without_passwords
 from flows import exits
-from flows.commands.output import Group, complain
+from flows.commands.output import Group, complain, warn_in_one_line
 
 COMMANDS = {
     "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
@@ -103,6 +103,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - 
 def main() -> None:
     """Entry point of the console script `retune`."""
     signal.signal(signal.SIGTERM, _terminate)
+    warn_in_one_line()
     try:
         code = app(prog_name="retune", standalone_mode=False)
         if code == exits.INTERRUPTED:  # which typer makes of a Ctrl-C, without a word

@@ -5,6 +5,7 @@ Always: the second half of `retune tune`, see `flows.commands.tune`.
 """
 
 import json
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from prefect.settings import PREFECT_API_URL
 from compiler import config
 from compiler.errors import OptionError, RetuneError
 from flows import exits
-from flows.commands.output import Mode, complain
+from flows.commands.output import Mode, complain, warn_in_one_line
 from flows.guardian import start_guardian
 from flows.live import shown_on
 from flows.machine import report_line
@@ -64,5 +65,7 @@ def require_server() -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger().handlers.clear()  # Prefect's, which writes warnings in another form
+    warn_in_one_line()
     GUARDIAN = start_guardian(config.session())
     sys.exit(main(Mode(sys.argv[1]), sys.argv[2]))

@@ -65,16 +65,26 @@ class TaskSchedulerCallback:
         """A round of task `task_id` is over."""
 
 
+TABLE_TRIALS = 64
+"""Trials after which the table of tasks is printed again: a round as TVM has it by default."""
+
+
 class PrintTableInfo(TaskSchedulerCallback):
-    """Writes a table of all tasks before every round, to `stream` (the standard output)."""
+    """Writes to `stream` (the standard output), before every round, one line about the run; before the first round, and
+    after each `TABLE_TRIALS` further trials, a table of all tasks above it.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream
+        self._trials: int | None = None
 
     def pre_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:
-        """Write the table."""
+        """Write the line, and the table when it is due."""
         stream = self.stream or sys.stdout
-        stream.write(f"{table_of(task_scheduler)}\tNext ID: {task_id}\n")
+        if self._trials is None or not 0 <= task_scheduler.ct - self._trials < TABLE_TRIALS:
+            self._trials = task_scheduler.ct
+            stream.write(f"{table_of(task_scheduler)}\n")
+        stream.write(f"{_summary(task_scheduler)}\tNext ID: {task_id}\n")
         stream.flush()
 
 
@@ -325,7 +335,7 @@ class TaskScheduler:
 
 
 def table_of(scheduler: TaskScheduler) -> str:
-    """All tasks as they stand: latency, speed and trials of each, and the run as a whole."""
+    """All tasks as they stand: latency, speed and trials of each."""
     lines = [
         "-" * 86,
         f"| {'ID':>4} | {'Task Description':<30} | {'Latency (ms)':>12} | {'Speed (GFLOPS)':>14} | {'Trials':>6} |",
@@ -337,7 +347,11 @@ def table_of(scheduler: TaskScheduler) -> str:
         speed = f"{task.flop_count / state.best_seconds / 1e9:.2f}" if known and task.flop_count > 0 else "-"
         trials = state.rounds * scheduler.num_measures_per_round
         lines.append(f"| {index:>4} | {task.name[:30]:<30} | {latency:>12} | {speed:>14} | {trials:>6} |")
+    return "\n".join([*lines, "-" * 86])
+
+
+def _summary(scheduler: TaskScheduler) -> str:
+    """The run as a whole, in one line."""
     total = "-" if scheduler.dead_ends() else f"{scheduler.cur_score * 1e3:.3f} ms"
     used = time.monotonic() - scheduler.tic
-    lines += ["-" * 86, f"Estimated total latency: {total}\tTrials: {scheduler.ct}\tUsed time: {used:.0f} s"]
-    return "\n".join(lines)
+    return f"Estimated total latency: {total}\tTrials: {scheduler.ct}\tUsed time: {used:.0f} s"

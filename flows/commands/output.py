@@ -5,6 +5,7 @@ URL is shown.
 """
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,6 +107,19 @@ def json_line(fields: Row) -> str:
 def complain(sentence: str) -> None:
     """Say on stderr, in one line, what is wrong."""
     typer.echo(f"retune: {' '.join(without_passwords(sentence).split())}", err=True)
+
+
+class _Warnings(logging.Handler):
+    """Says warnings of a log in the form of `complain`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        complain(f"warning: {record.getMessage()}")
+
+
+def warn_in_one_line() -> None:
+    """Have warnings that no other handler takes, in this process, said in one line on stderr."""
+    logging.lastResort = _Warnings(logging.WARNING)
 
 
 def finite(value: Any) -> Any:

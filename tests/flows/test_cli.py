@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from compiler.executor import executors
-from compiler.frontend.zoo import NAMES
+from compiler.frontend.zoo import NAMES, PROGRAM_NAMES
 from compiler.runtime.cuda import why_not
 from flows import cli, exits
 from flows.commands import networks
@@ -219,7 +219,9 @@ def test_a_run_takes_its_defaults_from_the_settings(folder: Path) -> None:
 
 def test_the_zoo_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "networks") == 0
-    assert tuple(capsys.readouterr().out.split()) == NAMES
+    lines = capsys.readouterr().out.splitlines()
+    assert tuple(line.partition(" ")[0] for line in lines) == (*NAMES, *PROGRAM_NAMES)
+    assert [line for line in lines if "compiler.vm" in line] == lines[len(NAMES) :]
 
 
 def test_a_network_for_a_gpu_is_timed_where_there_is_one(

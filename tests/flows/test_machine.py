@@ -2,14 +2,18 @@
 
 import io
 import json
+import logging
 import math
 import re
 from pathlib import Path
+
+import pytest
 
 from compiler.cost_model import ModelMetrics
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.report import Comparison, Contender, Report
 from compiler.driver.tuning import TaskRow
+from flows.commands.output import warn_in_one_line
 from flows.machine import JsonView, event_fields, report_line
 from flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
@@ -64,3 +68,10 @@ def test_lines_are_json_with_null_for_what_is_unknown() -> None:
     assert lines[2]["latency"] is None
     assert lines[0]["tasks"][0]["best_seconds"] is None
     assert json.loads(report_line(report()))["comparison"]["contenders"][1]["error"] is None
+
+
+def test_a_warning_is_one_line_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(logging, "lastResort", None)
+    warn_in_one_line()
+    logging.Logger("without handlers").warning("two\nlines about %s", "sftp://name:secret@host/x")
+    assert capsys.readouterr() == ("", "retune: warning: two lines about sftp://name:***@host/x\n")

@@ -132,9 +132,18 @@ def test_the_table_and_the_file_of_latencies(tmp_path: Path) -> None:
     assert lines[1].split("\t")[2:] == ["EstimatedLatency(ms)", "N/A", "Trials", "1"]
     assert lines[-1].endswith(f"\t{scheduler.cur_score * 1e3:.3f}\tTrials\t4")
     tables = shown.getvalue()
-    assert tables.count("Task Description") == 4
     assert '["matmul", 16, 16, 16]' in tables
     assert "Estimated total latency: -" in tables
+
+
+@pytest.mark.parametrize(("trials_at", "tables"), [((0, 1, 2, 63), 1), ((0, 64, 128), 3), ((0, 40, 80, 0), 3)])
+def test_the_table_of_tasks_is_printed_every_64_trials(trials_at: tuple[int, ...], tables: int) -> None:
+    shown = io.StringIO()
+    callback, scheduler = PrintTableInfo(shown), TaskScheduler(tasks(8, 16))
+    for scheduler.ct in trials_at:
+        callback.pre_tune(scheduler, 0)
+    assert shown.getvalue().count("Task Description") == tables
+    assert shown.getvalue().count("Next ID: 0\n") == len(trials_at)
 
 
 def test_another_call_of_tune_measures_nothing_again(tmp_path: Path) -> None:
