@@ -110,8 +110,9 @@ def compile_best(job: TuneJob, run_id: str) -> Compiled:
             announce(PhaseAdvanced(len(winners), sum(map(len, layers))))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
-    untuned = compile_to("untuned", whole(extracted), {}, folder / "untuned.retune")
-    tuned = compile_to("tuned", whole(extracted), whole(serving), folder / f"{extracted.name}.retune")
+    file = f"{extracted.name}.retune"
+    untuned = compile_to("untuned", whole(extracted), {}, folder / "untuned" / file)
+    tuned = compile_to("tuned", whole(extracted), whole(serving), folder / file)
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
     comparison = verify(job.network, paths, job.threads, job.seed, job.plan)

@@ -26,6 +26,12 @@ _NETWORK_SUFFIX = ".retune"
 _LIBRARY_SUFFIX = ".so"
 
 
+def require_suffix(path: Path) -> None:
+    """Check the ending of a file to export to. Raises: ArtifactError."""
+    if path.suffix not in (_LIBRARY_SUFFIX, _NETWORK_SUFFIX):
+        raise ArtifactError(f"{path}: a library is exported to {_LIBRARY_SUFFIX} or {_NETWORK_SUFFIX}")
+
+
 class Library:
     """The kernels of a network, its graph, and its parameters until they are removed.
 
@@ -143,8 +149,7 @@ class Library:
         path = path_of(path)
         if not self._complete:
             raise ArtifactError(f"{path}: the parameters were removed; export the library that has them")
-        if path.suffix not in (_LIBRARY_SUFFIX, _NETWORK_SUFFIX):
-            raise ArtifactError(f"{path}: a library is exported to {_LIBRARY_SUFFIX} or {_NETWORK_SUFFIX}")
+        require_suffix(path)
         if any(not kernel.object_code for kernel in self.network.kernels):
             raise ArtifactError(f"{path}: this library was loaded from a shared one; copy that file instead")
         if path.suffix == _NETWORK_SUFFIX:

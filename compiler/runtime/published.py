@@ -1,4 +1,4 @@
-"""In: a path. Out: a name beside it to write to. Always: the file at the path is replaced whole or not at all.
+"""Writing a file so that it is replaced whole or not at all.
 
 The new file is on disk before it takes the path's name; what a failure leaves behind is removed.
 """
@@ -6,6 +6,7 @@ The new file is on disk before it takes the path's name; what a failure leaves b
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EISDIR
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ def published(path: Path) -> Iterator[Path]:
 
     Raises: ArtifactError when a file cannot be written, in the block or after it.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary = path.with_name(f".{uuid4().hex}.tmp")  # whatever the length of the path's name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -30,6 +31,18 @@ def published(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path) -> None:
+    """Check that a file can be written, before work is spent on its content. Raises: ArtifactError."""
+    probe = path.with_name(f".{uuid4().hex}".ljust(len(os.fsencode(path.name)), "-"))
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        probe.open("x").close()
+        probe.unlink()
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error.strerror}; name a file in a folder that exists") from error
 
 
 def publish_text(path: Path, text: str) -> None:

@@ -1,6 +1,6 @@
-"""In: a network and what was measured before. Out: the network compiled, and which kernels no record serves.
+"""The command `retune compile`: compiles a network with its best records and names the kernels that have none.
 
-Always: nothing is measured, and Prefect is not started; the flow `compile-network` is what times every winner anew.
+Nothing is measured and Prefect is not started; the flow `compile-network` times the best programs again.
 """
 
 from pathlib import Path
@@ -14,12 +14,14 @@ from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
 from compiler.driver.extract import ExtractedNetwork, extract_network
 from compiler.driver.hardware import target_on
+from compiler.driver.operators import label_of
 from compiler.errors import OptionError
-from compiler.executor.library import Library
+from compiler.executor.library import Library, require_suffix
 from compiler.measure.cuda_runner import gpu_here
 from compiler.measure.record import MeasureRecord
 from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.cuda_driver import GpuDevice
+from compiler.runtime.published import require_writable
 from compiler.target import Target
 from flows.commands.arguments import Network, Shapes, Store, TargetText, Threads, home_of
 from flows.commands.output import Json, Output, Quiet
@@ -53,8 +55,10 @@ def compile_network(
     gpu = gpu_here(0) if Target(target or HOST).is_gpu else None
     if gpu is not None and not Target(target or HOST).arch:
         target = str(target_on(Target(target or HOST), gpu))
+    path = to or Path(f"{label_of(network)}.retune")
+    require_suffix(path)
+    require_writable(path)
     extracted = extract_network(network, target or HOST, count, tuple(shape or ()), winograd)
-    path = to or Path(f"{extracted.name}.retune")
     with ApplyHistoryBest(list(log or ())), telling_nothing():
         compiled = compile_graph(
             extracted.graph,

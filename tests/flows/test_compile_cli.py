@@ -90,3 +90,20 @@ def test_a_mistake_is_one_sentence(
     (folder / "empty").mkdir()
     said = refused("compile", *arguments)
     assert all(word in said for word in words)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nowhere/a.so", ("nowhere/a.so", "No such file or directory", "a folder that exists")),
+        ("out.onnx", ("out.onnx", ".so or .retune")),
+        (f"{'n' * 250}.retune", ("File name too long",)),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_compiling(
+    path: str, words: tuple[str, ...], folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "extract_network", lambda *_: pytest.fail("the network was read"))
+    said = refused("compile", "mlp", "-o", path)
+    assert all(word in said for word in words)
+    assert list(folder.iterdir()) == []

@@ -23,6 +23,7 @@ from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 from tasks.pages.facts import facts_of
 from tasks.plan import FleetPlan
+from tasks.verify import verify as verify_task
 from tests.flows.command_line import run
 from tests.flows.networks import write_mlp
 
@@ -59,13 +60,23 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     assert again[0].run_id != info.run_id
 
 
-def test_a_network_is_compiled_with_what_is_known(tmp_path: Path) -> None:
-    network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
+def test_a_network_is_compiled_with_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network called `untuned` too is compared with its baseline, not with itself."""
+    network, home = write_mlp(tmp_path / "untuned.onnx"), tmp_path / "state"
+    compared: dict[str, Path] = {}
+
+    def verify(name: str, paths: dict[str, Path], *others: Any) -> Any:
+        compared.update(paths)
+        return verify_task(name, paths, *others)
+
+    monkeypatch.setattr("flows.compile_network.verify", verify)
     report = compile_network(str(network), threads=1, home=str(home))
     assert report.is_right
     assert report.trials == 0
     assert ParquetRecordStore(home).records() == []
-    assert Path(report.artifact).exists()
+    assert compared["tuned"] == Path(report.artifact)
+    assert compared["untuned"] != compared["tuned"]
+    assert all(path.name == "untuned.retune" and path.exists() for path in compared.values())
     assert all(info.is_complete for info in RunLedger(home).list())
 
 
