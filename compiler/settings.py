@@ -165,8 +165,10 @@ def _of_file(environment: Mapping[str, str], folder: Path) -> tuple[dict[str, Va
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"cannot read the settings in {path}: {reason}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOML's own, or Python's limit on digits
         raise OptionError(f"{path} is not TOML: {error}") from error
+    except RecursionError:
+        raise OptionError(f"{path} is no file of settings: it is nested too deep") from None
     known = [one.name for one in fields(Settings)]
     for key in read:
         if key not in known:
@@ -202,7 +204,7 @@ def _of_flags(flags: Mapping[str, Value], folder: Path) -> tuple[dict[str, Value
 def _threads(text: str) -> str:
     """The first number of a list, as OpenMP reads it; empty for what OpenMP ignores."""
     first = text.partition(",")[0].strip()
-    return first if first.isdecimal() and int(first) >= 1 else ""
+    return first if first.isdecimal() and first.strip("0") else ""
 
 
 def _read(text: str, kind: type[Any]) -> Value:
@@ -228,6 +230,8 @@ def _checked(name: str, value: Any, folder: Path, place: str) -> Value:
     """The value, of its field's type; `place` says where it stands. A relative path is relative to `folder`."""
     kind = _kind(name)
     least: float | None = _field(name).metadata["least"]
+    if isinstance(value, int) and value.bit_length() > 63:  # Python refuses to write or convert the longest
+        raise OptionError(f"{place} must be a smaller number")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if kind is Path and isinstance(value, str) and "://" in value:

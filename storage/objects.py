@@ -131,7 +131,9 @@ class ObjectMedium(Medium):
 
 def _open(url: str) -> tuple[Any, str]:
     """The file system of a URL and the path of its root there."""
-    kind = url.partition("://")[0]
+    kind, sign, _ = url.partition("://")
+    if not sign:  # fsspec would take what is left for a folder of this machine
+        raise StoreError(f"{url}// names a kind of store only: give a place in it, such as s3://bucket/folder")
     try:
         files, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
@@ -140,4 +142,7 @@ def _open(url: str) -> tuple[Any, str]:
     except ValueError as error:
         known = ", ".join(sorted({"file", "s3", "memory"} & set(fsspec.available_protocols())))
         raise StoreError(f"{url} cannot be opened: {error}; {known} work, and what else fsspec knows") from error
+    except Exception as error:  # each library has its own: refused connections, options that the URL lacks
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StoreError(f"{url} cannot be opened: {reason}") from error
     return files, str(root).rstrip("/")

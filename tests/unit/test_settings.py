@@ -73,6 +73,27 @@ def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
         resolve({"RETUNE_CONFIG": "missing.toml"}, tmp_path)
 
 
+def test_numbers_without_bound_are_refused(tmp_path: Path) -> None:
+    for digits in (20, 400, 5_000):
+        number = "1" * digits
+        for name in ("RETUNE_NUM_THREADS", "OMP_NUM_THREADS", "RETUNE_SEED"):
+            with pytest.raises(OptionError, match=f"^{name} must be ") as refused:
+                resolve({name: number}, tmp_path)
+            assert len(str(refused.value)) < 200
+        for line in (f"num_threads = {number}", f"minutes = {number}", f"target = {number}", "seed = 0x" + number):
+            (tmp_path / "retune.toml").write_text(line)
+            with pytest.raises(OptionError) as refused:
+                resolve({}, tmp_path)
+            assert len(str(refused.value)) < 400
+        (tmp_path / "retune.toml").unlink()
+
+
+def test_a_file_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "retune.toml").write_text("seed = " + "[" * 100_000)
+    with pytest.raises(OptionError, match="nested too deep"):
+        resolve({}, tmp_path)
+
+
 def test_numbers_of_threads_are_read_as_openmp_reads_them(tmp_path: Path) -> None:
     assert resolve({"OMP_NUM_THREADS": "3,2"}, tmp_path)[0].num_threads == 3
     assert resolve({"OMP_NUM_THREADS": "3", "RETUNE_NUM_THREADS": "4"}, tmp_path)[0].num_threads == 4

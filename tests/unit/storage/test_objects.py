@@ -211,7 +211,10 @@ def test_a_store_that_refuses_is_named(s3_place: str) -> None:
         ParquetRecordStore(bad.removesuffix("/store.json"))
 
 
-@pytest.mark.parametrize("url", ["nonsense://x", "file://elsewhere/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["nonsense://x", "file://elsewhere/x", "ftp://127.0.0.1:1/x", "github://", "zip://", "zip://no.zip", "dir://x"],
+)
 def test_a_url_nobody_can_open_is_refused(url: str) -> None:
     with pytest.raises(StoreError, match=url.partition(":")[0]):
         open_medium(url)
