@@ -129,8 +129,8 @@ class HardwareParams:
     `max_shared_memory_per_block` and `max_local_memory_per_block` (registers of all threads) in bytes,
     `max_threads_per_block`, `max_vthread_extent` (how many virtual threads one thread may run), `warp_size` (threads
     that run in step). The first eight fields, in this order, are those of a record. `vector_registers` is how many
-    vector registers there are, `stack_bytes` how much stack the buffers of one thread may take, `facts` what estimates
-    know of a GPU (None: what is usual).
+    vector registers there are (0: as many as x86 has of that width), `stack_bytes` how much stack the buffers of one
+    thread may take, `facts` what estimates know of a GPU (None: what is usual).
     """
 
     num_cores: int
@@ -141,9 +141,14 @@ class HardwareParams:
     max_threads_per_block: int = 0
     max_vthread_extent: int = 0
     warp_size: int = 0
-    vector_registers: int = 32
+    vector_registers: int = 0
     stack_bytes: int = 256 * 1024
     facts: GpuFacts | None = None
+
+    @property
+    def registers(self) -> int:
+        """How many vector registers a kernel can use."""
+        return self.vector_registers or (32 if self.vector_unit_bytes >= 64 else 16)
 
     @property
     def lane_masks(self) -> bool:

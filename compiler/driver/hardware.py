@@ -28,7 +28,7 @@ _CUDA = HardwareParams(
 )
 """What every NVIDIA GPU offers."""
 
-_OF_PROCESSORS = ("num_cores", "vector_unit_bytes", "cache_line_bytes")
+_OF_PROCESSORS = ("num_cores", "vector_unit_bytes", "cache_line_bytes", "vector_registers")
 
 
 def hardware_of(target: Target, threads: int) -> HardwareParams:

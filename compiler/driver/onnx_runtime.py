@@ -24,12 +24,16 @@ def is_installed() -> bool:
 class OnnxRuntime:
     """A session of ONNX Runtime on `threads` threads."""
 
-    def __init__(self, model: bytes | str, threads: int) -> None:
-        """Load the model, an ONNX message or the path of one. Raises: MeasureError when it cannot."""
+    def __init__(self, model: bytes | str, threads: int, *, is_optimized: bool = True) -> None:
+        """Load the model, an ONNX message or the path of one; without optimization every node is run as it stands.
+        Raises: MeasureError when it cannot.
+        """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        if not is_optimized:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
             self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its exceptions have no common base of their own

@@ -29,8 +29,8 @@ def tile_columns(nest: Nest, touched: Sequence[Touch], inside: Innermost, hardwa
     yield "tile_remainder_lanes", np.where(vectorised, inside.length % inside.lanes, 0.0)
     whole = np.ceil(inside.length / inside.lanes) * inside.lanes
     yield "tile_idle_lanes", np.where(vectorised, whole - inside.length, inside.lanes - 1.0) / inside.lanes
-    yield "tile_fits", (needed <= hardware.vector_registers).astype(np.float64)
-    yield "tile_spilled", np.maximum(0.0, needed - hardware.vector_registers)
+    yield "tile_fits", (needed <= hardware.registers).astype(np.float64)
+    yield "tile_spilled", np.maximum(0.0, needed - hardware.registers)
     yield "tile_reduction", inside.turns
     yield "tile_accumulator_moves", inside.steps / inside.turns * _moves(inside)
     yield "tile_straight_line", straight_line

@@ -45,6 +45,6 @@ def promising(
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
         vector, unroll = choices.vector.get(nest.stage, 0), choices.unroll.get(nest.stage, 0)
-        good &= tile_registers(nest, vector, hardware, count) <= hardware.vector_registers
+        good &= tile_registers(nest, vector, hardware, count) <= hardware.registers
         good &= straight_line(nest, vector, unroll, hardware, count) <= options.max_straight_line
     return good

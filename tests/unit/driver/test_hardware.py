@@ -69,7 +69,7 @@ def test_a_gpu_that_runs_no_code_for_the_target_is_told_before_anything_is_built
 
 
 def test_what_no_processor_can_be_without_is_filled_in() -> None:
-    host, some = Target.host(), HardwareParams(3, 32, 128)
+    host, some = Target.host(), HardwareParams(3, 32, 128, vector_registers=8)
     assert completed(some, host) == some
     filled = completed(HardwareParams(0, 0, -1), host)
     assert filled == hardware_of(host, filled.num_cores)
