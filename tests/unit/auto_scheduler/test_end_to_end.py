@@ -2,9 +2,7 @@
 
 import multiprocessing
 import pickle
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +31,7 @@ from compiler.auto_scheduler import (
 from compiler.measure.record import MeasureStatus
 from compiler.schedule import workload_registry
 from compiler.te.tensor import Tensor
-from tests.unit.auto_scheduler.scripts import Simulated, check, matmul
-
-README = Path(__file__).parents[3] / "README.md"
-SCRIPTS = README.parent / "docs" / "scripts.md"
+from tests.unit.auto_scheduler.scripts import check, matmul
 
 register_workload("matmul", matmul, override=True)
 
@@ -138,32 +133,3 @@ def scheduled(log: str) -> int:
 def test_k1_tasks_are_tuned_in_a_spawned_process(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(scheduled, (str(tmp_path / "log.json"),)) == 4
-
-
-def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order, but for those that tune or compile networks, or need a GPU; with fewer trials."""
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", SCRIPTS.read_text(encoding="utf-8"), re.DOTALL)
-    examples = [
-        block for block in blocks if not {"extract_tasks", "build_network", "cuda"} & set(re.findall(r"\w+", block))
-    ]
-    assert len(examples) == 4
-    task = SearchTask(func="matmul", args=(32, 32, 32), target="llvm")
-    scope: dict[str, Any] = {"auto_scheduler": auto_scheduler, "task": task}
-    for example in examples:
-        exec(example.replace("TuningOptions(64", "TuningOptions(2"), scope)
-    assert len(list(load_records("matmul.json"))) == 2
-    assert [len(state.steps) for state in scope["policy"].generate_sketches()] == [0, 1]
-    assert scope["result"].error_no is MeasureStatus.OK
-    model = scope["ShortTexts"]()
-    task.tune(TuningOptions(2, runner=Simulated()), SketchPolicy(task, model, {"evolutionary_search_population": 8}))
-
-
-def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(workload_registry, "_REGISTRY", {})
-    (example,) = re.findall(r"```python\n(import numpy.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    scope: dict[str, Any] = {}
-    exec(example, scope)
-    np.testing.assert_allclose(scope["result"], scope["left"] @ scope["right"], rtol=1e-4)
-    assert len(list(load_records("matmul.json"))) == 16

@@ -5,6 +5,7 @@ each after it was acknowledged; ROUNDS of 0 goes on until the process is killed.
 """
 
 import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from storage.files import new_id
 from storage.layout import part_names
 from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
+from storage.rounds import append_round
 
 CPU = "llvm -mcpu=znver5"
+DAY = 1.75e9
 
 _ROOT = Path(__file__).parents[3]
 _OWNER = """
@@ -96,6 +99,42 @@ def write_rounds(root: str, name: str, rounds: int) -> None:
         store.append(records)
         sys.stdout.write(" ".join(record.record_id for record in records) + "\n")
         sys.stdout.flush()
+
+
+def write_store(root: Path) -> Path:
+    """Make a state folder with one finished run of two rounds on one task, a failure, and an unfinished run."""
+    first = timed("w0", 4e-3, mutation="default", round=0, run_id="A", elapsed=1.0, predicted=None)
+    second = timed("w0", 1e-3, round=1, run_id="A", elapsed=2.0, predicted=0.9)
+    third = timed("w0", 2e-3, round=1, run_id="A", elapsed=2.0, predicted=0.3, contention=0.2)
+    said = "no answer within 10.5 s\nit was killed"
+    lost = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=0.95, error=said)
+    again = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=None, error="no answer within 11 s")
+    ParquetRecordStore(root).append([first, second, third, lost, again])
+    for number, latency in ((0, 8e-3), (1, 2e-3)):
+        row: dict[str, str | int | float | None] = {
+            "round": number,
+            "task_name": "dense",
+            "trials": 2,
+            "elapsed": 60.0 * (number + 1),
+            "latency": latency,
+        }
+        append_round(root, "A", row)
+    _write_run(root, "A", DAY + 60, second)
+    _write_run(root, "B", None, None)
+    return root
+
+
+def _write_run(root: Path, run_id: str, completed: float | None, best: MeasureRecord | None) -> None:
+    describe = {"network": "mlp", "target": "llvm", "device": "host", "threads": 2, "seed": 0}
+    summary = {"trials": 5, "elapsed": 120.0, "untuned_seconds": 8e-3, "tuned_seconds": 2e-3, "is_right": True}
+    entry = {"run_id": run_id, "fingerprint": "f", "describe": describe, "started": DAY, "resumed": []}
+    entry |= {"completed": completed, "summary": summary if completed else None}
+    folder = root / "runs" / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / "runs" / f"{run_id}.json").write_text(json.dumps(entry))
+    if best:
+        tasks = [{"record_id": best.record_id, "best_seconds": 1.5e-3, "name": "dense"}, {"record_id": ""}]
+        (folder / "report.json").write_text(json.dumps({"run_id": run_id, "tasks": tasks}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,65 +1,22 @@
-"""The views that docs/analytics.md describes: what is in them, and that every example there runs."""
+"""The views that docs/analytics.md describes: what is in them."""
 
-import contextlib
-import io
-import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from compiler.measure.record import MeasureRecord
-from storage.parquet import ParquetRecordStore
 from storage.query import connect, run_query
-from storage.rounds import append_round
 from storage.views import VIEWS
-from tests.unit.storage.samples import failed, timed
+from tests.unit.storage.samples import DAY, write_store
 
 DOCS = Path(__file__).parent.parent.parent.parent / "docs" / "analytics.md"
-DAY = 1.75e9
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A state folder with one finished run of two rounds on one task, a failure, and an unfinished run."""
-    root = tmp_path / ".retune"
-    first = timed("w0", 4e-3, mutation="default", round=0, run_id="A", elapsed=1.0, predicted=None)
-    second = timed("w0", 1e-3, round=1, run_id="A", elapsed=2.0, predicted=0.9)
-    third = timed("w0", 2e-3, round=1, run_id="A", elapsed=2.0, predicted=0.3, contention=0.2)
-    said = "no answer within 10.5 s\nit was killed"
-    lost = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=0.95, error=said)
-    again = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=None, error="no answer within 11 s")
-    ParquetRecordStore(root).append([first, second, third, lost, again])
-    for number, latency in ((0, 8e-3), (1, 2e-3)):
-        row: dict[str, str | int | float | None] = {
-            "round": number,
-            "task_name": "dense",
-            "trials": 2,
-            "elapsed": 60.0 * (number + 1),
-            "latency": latency,
-        }
-        append_round(root, "A", row)
-    write_run(root, "A", DAY + 60, second)
-    write_run(root, "B", None, None)
-    return root
-
-
-def write_run(root: Path, run_id: str, completed: float | None, best: MeasureRecord | None) -> None:
-    describe = {"network": "mlp", "target": "llvm", "device": "host", "threads": 2, "seed": 0}
-    summary = {"trials": 5, "elapsed": 120.0, "untuned_seconds": 8e-3, "tuned_seconds": 2e-3, "is_right": True}
-    entry = {"run_id": run_id, "fingerprint": "f", "describe": describe, "started": DAY, "resumed": []}
-    entry |= {"completed": completed, "summary": summary if completed else None}
-    folder = root / "runs" / run_id
-    folder.mkdir(parents=True, exist_ok=True)
-    (root / "runs" / f"{run_id}.json").write_text(json.dumps(entry))
-    if best:
-        tasks = [{"record_id": best.record_id, "best_seconds": 1.5e-3, "name": "dense"}, {"record_id": ""}]
-        (folder / "report.json").write_text(json.dumps({"run_id": run_id, "tasks": tasks}, indent=1))
+    """A state folder with two runs."""
+    return write_store(tmp_path / ".retune")
 
 
 def test_every_view_is_documented() -> None:
@@ -108,19 +65,3 @@ def test_an_empty_store_has_all_views(tmp_path: Path) -> None:
     with connect(tmp_path) as sql:
         for view in VIEWS:
             assert sql.sql(f"SELECT * FROM {view.name}").fetchall() == []
-
-
-@pytest.mark.parametrize("sql", blocks("sql"))
-def test_every_documented_query_runs_and_finds_something(sql: str, home: Path) -> None:
-    columns, rows = run_query(home, sql)
-    assert columns
-    assert rows
-
-
-@pytest.mark.filterwarnings("ignore:The inplace keyword")  # DuckDB's way of making a pandas frame
-@pytest.mark.parametrize("code", blocks("python"))
-def test_every_documented_program_runs(code: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(home.parent)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        exec(compile(code, str(DOCS), "exec"), {})
-    assert "dense" in said.getvalue() or "latency" in said.getvalue()
