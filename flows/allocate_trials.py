@@ -66,6 +66,7 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
             if spent >= shown + LEAST_PROGRESS:
                 bar.show(spent)
                 shown = spent
+    announce(PhaseStarted("storing what the cost model learned"))
     bar.show(1.0)
     keep_looks(run_id, home, tuning)
     keep_lessons(run_id, home, tuning)

@@ -97,6 +97,7 @@ def compile_network(
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
 def compile_best(job: TuneJob, run_id: str) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from."""
+    announce(PhaseStarted("selecting the best programs"))
     folder = job.run_folder(run_id)
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = best_of_every_task(job.place, job.target, job.device, job.threads)
@@ -116,5 +117,6 @@ def compile_best(job: TuneJob, run_id: str) -> Compiled:
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
     comparison = verify(job.network, paths, job.threads, job.seed, job.plan)
+    announce(PhaseStarted("measuring what the machine can do at best"))
     limits = limits_of_machine(job.threads, job.plan)
     return Compiled(tuned.path, tuple(winners), comparison, tuned.coverage, limits)

@@ -70,6 +70,7 @@ def tune_network(
         bar = ProgressBar.begun(run.run_id, job.network)
         spent = reaching_fleet(allocate_trials, job)(job, run.run_id, bar)
         compiled = reaching_fleet(compile_best, job)(job, run.run_id)
+        announce(PhaseStarted("writing the report"))
         report = publish(
             run.run_id,
             job.describe(),

@@ -33,7 +33,10 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(help=f"Programs to measure. Default: {DEFAULT_TRIALS} when --minutes is not given.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Minutes to tune for.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Minutes of tuning rounds; confirming the best programs and comparing come on top."),
+    ] = None,
     threads: Threads = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the search. Default: 0.")] = None,
     batch: Annotated[int | None, typer.Option(help="Most programs measured in one round. Default: 64.")] = None,

@@ -95,6 +95,37 @@ def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypa
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "reading mlp\nconnecting to Prefect at http://me:***@host/api\n"),
+        (
+            ("--json",),
+            '{"event": "phase_started", "text": "reading mlp"}\n'
+            '{"event": "phase_started", "text": "connecting to Prefect at http://me:***@host/api"}\n',
+        ),
+        (("--quiet",), ""),
+    ],
+)
+def test_a_run_says_at_once_what_it_does(
+    options: tuple[str, ...],
+    said: str,
+    folder: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@host/api")
+    monkeypatch.setattr("flows.commands.tune.extract_network", lambda *_: shown.append(capsys.readouterr().out))
+    monkeypatch.setattr("os.execve", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["retune", "tune", "mlp", *options])
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    shown.append(capsys.readouterr().out)
+    assert "".join(shown) == said
+    assert shown[0].count("\n") == (1 if said else 0), "the first line comes before the network is read"
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("tune", "mlp", "--trials", "many"), ("--trials", "integer", "retune tune --help")),

@@ -34,6 +34,10 @@ def test_programs_read_events_and_then_the_report(
     assert rounds[-1]["trials"] == 8
     assert [event["round"] for event in rounds] == list(range(len(rounds)))
     assert {"done": 2, "total": 2, "event": "phase_advanced"} in events
+    after = events[events.index(rounds[-1]) + 1 :]
+    assert [event["text"].split()[0] for event in after if event["event"] == "phase_started"] == [
+        "storing", "selecting", "confirming", "compiling", "comparing", "measuring", "writing"
+    ]  # fmt: skip
     report = events[-1]
     assert report["is_right"]
     assert report["limits"]["peak_gflops"] > 0
