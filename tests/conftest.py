@@ -4,6 +4,7 @@ Always: set before Prefect is imported.
 """
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -19,6 +20,9 @@ os.environ.update(
         "RETUNE_HOME": f"{_STATE.name}/retune",
     }
 )
+
+# A shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402 - Prefect reads the environment when something imports it
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402

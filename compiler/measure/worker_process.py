@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ class WorkerProcess:
         self._stopped = True
         running = self._running
         if running is not None:
-            _signal_group(running.process.pid)
+            _signal_group(running.process)
 
     def close(self) -> None:
         """End the worker. A later call starts a fresh one."""
@@ -171,7 +172,7 @@ class WorkerProcess:
     def _ready(self) -> _Running:
         if self._stopped:
             raise WorkerStartError("the worker was stopped")
-        if self._running and self._running.process.poll() is not None:  # it died between two calls
+        if self._running and _has_ended(self._running.process):  # it died between two calls
             self.kill()
         if self._running is None:
             self._running = self._start()
@@ -239,13 +240,12 @@ class WorkerProcess:
 
     def _lost(self, running: _Running) -> WorkerLostError:
         """Find out how the worker ended, and tidy up after it."""
-        try:
-            code: int | None = running.process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            code = None
-        error = WorkerLostError(code, running.last_output())
+        limit = time.monotonic() + _GRACE_SECONDS
+        while not (has_ended := _has_ended(running.process)) and time.monotonic() < limit:
+            time.sleep(0.01)
+        output = running.last_output()
         self.kill()
-        return error
+        return WorkerLostError(running.process.returncode if has_ended else None, output)
 
 
 def _raise_remote(error: Exception | None, text: str) -> None:
@@ -257,12 +257,20 @@ def _raise_remote(error: Exception | None, text: str) -> None:
 
 def _end(process: subprocess.Popen[bytes], connection: "Connection[Any, Any]", stderr: IO[bytes]) -> None:
     """Kill the worker's process group and give back what belongs to it."""
-    _signal_group(process.pid)
+    _signal_group(process)
     process.wait()
     connection.close()
     stderr.close()
 
 
-def _signal_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a worker has ended. It is not reaped, which would free its process id and thereby the id of its group."""
+    if process.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _signal_group(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -262,14 +262,36 @@ def test_a_forgotten_worker_ends() -> None:
     assert _gone_within(pid, 5)
 
 
+@pytest.mark.parametrize("call", [("os:getpid",), ("os:_exit", 3)], ids=["between calls", "in a call"])
+def test_a_group_is_killed_before_the_id_of_its_worker_is_free(
+    call: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed, killpg = [], os.killpg
+
+    def checked(pid: int, number: int) -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # an error once it is reaped
+        killed.append(pid)
+        killpg(pid, number)
+
+    monkeypatch.setattr(os, "killpg", checked)
+    with WorkerProcess() as worker:
+        first = worker.call("os:getpid")
+        if call[0] == "os:getpid":
+            os.kill(first, signal.SIGKILL)
+            os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+            assert worker.call(*call) != first
+        else:
+            with pytest.raises(WorkerLostError, match="exited with code 3"):
+                worker.call(*call)
+        assert killed == [first]
+
+
 def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = textwrap.dedent(f"""
         import os, pathlib, signal, threading
         from compiler.measure.worker_pool import WorkerPool
         from compiler.measure.worker_process import WorkerProcess
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
 
         def work(worker, item):
             pathlib.Path({str(pid_file)!r} + str(item)).write_text(str(worker.call("os:getpid")))
