@@ -4,6 +4,7 @@ Always: nothing else in Retune reads `os.environ`.
 """
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -65,7 +66,8 @@ def prefect_environment(home: Path) -> dict[str, str]:
     Variables that the user has set win, and with a server of the user's own (PREFECT_API_URL, or `prefect_api` in
     retune.toml) that server and the user's profile are left as they are.
     """
-    server = load().prefect_api
+    settings = load()
+    server = settings.prefect_api
     quiet = {
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -82,7 +84,12 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     }
-    wanted = {**quiet, "PREFECT_API_URL": server} if server else {**quiet, **embedded}
+    # A client asks again after 2, 4, 8, ... s. It must not give up before the run does.
+    remote = {
+        "PREFECT_API_URL": server or "",
+        "PREFECT_CLIENT_MAX_RETRIES": str(max(5, math.ceil(math.log2(settings.prefect_wait + 2)))),
+    }
+    wanted = {**quiet, **(remote if server else embedded)}
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 

@@ -28,6 +28,7 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── ArtifactError            a compiled network, a module or an array cannot be saved, loaded or called
     ├── MachineError             the virtual machine met what it cannot go on with (also a RuntimeError)
     ├── MismatchError            two values are not built alike (a ValueError)
+    ├── ServerError              the Prefect server cannot be reached
     ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
     └── OptionError              an option has a value that makes no sense
         └── PassOptionError          a pass context has no such option, or not of that type (also an AttributeError)
@@ -180,6 +181,10 @@ class MachineError(RetuneError, RuntimeError):
 
 class MismatchError(RetuneError, ValueError):
     """Two values that should be built alike are not."""
+
+
+class ServerError(RetuneError):
+    """The Prefect server cannot be reached, or does not start."""
 
 
 class MeasureError(RetuneError):

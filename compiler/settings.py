@@ -99,6 +99,10 @@ class Settings:
             "address of a Prefect server; runs use an embedded one when unset", variables=("PREFECT_API_URL",)
         ),
     )
+    prefect_wait: float = field(
+        default=60.0,
+        metadata=_about("seconds that a run waits for a Prefect server at an address that does not answer", least=0),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,18 @@ and an exit code of `flows.exits`. Prefect is never imported here.
 """
 
 import importlib
-import os
 import signal
 import sys
-import traceback
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 from compiler import config
-from compiler.errors import RetuneError, without_passwords
 from flows import exits
 from flows.commands.output import Group, complain, warn_in_one_line
+from flows.launch import set_handler
+from flows.toplevel import guarded
 
 COMMANDS = {
     "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
@@ -46,7 +45,11 @@ class LazyGroup(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The chosen command in place of the stub that stands for it in help and suggestions."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, name and load(name), rest
+        command = name and load(name)
+        # until here a signal ends the process at once (see flows.launch); what a command begins, it puts away
+        set_handler(signal.SIGTERM, _terminate)
+        set_handler(signal.SIGINT, signal.default_int_handler)
+        return name, command, rest
 
 
 def load(name: str) -> Any:
@@ -102,37 +105,32 @@ def _terminate(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - 
 
 def main() -> None:
     """Entry point of the console script `retune`."""
-    signal.signal(signal.SIGTERM, _terminate)
     warn_in_one_line()
+    sys.exit(guarded(_run))
+
+
+def _run() -> int | None:
+    """Run the chosen command. Returns its exit code."""
     try:
-        code = app(prog_name="retune", standalone_mode=False)
-        if code == exits.INTERRUPTED:  # which typer makes of a Ctrl-C, without a word
-            complain("stopped")
-        sys.exit(code)
-    except RetuneError as error:
-        _complain(str(error), exits.USER_ERROR)
+        code: int | None = app(prog_name="retune", standalone_mode=False)
     except typer.TyperException as error:
-        _complain(*_misuse(error))
-    except (KeyboardInterrupt, typer.Abort):
-        _complain("stopped", exits.INTERRUPTED)
+        return _complain(_misuse(error), exits.USER_ERROR)
     except _TerminatedError:
-        _complain("stopped", exits.TERMINATED)
-    except BrokenPipeError:
-        # the reader of a pipe, such as `head`, has seen enough; Python would complain when it flushes at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(exits.OK)
-    except Exception as error:
-        typer.echo(without_passwords(traceback.format_exc()), err=True)
-        _complain(f"a fault of Retune itself, please report it: {type(error).__name__}: {error}", exits.BUG)
+        return _complain("stopped", exits.TERMINATED)
+    except typer.Abort:
+        code = exits.INTERRUPTED
+    if code == exits.INTERRUPTED:  # which typer makes of a Ctrl-C, without a word
+        complain("stopped")
+    return code
 
 
-def _complain(sentence: str, code: int) -> None:
+def _complain(sentence: str, code: int) -> int:
     complain(sentence)
-    sys.exit(code)
+    return code
 
 
-def _misuse(error: typer.TyperException) -> tuple[str, int]:
-    """What is wrong with the words of the command line, as one sentence, and the exit code."""
+def _misuse(error: typer.TyperException) -> str:
+    """What is wrong with the words of the command line, as one sentence."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "retune"
     said = error.format_message()
@@ -140,7 +138,7 @@ def _misuse(error: typer.TyperException) -> tuple[str, int]:
         typer.echo(said)
         sys.exit(exits.USER_ERROR)
     said = said.rstrip(".?")
-    return f"{said[:1].lower()}{said[1:]}; `{command} --help` says what it takes", exits.USER_ERROR
+    return f"{said[:1].lower()}{said[1:]}; `{command} --help` says what it takes"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""In: how a command ended. Out: its exit code. Always: documented in docs/cli.md."""
+"""The exit codes of all commands, as docs/cli.md documents them."""
 
 import signal
 
@@ -10,6 +10,9 @@ WRONG = 1
 
 USER_ERROR = 2
 """Something that the user can put right: a mistyped option, a missing file, a full disk. One sentence says what."""
+
+UNAVAILABLE = 69
+"""The Prefect server does not answer, or does not start."""
 
 BUG = 70
 """Retune itself is at fault; the traceback says where."""

@@ -1,4 +1,4 @@
-"""In: a process and the mark it carries. Out: nothing left running after it. Always: acts however the process ended.
+"""A process that kills what a session leaves running, however the session ended.
 
 Prefect's embedded API is a process of its own, which would outlive a session that is killed with -9. So a session
 starts this program, which waits until the session is gone and then kills every process that has its mark in the

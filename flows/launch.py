@@ -1,42 +1,100 @@
-"""In: a module of ours that needs an environment made for Prefect, and its arguments. Out: the module as main program,
-with Ctrl-C and SIGTERM answered from its first moment on.
+"""The entry of every program of Retune: it answers Ctrl-C and SIGTERM from its first moment on, then runs a module.
 
-Always: stopping takes no time. The embedded API of a session gets the same Ctrl-C and is gone at once, so there is
-nobody left to report a cancelled run to; what was measured is on disk, and the guardian ends the workers. While a flow
-runs, Prefect takes a SIGTERM first: it ends the flow, says so to its API, and sends the signal on. A worker that has
-begun takes both signals itself.
+`retune` is the module `flows.cli`; a command that needs an environment made for Prefect turns into another module with
+`become`. Stopping takes no time: what was measured is on disk, and the guardian ends the workers and the embedded
+server. A signal that is ignored when the process starts, such as Ctrl-C in background jobs of a shell script, stays so.
 """
 
+import contextlib
 import os
 import runpy
 import signal
 import sys
+import threading
+import time
+from collections.abc import Mapping
 from types import FrameType
 
 from flows.exits import stopped_by
 
-_SHOW_CURSOR = b"\x1b[?25h"
-_SENTENCES = {
-    "flows.session": b"stopped; what was measured is kept, and the same command goes on from there",
-    "flows.worker": b"stopped before it began",
-    "flows.pools": b"stopped; the same command makes what is still missing",
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SENTENCES = {
+    "flows.cli": "stopped",
+    "flows.session": "stopped; what was measured is kept, and the same command goes on from there",
+    "flows.worker": "stopped before it began",
+    "flows.pools": "stopped; the same command makes what is still missing",
 }
-"""What a module's end means, by its name."""
+"""What the end of a module means, by its name."""
+
+_SHOW_CURSOR = "\x1b[?25h"
+_ending = threading.Lock()
 
 
-def main(module: str) -> None:
-    """Turn into the module; its arguments are what is left in `sys.argv`."""
-    message = b"\nretune: " + _SENTENCES[module] + b"\n"
+def end(sentence: str, code: int) -> None:
+    """End this process now with one sentence, whatever its threads do. Returns only where another thread does so."""
+    if _ending.acquire(blocking=False):
+        with contextlib.suppress(OSError):
+            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}\nretune: {sentence}\n".encode())
+        os._exit(code)
+
+
+def set_handler(number: int, handler: "signal._HANDLER") -> None:
+    """Set a signal handler, unless the signal is ignored."""
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+def end_on_signals(module: str) -> None:
+    """Let the main thread end the process on either signal."""
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
-        """End this process with one sentence and the exit code of the signal."""
-        os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + message)
-        os._exit(stopped_by(signum))
+        end(SENTENCES[module], stopped_by(signum))
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    for number in SIGNALS:
+        set_handler(number, stop)
+
+
+def end_on_signals_within(seconds: float, module: str) -> None:
+    """End the process so long after either signal, even where the main thread does not come to run its handler, or
+    Prefect has set its own, which waits for a server that may be gone.
+    """
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while (number := os.read(receiver, 1)[0]) not in SIGNALS:
+            continue
+        time.sleep(seconds)
+        end(SENTENCES[module], stopped_by(number))
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+def become(module: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+    """Turn this process into the program `module`. A signal on the way is kept until that can answer it."""
+    sys.stdout.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        command = [sys.executable, "-P", "-m", "flows.launch", module, *arguments]
+        os.execve(sys.executable, command, environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def main() -> None:
+    """Entry point of the console script `retune`."""
+    run("flows.cli")
+
+
+def run(module: str) -> None:
+    """Run the module as main program; its arguments are what is left in `sys.argv`."""
+    end_on_signals(module)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv.pop(1))
+    from flows import launch  # what a signal handler must know is in that module, not in this copy of it
+
+    launch.run(sys.argv.pop(1))

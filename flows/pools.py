@@ -11,8 +11,8 @@ import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
-import httpx
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -26,6 +26,8 @@ from prefect.workers.process import ProcessWorker
 
 from flows import exits
 from flows.commands.output import Mode, Output, complain
+from flows.server import server_errors
+from flows.toplevel import guarded
 from tasks.lanes import ensure_limit, lane_name
 
 
@@ -140,18 +142,14 @@ async def _created(creation: Awaitable[object]) -> bool:
 
 def main(mode: Mode, devices: list[str]) -> int:
     """Create everything; `devices` are those of this machine that get a lane. Returns the exit code."""
-    url = PREFECT_API_URL.value()
-    if not url:
+    if not PREFECT_API_URL.value():
         complain("set PREFECT_API_URL to the address of a Prefect server first")
         return exits.USER_ERROR
-    try:
+    with server_errors():
         made = asyncio.run(make_pools()) + asyncio.run(make_automation())
         for device in devices:
             if ensure_limit(lane_name(device)):
                 made.append(f"limit {lane_name(device)}: one at a time")
-    except httpx.HTTPError as error:
-        complain(f"the Prefect server at {url} does not answer: {error}")
-        return exits.USER_ERROR
     output = Output(mode is Mode.JSON, mode is Mode.QUIET)
     for line in made:
         output.say(line, made=line)
@@ -161,4 +159,4 @@ def main(mode: Mode, devices: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Mode(sys.argv[1]), sys.argv[2:]))
+    sys.exit(guarded(partial(main, Mode(sys.argv[1]), sys.argv[2:])))

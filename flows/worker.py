@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -17,15 +16,17 @@ from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
-import httpx
 from prefect.settings import PREFECT_API_URL
 from prefect.task_worker import TaskWorker
 
 from compiler import config
-from compiler.errors import RetuneError, StoreError, without_passwords
+from compiler.errors import StoreError, without_passwords
 from compiler.measure.fleet import BUILD, queues_of
 from flows import exits
 from flows.commands.output import Mode, complain, json_line
+from flows.launch import SIGNALS, set_handler
+from flows.server import server_errors
+from flows.toplevel import guarded
 from storage.errands import ErrandStore
 from storage.place import veiled
 from tasks.agent import Agent
@@ -90,7 +91,7 @@ def main(mode: Mode, text: str) -> int:
     for url in config.places():
         veiled(url)
     show_log(mode)
-    try:
+    with server_errors():
         kind, _ = fleet_of(job.fleet)
         woken = kind == PREFECT
         if woken and not PREFECT_API_URL.value():
@@ -101,9 +102,6 @@ def main(mode: Mode, text: str) -> int:
         lane = partial(device_lane, lane_of(job.device), limited=woken) if job.device else nullcontext
         with Agent(ErrandStore(job.storage), job.queues, job.parallel, lane) as agent:
             return _serve(agent, job.queues, woken=woken)
-    except (RetuneError, httpx.HTTPError) as error:
-        complain(str(error))
-        return exits.USER_ERROR
 
 
 def _serve(agent: Agent, queues: Sequence[str], *, woken: bool) -> int:
@@ -116,8 +114,8 @@ def _serve(agent: Agent, queues: Sequence[str], *, woken: bool) -> int:
         over.set()
         agent.leave()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    for number in SIGNALS:
+        set_handler(number, end)
     if woken:
         threading.Thread(target=_listen, args=(agent, queues, over), name="task-worker", daemon=True).start()
     _LOG.info("%s serves %s", agent.name, ", ".join(queues))
@@ -147,4 +145,4 @@ async def _listen_once(agent: Agent, queues: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Mode(sys.argv[1]), sys.argv[2]))
+    sys.exit(guarded(partial(main, Mode(sys.argv[1]), sys.argv[2])))

@@ -4,8 +4,6 @@ Always: Prefect is imported only in the process that this one turns into, with s
 """
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,7 @@ import typer
 from compiler import config
 from flows.commands.arguments import Store, state_folder_of
 from flows.commands.output import Json, Mode, Quiet
+from flows.launch import become
 from flows.state_folder import check_state_folder
 from storage.files import make_folder
 from storage.place import veiled, veiled_places
@@ -71,8 +70,5 @@ def pools(
 def _become(module: str, home: Path, *arguments: str) -> None:
     check_state_folder(home)
     make_folder(home / "prefect")
-    environment = config.child_environment(
-        {**config.prefect_environment(home), config.PLACES: json.dumps(veiled_places())}
-    )
-    sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "flows.launch", module, *arguments], environment)
+    settings = {**config.prefect_environment(home), config.PLACES: json.dumps(veiled_places())}
+    become(module, [*arguments], config.child_environment(settings))

@@ -7,7 +7,6 @@ fresh interpreter that this process turns into.
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from compiler import config
 from compiler.driver.extract import extract_network
 from flows.commands.arguments import Network, Shapes, Store, TargetText, Threads
 from flows.commands.output import Json, Output, Quiet
+from flows.launch import become
 from flows.parameters import DEFAULT_TRIALS, TuneJob
 from flows.state_folder import check_state_folder
 from storage.files import make_folder, new_id
@@ -85,9 +85,7 @@ def tune(
     _announce(output, f"connecting to Prefect at {url}" if (url := config.load().prefect_api) else "starting Prefect")
     settings = {**config.prefect_environment(home), config.SESSION: new_id()}
     settings[config.PLACES] = json.dumps(veiled_places())
-    environment = config.child_environment(settings)
-    command = [sys.executable, "-P", "-m", "flows.launch", "flows.session", output.mode.value, json.dumps(asdict(job))]
-    os.execve(sys.executable, command, environment)
+    become("flows.session", [output.mode.value, json.dumps(asdict(job))], config.child_environment(settings))
 
 
 def _announce(output: Output, text: str) -> None:

@@ -322,9 +322,9 @@ def test_a_command_that_is_stopped_says_so_and_puts_its_things_away(
 
     app = typer.Typer()
     app.command()(command)
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli, "load", lambda _: typer.main.get_command(app))
     try:
-        assert run(monkeypatch) == code
+        assert run(monkeypatch, "runs") == code
     finally:
         signal.signal(signal.SIGTERM, before)
     assert left == [folder]

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run at once, with one sentence and nothing left behind, though the embedded API dies of it too."""
+"""A signal to the process group ends a run at once, with one sentence and nothing left, though its server dies too."""
 
 import os
 import signal
@@ -16,9 +16,10 @@ from tests.flows.test_kill import PATIENCE_SECONDS, command, processes_of, round
 MESSAGE = "retune: stopped; what was measured is kept, and the same command goes on from there"
 
 
-@pytest.mark.parametrize("wanted", [0, 2])
-def test_ctrl_c_ends_a_run_with_one_sentence(tmp_path: Path, wanted: int) -> None:
-    """While it starts, and after two rounds: the signal goes to every process of the terminal, as Ctrl-C does."""
+@pytest.mark.parametrize("wanted", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["starting", "tuning"])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_group_ends_a_run(tmp_path: Path, signum: int, code: int, wanted: int) -> None:
+    """As Ctrl-C on a terminal, `timeout` and systemd send it: while it starts, and after two rounds."""
     network, home, log = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", tmp_path / "log.txt"
     environment = config.child_environment({"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
     for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH", "PREFECT_API_URL"):
@@ -34,8 +35,8 @@ def test_ctrl_c_ends_a_run_with_one_sentence(tmp_path: Path, wanted: int) -> Non
             assert time.monotonic() < limit, log.read_text()
             time.sleep(0.05)
         time.sleep(1.0)  # past the exec that follows the making of the folder
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(30) == 130, log.read_text()
+        os.killpg(process.pid, signum)
+        assert process.wait(10) == code, log.read_text()
     finally:
         process.kill()
         process.wait()

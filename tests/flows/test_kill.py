@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 240.0
 
 def command(network: Path, home: Path) -> list[str]:
     options = ["--trials", str(TRIALS), "--threads", "1", "--store", str(home)]
-    return [sys.executable, "-P", "-m", "flows.cli", "tune", str(network), *options]
+    return [sys.executable, "-P", "-m", "flows.launch", "flows.cli", "tune", str(network), *options]
 
 
 @contextmanager

@@ -20,10 +20,7 @@ def tune(folder: Path, mode: Mode, seed: int) -> int:
     return session.main(mode, json.dumps(asdict(job)))
 
 
-def test_programs_read_events_and_then_the_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "require_server", lambda: None)
+def test_programs_read_events_and_then_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune(tmp_path, Mode.JSON, 0) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = [event["event"] for event in events]

@@ -1,0 +1,163 @@
+"""The Prefect server of a run: an embedded one is started, watched and restarted once; one at a URL is waited for.
+
+Prefect's own clients bridge an outage by asking again, for a minute and more, and say nothing. So a thread watches the
+server meanwhile, and ends the run where the server does not come back.
+"""
+
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
+
+from compiler import config
+from compiler.errors import RetuneError, ServerError
+from flows import exits
+from flows.commands.output import complain
+from flows.launch import end
+
+if TYPE_CHECKING:
+    from prefect.server.api.server import SubprocessASGIServer
+
+CHECK_SECONDS = 3.0
+"""How often a server at a URL is asked. An embedded one is a child process, whose end is noticed at once."""
+TIMEOUT_SECONDS = 2.5
+"""How long one answer may take. A client connects up to four times, so silence is noticed within 15 s."""
+STARTS = 2
+
+_KEPT = "what was measured is kept, and the same command goes on from there"
+
+
+@contextmanager
+def watched_server() -> Iterator[None]:
+    """Wait until the Prefect server answers, and watch it during the block. Raises: ServerError."""
+    over, url = threading.Event(), PREFECT_API_URL.value()
+    with server_errors():
+        if url:
+            wait = config.load().prefect_wait
+            with _impatient_client(url) as client:
+                _await_answer(client, url, wait)
+            watch = threading.Thread(target=_watch_url, args=(url, wait, over), daemon=True)
+        else:
+            watch = threading.Thread(target=_watch_process, args=(_start_embedded(), over), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
+@contextmanager
+def server_errors() -> Iterator[None]:
+    """Tell errors of the server, or on the way to it, from faults of ours. Raises: ServerError."""
+    try:
+        yield
+    except RetuneError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, httpx.TransportError) or (
+                isinstance(cause, httpx.HTTPStatusError) and cause.response.is_server_error
+            ):
+                where = PREFECT_API_URL.value() or "of this run"
+                reason = str(cause) or type(cause).__name__
+                raise ServerError(f"the Prefect server {where} failed ({reason}); {_KEPT}") from error
+            cause = cause.__cause__ or cause.__context__
+        raise
+
+
+@contextmanager
+def _impatient_client(url: str) -> Iterator[SyncPrefectClient]:
+    """A client that asks once and does not wait long."""
+    settings = {
+        PREFECT_API_URL: url,
+        PREFECT_API_REQUEST_TIMEOUT: TIMEOUT_SECONDS,
+        PREFECT_CLIENT_MAX_RETRIES: 0,
+    }
+    with temporary_settings(settings), get_client(sync_client=True) as client:
+        yield client
+
+
+def _await_answer(client: SyncPrefectClient, url: str, wait_s: float) -> None:
+    """Return when the server at `url` answers, at most after `wait_s` seconds. Raises: ServerError."""
+    failure = client.api_healthcheck()
+    if failure is None:
+        return
+    what = f"the Prefect server at {url}"
+    complain(f"{what} does not answer ({failure}); waiting for it up to {wait_s:g} s, as prefect_wait says")
+    limit = time.monotonic() + wait_s
+    while client.api_healthcheck() is not None:
+        if time.monotonic() >= limit:
+            raise ServerError(f"{what} did not answer for {wait_s:g} s: start it, or unset PREFECT_API_URL; {_KEPT}")
+        time.sleep(min(1.0, wait_s))
+    complain(f"{what} answers again")
+
+
+def _watch_url(url: str, wait_s: float, over: threading.Event) -> None:
+    with _impatient_client(url) as client:
+        while not over.wait(CHECK_SECONDS):
+            try:
+                _await_answer(client, url, wait_s)
+            except ServerError as error:
+                end(str(error), exits.UNAVAILABLE)
+
+
+def _start_embedded() -> "SubprocessASGIServer":
+    """Start the embedded server, with a second try on a loaded machine. Raises: ServerError."""
+    from prefect.server.api.server import SubprocessASGIServer  # takes seconds, for this alone
+
+    server = SubprocessASGIServer()  # the one that every client of this process finds
+    atexit.register(server.stop)
+    for left in reversed(range(STARTS)):
+        server.port = server.find_available_port()
+        if _start(server):
+            server.running = True
+            return server
+        if left:
+            complain("the embedded Prefect server did not start; trying once more")
+    raise ServerError(
+        "the embedded Prefect server did not start: try again when the machine is less busy, "
+        "or set PREFECT_API_URL to the address of a server"
+    )
+
+
+def _start(server: "SubprocessASGIServer") -> bool:
+    """Start a process that serves at the server's port, and wait until it answers."""
+    process = server.server_process = server._run_uvicorn_command()
+    limit = time.monotonic() + PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()
+    with httpx.Client(timeout=TIMEOUT_SECONDS) as client:
+        while process.poll() is None and time.monotonic() < limit:
+            with contextlib.suppress(httpx.HTTPError):
+                if client.get(f"{server.api_url}/health").is_success:
+                    return True
+            time.sleep(0.1)
+    process.kill()
+    return False
+
+
+def _watch_process(server: "SubprocessASGIServer", over: threading.Event) -> None:
+    for is_first in (True, False):
+        assert server.server_process is not None
+        code = server.server_process.wait()
+        if over.is_set():
+            return
+        if is_first:
+            complain(f"the embedded Prefect server ended with code {code}; starting it again")
+            if _start(server):  # at the same port, so that clients find it, and on the same database
+                complain("the embedded Prefect server answers again")
+                continue
+        end(f"the embedded Prefect server ended with code {code} and stays away; {_KEPT}", exits.UNAVAILABLE)

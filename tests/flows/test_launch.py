@@ -1,0 +1,70 @@
+"""Signals in the moments in which a program has not begun, or Prefect has set its own handlers."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+EXIT_CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+def ended(code: str, *arguments: object) -> tuple[int, list[str]]:
+    """The exit code of a script, and the lines it wrote to stderr."""
+    command = [sys.executable, "-c", f"import os, signal, sys, time\nfrom flows import launch\n{code}"]
+    done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, [line for line in done.stderr.splitlines() if line]
+
+
+@pytest.mark.parametrize("module", ["typer", "flows.commands.settings"])
+@pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
+def test_a_signal_during_imports_is_one_sentence(module: str, signum: int, code: int) -> None:
+    script = """
+class Signaling:
+    def find_spec(self, name, path, target=None):
+        if name == wanted:
+            os.kill(os.getpid(), int(number))
+
+_, wanted, number = sys.argv
+sys.meta_path.insert(0, Signaling())
+sys.argv[1:] = ["config"]
+launch.main()
+"""
+    assert ended(script, module, signum) == (code, ["retune: stopped"])
+
+
+@pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
+def test_a_signal_between_two_programs_is_kept_for_the_second(signum: int, code: int) -> None:
+    script = """
+execve = os.execve
+def signaling(*arguments):
+    os.kill(os.getpid(), int(sys.argv[1]))
+    execve(*arguments)
+
+os.execve = signaling
+launch.become("flows.pools", [], os.environ)
+"""
+    assert ended(script, signum) == (code, ["retune: stopped; the same command makes what is still missing"])
+
+
+@pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
+def test_a_run_ends_though_prefect_has_set_its_own_handler(signum: int, code: int) -> None:
+    script = """
+launch.end_on_signals_within(0.0, "flows.session")
+number = int(sys.argv[1])
+signal.signal(number, lambda *_: None)
+os.kill(os.getpid(), number)
+time.sleep(50)
+"""
+    (found, (line,)) = ended(script, signum)
+    assert found == code
+    assert "the same command goes on" in line
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    script = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+launch.end_on_signals("flows.cli")
+os.kill(os.getpid(), signal.SIGINT)
+"""
+    assert ended(script) == (0, [])
