@@ -1,5 +1,6 @@
 """The outermost exception handler of every program: an exception becomes one sentence on stderr and an exit code."""
 
+import errno
 import os
 import sys
 import traceback
@@ -10,6 +11,9 @@ import typer
 from compiler.errors import RetuneError, ServerError, without_passwords
 from flows import exits
 from flows.commands.output import complain
+
+_UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of writing to stdout; most of what else is written raises an error of ours."""
 
 
 def guarded(main: Callable[[], int | None], stopped: str = "stopped") -> int:
@@ -22,11 +26,14 @@ def guarded(main: Callable[[], int | None], stopped: str = "stopped") -> int:
     except KeyboardInterrupt:
         complain(stopped)
         return exits.INTERRUPTED
-    except BrokenPipeError:
-        # the reader of a pipe, such as `head`, has seen enough; Python would complain when it flushes at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.OK
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNWRITTEN:
+            # Python would try to write the rest when it flushes at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno == errno.EPIPE:  # the reader of a pipe, such as `head`, has seen enough
+                return exits.OK
+            complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
+            return exits.USER_ERROR
         typer.echo(without_passwords(traceback.format_exc()), err=True)
         complain(f"a fault of Retune itself, please report it: {type(error).__name__}: {error}")
         return exits.BUG

@@ -151,6 +151,15 @@ def test_a_group_without_a_command_shows_what_there_is(
     assert "compact" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [("networks",), ("--help",), ("config", "--json")])
+def test_output_that_cannot_be_written_is_one_sentence(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-P", "-m", "flows.cli", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.stderr == "retune: cannot write the output: No space left on device\n"
+    assert done.returncode == exits.USER_ERROR
+
+
 def test_a_fault_of_ours_is_told_from_a_users_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
