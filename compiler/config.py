@@ -72,6 +72,7 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # of a server that is away we say more, in one line
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
     embedded = {
@@ -82,7 +83,7 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "240",
     }
     # A client asks again after 2, 4, 8, ... s. It must not give up before the run does.
     remote = {

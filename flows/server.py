@@ -139,7 +139,7 @@ def _start(server: "SubprocessASGIServer") -> bool:
     """Start a process that serves at the server's port, and wait until it answers."""
     process = server.server_process = server._run_uvicorn_command()
     limit = time.monotonic() + PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()
-    with httpx.Client(timeout=TIMEOUT_SECONDS) as client:
+    with httpx.Client(timeout=limit - time.monotonic()) as client:
         while process.poll() is None and time.monotonic() < limit:
             with contextlib.suppress(httpx.HTTPError):
                 if client.get(f"{server.api_url}/health").is_success:
