@@ -1,7 +1,8 @@
-"""In: the JSON of a graph, a library, a device. Out: a `GraphModuleDebug` that times every node and keeps every value.
+"""A graph executor that times every node and keeps every value.
 
-Always: every value has memory of its own, so nothing is written over and a node can be run again at any time; that
-takes more memory than `GraphModule` does. What it writes lies in one folder, which `exit` removes.
+Every value has memory of its own, so nothing is written over and a node can be run again at any time; that takes more
+memory than `GraphModule` does. What it writes lies in one folder, which `exit` removes. A temporary folder is also
+removed when the executor is dropped.
 
     ROOT/_tvmdbg_device_CPU_0/   the names are those that viewers of TVM's dumps look for; CUDA_0 for the first GPU
         _tvmdbg_graph_dump.json         the graph, from the beginning
@@ -15,7 +16,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -57,16 +59,16 @@ class GraphModuleDebug(GraphModule):
 
     def __init__(self, module: GraphExecutor, graph: GraphJson, dump_root: str | Path | None = None) -> None:
         super().__init__(module)
-        root = None if dump_root is None else path_of(dump_root)
+        root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if dump_root is None else path_of(dump_root)
+        temporary = dump_root is None
+        self._remove = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True) if temporary else None
         self.graph = graph
         self._rows = graph.row_ptr
         computing = [number for number, node in enumerate(graph.nodes) if node.function not in ("", NOP)]
         self._calls = {number: place for place, number in enumerate(computing)}
         self._times: tuple[NodeTime, ...] = ()
-        self._made = root is None
-        self._root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if root is None else root
         self._device = module.devices[-1]
-        self.folder = self._root / f"_tvmdbg_device_{self._device.kind.upper()}_{self._device.device_id}"
+        self.folder = root / f"_tvmdbg_device_{self._device.kind.upper()}_{self._device.device_id}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(_GRAPH, json.dumps(self._dump(), indent=1))
@@ -81,7 +83,10 @@ class GraphModuleDebug(GraphModule):
 
     def exit(self) -> None:
         """Remove what was written."""
-        shutil.rmtree(self._root if self._made else self.folder, ignore_errors=True)
+        if self._remove is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            self._remove()
 
     def get_graph_nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, op ("param" or a function), shape and dtype of the first output, names of what it reads."""
@@ -113,9 +118,13 @@ class GraphModuleDebug(GraphModule):
 
         Raises: OptionError; what a function of the graph raises; ArtifactError when the folder cannot be written.
         """
-        self.module.run(**input_dict)
         counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
         evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
+        with self.module.lock:
+            self._run(evaluator, sort_by_time, input_dict)
+
+    def _run(self, evaluator: TimeEvaluator, sort_by_time: bool, input_dict: Mapping[str, Array]) -> None:
+        self.module.run(**input_dict)
         self._times = tuple(self._node_time(node, self._timed(node, evaluator)) for node in range(len(self._nodes)))
         try:
             self._write(_TRACE, trace_json(self._times))
@@ -165,7 +174,9 @@ class GraphModuleDebug(GraphModule):
         Raises: OptionError when there is no such node, or an option makes no sense.
         """
         counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
-        return self._timed(self._node(index), TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown))
+        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
+        with self.module.lock:
+            return self._timed(self._node(index), evaluator)
 
     def execute_node(self, index: int) -> None:
         """Run one node on what its inputs hold. Raises: OptionError when there is no such node."""
@@ -178,7 +189,8 @@ class GraphModuleDebug(GraphModule):
         node = self._node(index)
         if not isinstance(out_ind, int) or not 0 <= out_ind < self._nodes[node].num_outputs:
             raise OptionError(f"node {node} ({self._nodes[node].name}) has no output {out_ind!r}")
-        return self.module.value(self._rows[node] + out_ind).copy()
+        with self.module.lock:
+            return self.module.value(self._rows[node] + out_ind).copy()
 
     def debug_get_output(self, node: int | str, out: Array | None = None) -> Array:
         """Run the graph up to a node, by number or name, and copy its first output, into `out` when given.
@@ -186,11 +198,12 @@ class GraphModuleDebug(GraphModule):
         Raises: OptionError when there is no such node, or `out` does not fit.
         """
         last = self._node(node)
-        for number in range(last + 1):
-            self.execute_node(number)
         entry = self._rows[last]
         spec = self.module.network.plan.buffers[entry]
-        return copied(self.module.value(entry), spec, out, "the array for the value")
+        with self.module.lock:
+            for number in range(last + 1):
+                self.execute_node(number)
+            return copied(self.module.value(entry), spec, out, "the array for the value")
 
     def profile(self, collectors: Sequence[object] | None = None, **input_dict: Array) -> Report:
         """Time every node of one run, after three that are not timed. There are no `collectors` of further metrics.
@@ -199,12 +212,12 @@ class GraphModuleDebug(GraphModule):
         """
         if collectors is not None and not (isinstance(collectors, Sequence) and not collectors):
             raise OptionError("there are no collectors of metrics beside the time; leave them out")
-        self.module.set_input(**input_dict)
-        for _ in range(_WARM_UPS):
-            self.module.run()
-        times = []
-        for number in range(len(self._nodes)):
-            times.append(self._node_time(number, BenchmarkResult((self._once(number),))))
+        with self.module.lock:
+            self.module.set_input(**input_dict)
+            for _ in range(_WARM_UPS):
+                self.module.run()
+            numbers = range(len(self._nodes))
+            times = [self._node_time(number, BenchmarkResult((self._once(number),))) for number in numbers]
         codes = ((kernel.name, kernel.object_code) for kernel in self.module.network.kernels)
         hashes = {name: hashlib.sha256(code).hexdigest()[:16] for name, code in codes if code}
         return make_report(times, hashes, f"{self._device.kind}{self._device.device_id}", self.module.threads)

@@ -1,16 +1,16 @@
-"""In: what a caller of an executor gives: names, numbers and arrays. Out: places and arrays of the executor's.
+"""Checks of what a caller gives to an executor: names, numbers and arrays.
 
-Always: an array of the caller's is copied or refused, and never changed unless it was given to be filled.
+An array of the caller's is copied or refused, and never changed unless it was given to be filled.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from compiler.dtype import is_float
 from compiler.errors import OptionError
-from compiler.executor.memory import check_fit
+from compiler.executor.memory import check_fit, shared_array
 from compiler.executor.plan import BufferKind, BufferSpec, Plan
 from compiler.runtime.artifact import Array
 from compiler.runtime.device import AnyArray
@@ -48,8 +48,9 @@ def copied(source: Array, spec: BufferSpec, out: AnyArray | None, what: str) -> 
     """
     if out is None:
         return source.copy()
-    if not isinstance(out, np.ndarray) or not out.flags.writeable:
-        raise OptionError(f"{what} {spec.name} must be a NumPy array that can be written to")
-    check_fit(out, spec, what)
-    np.copyto(out, source)
-    return out
+    array = shared_array(out, f"{what} {spec.name}")
+    if not array.flags.writeable:
+        raise OptionError(f"{what} {spec.name} is read-only, and must be an array that can be written to")
+    check_fit(array, spec, what)
+    np.copyto(array, source)
+    return cast("Array", out)

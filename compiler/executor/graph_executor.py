@@ -1,19 +1,20 @@
-"""In: a compiled network and a number of threads. Out: its outputs, and how long it takes.
+"""An executor of a compiled network.
 
-Always: everything is allocated
-and bound when the executor is made; a run is a loop over bound kernels and allocates nothing.
+It allocates and binds everything when it is made; a run is a loop over bound kernels and allocates nothing.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from compiler.errors import ArtifactError, OptionError
+from compiler.executor.claims import Claims
 from compiler.executor.given import copied, number_as, parameter_names, place_of
 from compiler.executor.host_call import DeviceCall, HostCall, HostFunction
 from compiler.executor.memory import Memory, MemoryUse, check_fit
@@ -57,7 +58,8 @@ class CallTime:
 
 
 class GraphExecutor(TimedFunctions):
-    """Runs a compiled network. Not for use by several threads at once: make one executor each.
+    """Runs a compiled network. Threads may share one if each holds a lock of theirs from `set_input` to `get_output`;
+    without it the executor raises where a thread would use what another one has set or computed.
 
     executor = GraphExecutor(CompiledNetwork.load("resnet18.retune"), threads=2)
     executor.run(image=array)
@@ -103,6 +105,9 @@ class GraphExecutor(TimedFunctions):
         self._loaded: set[str] = set()
         self._lent: dict[int, int] = {}
         """Which output has an array of the caller's, by the buffer that owns its memory."""
+        self.lock = threading.RLock()
+        """Held by the thread that reads or changes what the executor holds."""
+        self._claims = Claims(plan)
 
     def _bind(
         self, kernels: Mapping[str, Kernel], functions: Mapping[str, HostFunction]
@@ -162,6 +167,12 @@ class GraphExecutor(TimedFunctions):
             here = " and ".join(map(str, self.devices))
             raise OptionError(f"network {self.network.plan.name} runs on {here}, not on {where}")
 
+    def __reduce__(self) -> NoReturn:
+        raise ArtifactError(
+            'an executor cannot be copied or pickled: make another one with library["default"](cpu()), or send the '
+            "CompiledNetwork, executor.network"
+        )
+
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The method of that name, as modules of functions give theirs.
 
@@ -180,19 +191,31 @@ class GraphExecutor(TimedFunctions):
         """
         if key is None and value is not None:
             raise OptionError("no input given for the value: name it, or give its number")
-        if key is not None:
-            if value is None:
-                raise OptionError(f"no value given for the input {key!r}")
-            self._copy_input(self._place(key), value)
-        for name, array in inputs.items():
-            self._copy_input(self._place(name), array)
+        with self.lock:
+            if key is not None:
+                if value is None:
+                    raise OptionError(f"no value given for the input {key!r}")
+                self._set(self._place(key), value)
+            for name, array in inputs.items():
+                self._set(self._place(name), array)
+
+    def _set(self, place: int, value: AnyArray) -> None:
+        self._copy_input(place, value)
+        self._claims.note_set(self.network.plan.inputs[place])
 
     def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Read the input from `value` in coming runs, in place, until it is set again.
 
         Raises: OptionError when there is no such input, or the array does not fit, see `Memory.exchange`.
         """
-        self._memory.exchange(self.network.plan.inputs[self._place(key)], value, "input")
+        number = self.network.plan.inputs[self._place(key)]
+        with self.lock:
+            self._read_from(number, value)
+            self._claims.note_set(number)
+
+    def _read_from(self, number: int, value: AnyArray) -> None:
+        """Have an input read from the caller's array from now on."""
+        self._memory.exchange(number, value, "input")
 
     def set_output_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Write the output into `value` in coming runs, in place.
@@ -213,8 +236,10 @@ class GraphExecutor(TimedFunctions):
                 f"the array for the output {self._output_specs[place].name}: it shows the memory of {shown}, which is "
                 "in an array of the caller already; read it with get_output"
             )
-        self._write_to(place, value)
-        self._lent[root.storage] = place
+        with self.lock:
+            self._write_to(place, value)
+            self._lent[root.storage] = place
+            self._claims.note_set(plan.outputs[place])
 
     def _write_to(self, place: int, value: AnyArray) -> None:
         """Have an output written into the caller's array from now on."""
@@ -223,19 +248,32 @@ class GraphExecutor(TimedFunctions):
     def run(self, /, **inputs: AnyArray) -> None:
         """Set the given inputs and compute all outputs.
 
-        Raises: OptionError as `set_input` does.
+        Raises: OptionError as `set_input` does, and when another thread has set an input since this one did.
         """
-        if inputs:
-            self.set_input(**inputs)
+        with self.lock:
+            if inputs:
+                self.set_input(**inputs)
+            self._claims.note_run()
+            self._compute()
+
+    def _compute(self) -> None:
+        """Take all steps of a run."""
         for step in self._steps:
             step()
 
     def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
         """A copy of an output, by index or name, in `out` when given.
 
-        Raises: OptionError when there is no such output, or `out` has another shape or dtype.
+        Raises: OptionError when there is no such output, `out` has another shape or dtype, or another thread has run
+        the network since this one did.
         """
         place = self._output_place(index)
+        with self.lock:
+            self._claims.check_outputs()
+            return self._fetch(place, out)
+
+    def _fetch(self, place: int, out: AnyArray | None) -> Array:
+        """A copy of an output, in `out` when given."""
         spec = self._output_specs[place]
         return copied(self._held(self.network.plan.outputs[place]), spec, out, "the array for the output")
 
@@ -245,8 +283,9 @@ class GraphExecutor(TimedFunctions):
         Raises: OptionError when there is no such input, or `out` has another shape or dtype.
         """
         place = self._place(index)
-        source = self._held(self.network.plan.inputs[place])
-        return copied(source, self._input_specs[place], out, "the array for the input")
+        with self.lock:
+            source = self._held(self.network.plan.inputs[place])
+            return copied(source, self._input_specs[place], out, "the array for the input")
 
     def get_num_inputs(self) -> int:
         """How many inputs the network has; constants are not counted."""
@@ -282,10 +321,11 @@ class GraphExecutor(TimedFunctions):
         found = self._known(load_param_dict(params_bytes))
         for number, array in found.items():
             check_fit(array, self.network.plan.buffers[number], "parameter")
-        for number, array in found.items():
-            np.copyto(self._memory.own(number), array)
-            self._changed(number)
-            self._loaded.add(self.network.plan.buffers[number].name)
+        with self.lock:
+            for number, array in found.items():
+                np.copyto(self._memory.own(number), array)
+                self._changed(number)
+                self._loaded.add(self.network.plan.buffers[number].name)
 
     def share_params(self, other: "GraphExecutor", params_bytes: bytes | bytearray) -> None:
         """Read the parameters named in `params_bytes` from the memory of `other`, which may go away then.
@@ -303,10 +343,11 @@ class GraphExecutor(TimedFunctions):
                 raise OptionError(f"the other executor has no parameter {spec.name} to share")
             found[number] = other._held(theirs)
             check_fit(found[number], spec, "parameter")
-        for number, array in found.items():
-            self._memory.exchange(number, array, "parameter")
-            self._changed(number)
-            self._loaded.add(self.network.plan.buffers[number].name)
+        with self.lock:
+            for number, array in found.items():
+                self._memory.exchange(number, array, "parameter")
+                self._changed(number)
+                self._loaded.add(self.network.plan.buffers[number].name)
 
     def _known(self, params: Mapping[str, Array]) -> dict[int, Array]:
         return {self._settable[name]: array for name, array in params.items() if name in self._settable}
@@ -316,8 +357,9 @@ class GraphExecutor(TimedFunctions):
 
         Raises: OptionError when there is no such call; what the function called raises.
         """
-        self.bring(index)
-        self.alone(index)()
+        with self.lock:
+            self.bring(index)
+            self.alone(index)()
 
     def bring(self, index: int) -> None:
         """See that a call that is made out of turn finds what it reads: the processor has all of it already.
@@ -391,14 +433,15 @@ class GraphExecutor(TimedFunctions):
         """Time of every kernel call, in running order: the median of `repeat` runs after one that is not timed."""
         if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
             raise OptionError(f"repeat must be a whole number of at least 1, not {repeat!r}")
-        self.run()
         samples = np.empty((repeat, len(self._calls)), np.int64)
-        calls = [self.alone(place) for place in range(len(self._calls))]
-        for row in samples:
-            for place, call in enumerate(calls):
-                start = time.perf_counter_ns()
-                call()
-                row[place] = time.perf_counter_ns() - start
+        with self.lock:
+            self.run()
+            calls = [self.alone(place) for place in range(len(self._calls))]
+            for row in samples:
+                for place, call in enumerate(calls):
+                    start = time.perf_counter_ns()
+                    call()
+                    row[place] = time.perf_counter_ns() - start
         medians = np.median(samples, axis=0) / 1e9
         return tuple(
             CallTime(call.kernel, call.label, float(seconds))

@@ -74,24 +74,23 @@ class HeterogeneousExecutor(GraphExecutor):
         """The processor, and the devices of the stores."""
         return (cpu(), *(store.device for store in self._stores))
 
-    def run(self, /, **inputs: AnyArray) -> None:
-        """Set the given inputs and compute all outputs. Raises: OptionError as `set_input`; DeviceError."""
-        super().run(**inputs)
+    def _compute(self) -> None:
+        """Take all steps of a run. Raises: DeviceError."""
+        super()._compute()
         for root in self._fetched.keys() & self._away.keys():
             self._away[root].wait()  # no copy to the processor has waited for it
 
-    def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
-        """Read the input from `value` in coming runs: an array on a GPU as it lies there, one of the processor is
-        copied there in every run. Whatever fills the array must be done when a run begins.
+    def _read_from(self, number: int, value: AnyArray) -> None:
+        """Have an input read from the caller's array from now on: one on a GPU as it lies there, one of the processor
+        is copied there in every run. Whatever fills the array must be done when a run begins.
 
-        Raises: as `GraphExecutor`; OptionError when it lies on a GPU, and the input is read elsewhere.
+        Raises: OptionError when it does not fit, or lies on a GPU and the input is read elsewhere.
         """
-        number = self.network.plan.inputs[self._place(key)]
         if on_gpu(value):
             self._reader(number, value).exchange(self.network.plan.buffers[number], value, "input")
             self._stays(number)
             return
-        super().set_input_zero_copy(key, value)
+        super()._read_from(number, value)
         self._changed(number)
         for transfer in self._sent.get(number, ()):
             transfer.always = True
@@ -119,17 +118,17 @@ class HeterogeneousExecutor(GraphExecutor):
             self._fetched[root].due = self._fetched[root].always = False
             self._away[root] = store
 
-    def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
-        """A copy of an output, by index or name, in `out` when given, which may lie on the GPU that computes it.
+    def _fetch(self, place: int, out: AnyArray | None) -> Array:
+        """A copy of an output, in `out` when given, which may lie on the GPU that computes it.
 
-        Raises: as `GraphExecutor`; OptionError or DeviceError when an array on a GPU does not fit, or is on another.
+        Raises: OptionError or DeviceError when an array on a GPU does not fit, or is on another.
         """
         if out is None or not on_gpu(out):
-            return super().get_output(index, out)
-        spec = self.network.plan.buffers[self.network.plan.outputs[self._output_place(index)]]
+            return super()._fetch(place, out)
+        spec = self.network.plan.buffers[self.network.plan.outputs[place]]
         store = self._home(spec.storage)
         if store is None:
-            raise OptionError(f"the output {index!r} is computed on cpu(0); the array lies on {device_of(out)}")
+            raise OptionError(f"the output {spec.name} is computed on cpu(0); the array lies on {device_of(out)}")
         store.give(spec, out, "the array for the output")
         return cast("Array", out)
 

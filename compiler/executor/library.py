@@ -1,6 +1,6 @@
-"""In: a compiled network, in memory or in a file. Out: a `Library`: executors of it, its graph, its parameters, files.
+"""A library of a compiled network: makes executors of it, gives its graph and parameters, writes files.
 
-Always: needs the runtime only; kernels are loaded once, however many executors use them.
+It needs the runtime only, and loads kernels once, however many executors use them.
 """
 
 from collections.abc import Callable, Iterator
@@ -91,6 +91,14 @@ class Library:
         """The kernels for GPUs, by name; executors load them where they run."""
         return {kernel.name: kernel for kernel in self.network.kernels if kernel.device is not None}
 
+    def __reduce__(self) -> tuple[Callable[..., "Library"], tuple[CompiledNetwork, bool]]:
+        """Pickled and copied as its network, with the object code. Raises: ArtifactError without object code."""
+        if any(not kernel.object_code for kernel in self.network.kernels):
+            raise ArtifactError(
+                "a library that was loaded from a shared one cannot be copied or pickled: load it again"
+            )
+        return _restored, (self.network, self._complete)
+
     def __getitem__(self, name: str) -> Callable[..., GraphExecutor]:
         """What makes executors; its only name is "default". It takes the device that the network was compiled for,
         `cpu()` or `cuda(0)`, and more for further devices.
@@ -155,3 +163,9 @@ class Library:
         if path.suffix == _NETWORK_SUFFIX:
             return self.network.save(path)
         return write_shared_library(self.network, path)
+
+
+def _restored(network: CompiledNetwork, complete: bool) -> Library:
+    """What a pickled library was."""
+    library = Library(network)
+    return library if complete else library.remove_params()

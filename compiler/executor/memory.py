@@ -1,13 +1,14 @@
-"""In: a plan and its constants. Out: an array for every buffer, which may be exchanged for an array of the caller.
+"""The memory of an executor: an array for every buffer of its plan, which may be exchanged for an array of the caller.
 
-Always: aligned, of the buffer's shape and type; views follow the buffer that they show; nothing that is written shares
-memory with another buffer, except where the plan says so. Constants are those of the network, held once however many
-executors read them: only one that parameters are loaded into gets memory of the executor's own.
+Arrays are aligned, of the buffer's shape and type; views follow the buffer that they show; nothing that is written
+shares memory with another buffer, except where the plan says so. Constants are those of the network, held once however
+many executors read them: only one that parameters are loaded into gets memory of its own for these.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class Memory:
                 self._uses.setdefault(number, []).append((bound, place))
 
     def exchange(self, number: int, array: object, what: str) -> None:
-        """Use the caller's array for a buffer and for all views of it.
+        """Use the caller's array for a buffer and for all views of it; one of another library comes by DLPack.
 
         Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable where that is
         needed, or shares memory with another buffer of which one is written; when the buffer is only the beginning of
@@ -83,8 +84,7 @@ class Memory:
         spec = self.plan.buffers[number]
         root = spec.storage
         written = self.plan.root(number).kind not in READ_ONLY
-        if not isinstance(array, np.ndarray):
-            raise OptionError(f"{what} {spec.name}: an array is needed, not a {type(array).__name__}")
+        array = shared_array(array, f"{what} {spec.name}")
         check_fit(array, spec, what)
         if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
             raise OptionError(
@@ -130,6 +130,19 @@ class Memory:
         if spec.kind is BufferKind.INTERMEDIATE:
             return self._arena[spec.offset : spec.offset + spec.nbytes].view(spec.dtype)
         return aligned_zeros(spec.shape, spec.dtype)
+
+
+def shared_array(array: Any, what: str) -> Array:
+    """An array of any library in this processor's memory as NumPy's, by DLPack, without a copy. Raises: OptionError."""
+    if isinstance(array, np.ndarray):
+        return array
+    if not hasattr(array, "__dlpack__"):
+        raise OptionError(f"{what}: an array is needed, of NumPy or with DLPack, not a {type(array).__name__}")
+    try:
+        shared: Array = np.from_dlpack(array)
+    except Exception as error:  # of another library, which may raise anything
+        raise OptionError(f"{what}: this {type(array).__name__} cannot be used without a copy: {error}") from None
+    return shared
 
 
 def check_fit(array: Array, spec: BufferSpec, what: str) -> None:

@@ -1,8 +1,8 @@
-"""In: kernel artifacts. Out: functions that run them on buffers.
+"""Loads kernel artifacts and runs them on buffers.
 
-Always: code stays loaded as long as any kernel or bound call of it lives; buffers are checked when they are bound, so a
-call itself is one C call. Every kernel is a library of its own inside one LLVM linker (`LLJIT`): an object that is not
-loadable or lacks a symbol raises, where MCJIT would end the process, and loading costs a quarter of a millisecond.
+Code stays loaded as long as any kernel or bound call of it lives; buffers are checked when they are bound, so a call
+itself is one C call. Every kernel is a library inside an LLVM linker (`LLJIT`): an object that is damaged or lacks a
+symbol raises, where MCJIT would end the process, and loading costs a quarter of a millisecond.
 """
 
 import ctypes
@@ -25,6 +25,8 @@ from compiler.runtime.openmp import openmp_runtime
 
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
+_LIBRARIES_PER_LINKER = 64
+"""A linker of LLVM keeps 10 KB of each library that it has ever linked; it takes 3 ms to make another one."""
 _MATH, _HELPERS = "libm.so.6", "libgcc_s.so.1"
 _NATIVE: list[Any] = []
 """Keeps what `native_address` loaded."""
@@ -127,6 +129,9 @@ class Kernel:
         self._library = _link(artifact, callbacks) if library is None else library
         self.function = _ENTRY(self._library[artifact.name])
 
+    def __reduce__(self) -> NoReturn:
+        raise ArtifactError(f"kernel {self.artifact.name} is loaded code, which cannot be copied or pickled")
+
     def bind(self, buffers: Sequence[Buffer], threads: int) -> BoundKernel:
         """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace.
 
@@ -194,7 +199,7 @@ def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int
 
 def native_address(text: str, name: str) -> int:
     """The address of a function given as LLVM text, which stays loaded."""
-    library = llvm.JITLibraryBuilder().add_ir(text).export_symbol(name).link(_linker(), f"{name}.{next(_SERIAL)}")
+    library = _linked(llvm.JITLibraryBuilder().add_ir(text).export_symbol(name), name)
     _NATIVE.append(library)
     address: int = library[name]
     return address
@@ -242,7 +247,7 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
     for name, address in (*openmp_runtime().symbols.items(), *callbacks.items()):
         builder.import_symbol(name, address)
     try:
-        return builder.add_current_process().link(_linker(), f"{artifact.name}.{next(_SERIAL)}")
+        return _linked(builder.add_current_process(), artifact.name)
     except RuntimeError as error:
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) cannot be loaded: {error}") from error
 
@@ -258,11 +263,21 @@ def _machine(program: Path) -> bytes:
     return header[_MACHINE] if header.startswith(_ELF) else b""
 
 
+def _linked(builder: llvm.JITLibraryBuilder, name: str) -> Any:
+    """The library. Raises: RuntimeError when it cannot be linked."""
+    number = next(_SERIAL)
+    linker = _linker(number // _LIBRARIES_PER_LINKER)
+    library = builder.link(linker, f"{name}.{number}")
+    library.linker = linker
+    return library
+
+
 @lru_cache(maxsize=1)
-def _linker() -> Any:
-    """The process's linker; math functions are made visible to it, and those that convert float16 on processors without
-    instructions for it.
+def _linker(number: int) -> Any:
+    """A linker, which lives as long as the libraries that it linked; math functions are made visible to it, and those
+    that convert float16 on processors without instructions for it.
     """
+    del number
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.load_library_permanently(_MATH)

@@ -5,6 +5,7 @@ is needed to load or run a module.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from compiler.runtime.ffi import FFIModule, PackedFunc, new_function, open_libra
 from compiler.runtime.linking import LINKERS
 from compiler.runtime.loader import load_entry
 from compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
+from compiler.runtime.openmp import openmp_runtime
 from compiler.runtime.paths import path_of
 from compiler.runtime.seal import check_seal
 from compiler.runtime.timed_functions import TimedFunctions
@@ -193,6 +195,8 @@ def load_module(path: str | Path) -> Module:
         raise ArtifactError(f"{path}: there is no such file")
     if path.suffix == _LIBRARY:
         check_seal(path)
+        with suppress(ArtifactError):  # a library without parallel loops needs no OpenMP
+            openmp_runtime()  # first, so that its threads wait as ours do
         return Module(library=open_library(path.absolute()))
     if path.suffix == _ARCHIVE:
         return Module(read_archive(path))

@@ -1,23 +1,28 @@
-"""In: nothing, or the path of a library. Out: the OpenMP runtime that runs the parallel loops of our kernels.
+"""The OpenMP runtime that runs the parallel loops of kernels.
 
-Always: loaded at most once per process and path, visible to code loaded later, and with libgomp's C interface
-(`GOMP_parallel`), which GNU's, LLVM's and Intel's runtimes all offer.
+It is loaded at most once per process and path, is visible to code loaded later, and has libgomp's C interface
+(`GOMP_parallel`), which GNU's, LLVM's and Intel's runtimes all offer. Threads of libgomp wait as
+`compiler.config.bounded_spinning` says, and end before the process forks. A libgomp that PyTorch or another library has
+loaded is shared and keeps its settings: two pools of threads would compete for the cores.
 """
 
 import ctypes
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from types import MappingProxyType
 
+from compiler import config
 from compiler.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 
 _REQUIRED = ("GOMP_parallel", "omp_get_thread_num", "omp_set_num_threads")
 _OPTIONAL = ("omp_get_num_threads", "omp_get_max_threads")
+_PAUSE, _PAUSE_SOFT = "omp_pause_resource_all", 1
 _SYSTEM_NAMES: tuple[str, ...] = ("libgomp.so.1",)
 _OTHER_NAMES = ("libiomp5.so", "libomp.so.5", "libomp.so", "libomp.dylib")
 
@@ -71,11 +76,16 @@ def _bundled_with_xgboost() -> Iterator[str]:
 
 
 def _load(path: str) -> OpenMPRuntime:
-    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    with config.bounded_spinning():
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     symbols = {name: _address(library, name) for name in _REQUIRED}
     for name in _OPTIONAL:
         if hasattr(library, name):
             symbols[name] = _address(library, name)
+    if hasattr(library, _PAUSE):
+        # A forked child has the forking thread alone, and libgomp would wait for the others. They end before the fork,
+        # and the next kernel starts new ones, in the parent and in the child.
+        os.register_at_fork(before=lambda: library[_PAUSE](_PAUSE_SOFT))
     return OpenMPRuntime(path, MappingProxyType(symbols))
 
 

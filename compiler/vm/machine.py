@@ -1,16 +1,17 @@
-"""In: an executable, a device. Out: what its functions compute.
+"""The virtual machine: computes the functions of an executable on a device.
 
-Always: the interface of TVM's virtual machine; arrays that go in are used in place where they are dense and aligned,
+It has the interface of TVM's virtual machine. Arrays that go in are used in place where they are dense and aligned,
 arrays that come out are the caller's own.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from compiler import config
-from compiler.errors import MachineError, OptionError
+from compiler.errors import ArtifactError, MachineError, OptionError
 from compiler.executor.debug_report import Report
 from compiler.executor.executors import gpus_of
 from compiler.executor.params import load_param_dict_from_file
@@ -37,7 +38,8 @@ MemoryConfig = str | int | Mapping[Device, str | int] | None
 
 
 class VirtualMachine:
-    """Runs an executable. Not for use by several threads at once: make one machine each.
+    """Runs an executable. Threads may share one: a call with arguments computes them alone, and without arguments each
+    thread has those, and gets the outputs, of its own.
 
     machine = VirtualMachine(vm.compile("model.onnx"), cpu())
     scores = machine.run(image)
@@ -76,10 +78,11 @@ class VirtualMachine:
         self._kernels = load_kernels(exe.library.kernels)
         self._link()
         self._params = {function.name: _signature(exe, function.name) for function in exe.contents.functions}
-        self._inputs: dict[str, list[Any]] = {}
-        self._outputs: list[Any] = []
-        self._ready: dict[str, tuple[int, list[Any]]] = {}
-        """Functions, by number, whose arguments are all there and fit each other."""
+        self._lock = threading.RLock()
+        self._mine = _Mine()
+
+    def __reduce__(self) -> NoReturn:
+        raise ArtifactError("a virtual machine cannot be copied or pickled: make another one of its executable")
 
     def _link(self) -> None:
         """Make everything that depends on constants. Raises: ArtifactError when the library lacks something."""
@@ -115,8 +118,8 @@ class VirtualMachine:
         if missing:
             raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
         values = [argument(given[param.name], param.dtype) for param in params]
-        self._inputs[func_name] = values = self._checked(func_name, params, values)
-        self._ready[func_name] = self._exe.function_index(func_name), values
+        self._mine.inputs[func_name] = values = self._checked(func_name, params, values)
+        self._mine.ready[func_name] = self._exe.function_index(func_name), values
 
     def set_one_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
         """Give a function one argument: by its number or name and the array, or by keyword.
@@ -131,9 +134,9 @@ class VirtualMachine:
         place = names.index(key) if isinstance(key, str) and key in names else key
         if isinstance(place, (str, bool)) or not isinstance(place, (int, np.integer)) or not 0 <= place < len(params):
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
-        held = self._inputs.setdefault(func_name, [None] * len(params))
+        held = self._mine.inputs.setdefault(func_name, [None] * len(params))
         held[place] = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
-        self._ready.pop(func_name, None)  # it fits alone, perhaps not beside the others
+        self._mine.ready.pop(func_name, None)  # it fits alone, perhaps not beside the others
 
     def get_input_index(self, input_name: str, func_name: str = MAIN) -> int:
         """The number of an argument, -1 when there is none of that name. Raises: ArtifactError for another function."""
@@ -151,7 +154,8 @@ class VirtualMachine:
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
         number, inputs = self._call(func_name)
-        return result(self._interpreter.run(number, inputs), inputs)
+        with self._lock:
+            return result(self._interpreter.run(number, inputs), inputs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The result of `main`. Raises: as `invoke`."""
@@ -160,15 +164,13 @@ class VirtualMachine:
     def invoke_stateful(self, func_name: str, *args: Any, **kwargs: Any) -> None:
         """Run a function and keep its results for `get_outputs`. Raises: as `invoke`."""
         found = self.invoke(func_name, *args, **kwargs)
-        self._outputs = list(found) if isinstance(found, ADT) else [found]
+        self._mine.outputs = list(found) if isinstance(found, ADT) else [found]
 
     def get_outputs(self) -> list[Any]:
         """The results of the last `invoke_stateful`."""
-        return list(self._outputs)
+        return list(self._mine.outputs)
 
-    def invoke_with_outputs(
-        self, func_name: str, input_args: Mapping[str, Any], output_args: Sequence[Array]
-    ) -> None:
+    def invoke_with_outputs(self, func_name: str, input_args: Mapping[str, Any], output_args: Sequence[Array]) -> None:
         """Run a function and copy its results, which must be arrays, into arrays of the caller.
 
         Raises: as `invoke`; OptionError when these are not as many, or of another shape or type.
@@ -237,7 +239,8 @@ class VirtualMachine:
         """
         self.invoke(func_name, *args, **kwargs)
         profile = Profile(self._exe.contents)
-        self._interpreter.run(*self._call(func_name), profile.note)
+        with self._lock:
+            self._interpreter.run(*self._call(func_name), profile.note)
         return profile.report(str(cpu(0)), self.threads)
 
     @property
@@ -262,8 +265,9 @@ class VirtualMachine:
 
     def load_late_bound_consts_from_map(self, constants: Mapping[str, Array]) -> None:
         """Bind constants that the executable leaves open. Raises: ArtifactError as `Executable` does."""
-        self._exe.load_late_bound_consts_from_map(constants)
-        self._link()
+        with self._lock:
+            self._exe.load_late_bound_consts_from_map(constants)
+            self._link()
 
     def _signature(self, func_name: str) -> tuple[Param, ...]:
         self._exe.function_index(func_name)
@@ -271,15 +275,18 @@ class VirtualMachine:
 
     def _call(self, func_name: str) -> tuple[int, list[Any]]:
         """The number of a function and its arguments. Raises: MachineError when some are missing; as `set_input`."""
-        ready = self._ready.get(func_name) if isinstance(func_name, str) else None
+        ready = self._mine.ready.get(func_name) if isinstance(func_name, str) else None
         if ready is not None:
             return ready
         params = self._signature(func_name)
-        inputs = self._inputs.get(func_name, [None] * len(params))
+        inputs = self._mine.inputs.get(func_name, [None] * len(params))
         missing = [param.name for param, each in zip(params, inputs, strict=True) if each is None]
         if missing:
             raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
-        self._ready[func_name] = ready = self._exe.function_index(func_name), self._checked(func_name, params, inputs)
+        self._mine.ready[func_name] = ready = (
+            self._exe.function_index(func_name),
+            self._checked(func_name, params, inputs),
+        )
         return ready
 
     def _checked(self, func_name: str, params: Sequence[Param], values: list[Any]) -> list[Any]:
@@ -290,6 +297,16 @@ class VirtualMachine:
         arrays = {p.name: each for p, each in zip(params, values, strict=True) if isinstance(each, np.ndarray)}
         bind([param for param in params if param.name in arrays], arrays, func_name)
         return values
+
+
+class _Mine(threading.local):
+    """What one thread has given to a machine, and got from it."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, list[Any]] = {}
+        self.outputs: list[Any] = []
+        self.ready: dict[str, tuple[int, list[Any]]] = {}
+        """Functions, by number, whose arguments are all there and fit each other."""
 
 
 def _listed(device: Device | Sequence[Device]) -> list[Device]:

@@ -1,4 +1,4 @@
-"""In: a compiled network, or nothing. Out: its time, or the networks there are. Always: nothing is tuned."""
+"""The commands `networks`, which lists the zoo, and `run`, which times a compiled network."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from compiler import config
-from compiler.executor.executors import executor_of, executor_on
-from compiler.executor.network import CompiledNetwork
+from compiler.executor.executors import executor_on, gpu_count
+from compiler.executor.library import Library
 from compiler.frontend import zoo
 from compiler.runtime.cuda import gpus
-from compiler.runtime.device import device, is_gpu
+from compiler.runtime.device import cpu, cuda, device, is_gpu
 from flows.commands.output import Json, Output, Quiet
 
 
@@ -24,7 +24,7 @@ def networks(as_json: Json = False, quiet: Quiet = False) -> None:
 
 
 def run(
-    artifact: Annotated[Path, typer.Argument(help="A compiled network, runs/RUN/NAME.retune. Run only your own.")],
+    artifact: Annotated[Path, typer.Argument(help="A compiled network, .retune or .so. Run only your own.")],
     threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: all cores.")] = None,
     on: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, or another GPU: cuda:1. Default: as it was compiled.")
@@ -35,8 +35,9 @@ def run(
     """Time a compiled network on inputs of zeros. For a GPU that includes the copies to it and back."""
     output = Output(as_json, quiet)
     chosen = config.thread_count(config.usable_cores()) if threads is None else threads
-    network = CompiledNetwork.load(artifact)
-    executor = executor_of(network, chosen) if on is None else executor_on(network, [device(on)], chosen)
+    library = Library.load(artifact)
+    devices = [cpu(), *map(cuda, range(gpu_count(library.network)))] if on is None else [device(on)]
+    executor = executor_on(library.network, devices, chosen, library.kernels)
     where = ", ".join(gpus()[each.device_id].identity for each in executor.devices if is_gpu(each))
     shapes, dtypes = executor.get_input_info()
     found = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)

@@ -16,8 +16,10 @@ import pytest
 import typer
 
 from compiler.executor import executors
+from compiler.executor.library import Library
 from compiler.frontend.zoo import NAMES, PROGRAM_NAMES
 from compiler.runtime.cuda import why_not
+from compiler.runtime.linking import link_objects
 from flows import cli, exits
 from flows.commands import networks
 from flows.parameters import TuneJob
@@ -25,6 +27,7 @@ from tests.doubling_network import doubling_network
 from tests.flows.command_line import Refused, run
 from tests.flows.networks import write_mlp, write_unsupported
 from tests.gpu_network import network_with_gpu
+from tests.ir_kernels import artifact
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,7 @@ from tests.gpu_network import network_with_gpu
         (("run", "text.onnx"), ("text.onnx",)),
         (("run", "missing.retune"), ("missing.retune",)),
         (("run", "."), (".",)),
+        (("run", "other.so"), ("other.so", "no library of a network")),
         (("run", "good.retune", "--threads", "0"), ("threads", "0")),
         (("records", "show", "NOBODY"), ("NOBODY",)),
     ],
@@ -69,6 +73,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 ) -> None:
     (folder / "text.onnx").write_text("this is no network")
     doubling_network().save(folder / "good.retune")
+    link_objects([artifact("good").object_code], folder / "other.so")
     write_unsupported(folder / "unsupported.onnx")
     write_mlp(folder / "dynamic.onnx", batch="many")
     said = refused(*arguments)
@@ -338,3 +343,12 @@ def test_a_command_that_is_stopped_says_so_and_puts_its_things_away(
         signal.signal(signal.SIGTERM, before)
     assert left == [folder]
     assert capsys.readouterr().err.splitlines()[-1] == "retune: stopped"
+
+
+def test_run_times_a_shared_library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Library(doubling_network()).export_library(folder / "doubling.so")
+    assert run(monkeypatch, "run", "doubling.so", "--json", "--threads", "1") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(json.loads(line)["seconds"]) == 10

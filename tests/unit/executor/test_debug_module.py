@@ -1,5 +1,6 @@
 """The executor that looks inside."""
 
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -52,6 +53,21 @@ def test_o1_a_folder_of_its_own_is_gone_after_the_block() -> None:
         folder = module.folder
         assert folder.is_dir()
     assert not folder.parent.exists()
+
+
+def test_a_dropped_executor_leaves_no_temporary_folder() -> None:
+    module = _module()
+    root = module.folder.parent
+    assert root.is_dir()
+    del module
+    gc.collect()
+    assert not root.exists()
+
+
+def test_a_dropped_executor_keeps_a_folder_of_the_callers(tmp_path: Path) -> None:
+    folder = _module(tmp_path).folder
+    gc.collect()
+    assert folder.is_dir()
 
 
 def test_o2_table() -> None:

@@ -182,8 +182,12 @@ def test_an_array_for_an_output_can_be_written_to() -> None:
     frozen = _x()
     frozen.flags.writeable = False
     out: Any
-    for out in (frozen, _x().tolist(), 3):
-        with pytest.raises(OptionError, match="array for the output out must be a NumPy array that can be written"):
+    for out, words in (
+        (frozen, "is read-only, and must be an array that can be written to"),
+        (_x().tolist(), "an array is needed, of NumPy or with DLPack, not a list"),
+        (3, "not a int"),
+    ):
+        with pytest.raises(OptionError, match=f"the array for the output out.* {words}"):
             executor.get_output(0, out)
     with pytest.raises(OptionError, match="array for the output out must be float32"):
         executor.get_output(0, _x().astype("float64"))

@@ -228,13 +228,50 @@ def _frozen() -> Array:
         (empty((2, 2), "float32"), r"must be float32\[4\], not float32\[2, 2\]"),
         (empty((4,), "int32"), "not int32"),
         (_frozen(), "read-only, and the network writes to it"),
-        ([1, 2, 3, 4], "an array is needed, not a list"),
+        ([1, 2, 3, 4], "an array is needed, of NumPy or with DLPack, not a list"),
     ],
 )
 def test_an_array_that_kernels_could_not_take_is_refused(array: Any, words: str) -> None:
     module = _weighted()
     with pytest.raises(OptionError, match=words):
         module.set_output_zero_copy(0, array)
+
+
+class _Tensor:
+    """An array of another library: it has DLPack's methods alone."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_are_used_without_a_copy() -> None:
+    module = _weighted()
+    module.load_params(BLOB)
+    x, y, out = (_Tensor(empty((4,), "float32")) for _ in range(3))
+    module.set_input_zero_copy("x", x)
+    module.set_output_zero_copy(0, y)
+    for value in (1, 2):
+        x.array[...] = value
+        module.run()
+        np.testing.assert_array_equal(y.array, (value + W) * V)
+    assert id(module.get_output(0, out)) == id(out)
+    np.testing.assert_array_equal(out.array, y.array)
+
+
+@pytest.mark.parametrize("method", ["set_input_zero_copy", "set_output_zero_copy", "get_output"])
+def test_an_array_that_its_library_does_not_share_is_refused(method: str) -> None:
+    class Guarded(_Tensor):
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("it requires a gradient")
+
+    with pytest.raises(OptionError, match="this Guarded cannot be used without a copy: it requires a gradient"):
+        getattr(_weighted(), method)(0, Guarded(empty((4,), "float32")))
 
 
 def test_arrays_of_callers_must_not_overlap_where_something_is_written() -> None:

@@ -1,6 +1,8 @@
 """Loading object code and calling it."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -128,3 +130,33 @@ def test_without_a_system_runtime_the_one_inside_xgboost_is_found() -> None:
         path = worker.call(f"{__name__}:only_bundled_runtime", timeout_s=30)
     assert "xgboost" in path
     assert "libgomp" in path
+
+
+_LOADS = """
+import gc, sys
+import psutil
+from compiler.executor.library import Library
+from compiler.graph_executor import GraphModule, cpu
+from tests.doubling_network import doubling_network
+
+def load():
+    module = GraphModule(Library(network)["default"](cpu()))
+    module.run()
+
+network, process = doubling_network(), psutil.Process()
+for _ in range(128):
+    load()
+gc.collect()
+before = process.memory_info().rss
+for _ in range(int(sys.argv[1])):
+    load()
+gc.collect()
+print(process.memory_info().rss - before)
+"""
+
+
+@pytest.mark.parametrize("loads", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_loading_and_dropping_networks_does_not_grow_the_process(loads: int) -> None:
+    command = [sys.executable, "-c", _LOADS, str(loads)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    assert int(done.stdout) < 1 << 20

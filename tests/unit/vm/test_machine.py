@@ -1,7 +1,9 @@
 """The interface of the virtual machine, on networks of known shapes."""
 
+import copy
 import inspect
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -451,3 +453,26 @@ def test_a_number_of_threads_that_cannot_be_started_is_refused() -> None:
             machine_of(sums(), threads=threads)
     machine = machine_of(layers(), threads=2)
     np.testing.assert_array_equal(machine.run(floats(5, 24)), by_executor(layers(), x=floats(5, 24))[0])
+
+
+def test_each_thread_has_its_own_arguments_and_outputs() -> None:
+    machine = vm.VirtualMachine(vm.compile(sums()), cpu())
+    one, two = floats(3, 4), floats(3, 4, seed=1)
+
+    def elsewhere() -> None:
+        machine.set_input("main", two, two)
+        machine.invoke_stateful("main")
+        np.testing.assert_array_equal(machine.get_outputs()[0], two + two)
+
+    machine.set_input("main", one, one)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(elsewhere).result()
+    machine.invoke_stateful("main")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(elsewhere).result()
+    np.testing.assert_array_equal(machine.get_outputs()[0], one + one)
+
+
+def test_a_machine_is_not_copied() -> None:
+    with pytest.raises(ArtifactError, match="a virtual machine cannot be copied or pickled"):
+        copy.deepcopy(vm.VirtualMachine(vm.compile(sums()), cpu()))

@@ -1,0 +1,131 @@
+"""One executor, or one virtual machine, in several threads."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Lock, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.errors import ArtifactError, OptionError
+from compiler.graph_executor import GraphModule, Library, cpu, empty
+from compiler.runtime.artifact import Array
+from compiler.runtime.loader import load_kernels
+from tests.doubling_network import SHAPE, doubling_network
+
+_RUNS = 200
+
+
+def _module() -> GraphModule:
+    return GraphModule(Library(doubling_network())["default"](cpu()))
+
+
+def _filled(value: float) -> Array:
+    return np.full(SHAPE, value, "float32")
+
+
+def _elsewhere(work: Callable[[], object]) -> Any:
+    """What a function returns in another thread, which is gone then."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_outputs_of_another_threads_run_are_refused() -> None:
+    module = _module()
+    module.run(x=_filled(1))
+    _elsewhere(lambda: module.run(x=_filled(2)))
+    with pytest.raises(OptionError, match=r"another thread has run this network since this one did: .*for each thread"):
+        module.get_output(0)
+    module.run(x=_filled(3))
+    assert np.all(module.get_output(0) == 24)
+
+
+def test_a_run_on_inputs_that_another_thread_replaced_is_refused() -> None:
+    module = _module()
+    module.set_input("x", _filled(1))
+    _elsewhere(lambda: module.set_input("x", _filled(2)))
+    with pytest.raises(OptionError, match=r"x was set by another thread since this one set it: .*for each thread"):
+        module.run()
+    module.run(x=_filled(3))
+    assert np.all(module.get_output(0) == 24)
+
+
+def test_a_run_into_an_array_that_another_thread_replaced_is_refused() -> None:
+    module = _module()
+    mine, theirs = empty(SHAPE, "float32"), empty(SHAPE, "float32")
+    module.set_output_zero_copy(0, mine)
+    _elsewhere(lambda: module.set_output_zero_copy(0, theirs))
+    with pytest.raises(OptionError, match="out was set by another thread"):
+        module.run(x=_filled(1))
+
+
+def test_one_thread_sets_another_runs_a_third_reads() -> None:
+    module = _module()
+    module.set_input("x", _filled(1))
+    _elsewhere(module.run)
+    assert np.all(_elsewhere(lambda: module.get_output(0)) == 8)
+    assert np.all(module.get_output(0) == 8)
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_threads_that_share_an_executor_get_right_results_or_an_error(locked: bool) -> None:
+    module, lock, start = _module(), Lock(), Barrier(2)
+    wrong: list[float] = []
+    refused: list[OptionError] = []
+
+    def work(value: float) -> None:
+        start.wait(20)
+        for _ in range(_RUNS):
+            if locked:
+                lock.acquire()
+            try:
+                module.run(x=_filled(value))
+                found = module.get_output(0)
+                if not np.all(found == 8 * value):
+                    wrong.append(value)
+            except OptionError as error:
+                refused.append(error)
+            finally:
+                if locked:
+                    lock.release()
+
+    threads = [Thread(target=work, args=(value,)) for value in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert not (locked and refused)
+
+
+@pytest.mark.parametrize("made", [_module, lambda: _module().module])
+def test_an_executor_is_not_copied_or_pickled(made: Callable[[], object]) -> None:
+    for work in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(ArtifactError, match="an executor cannot be copied or pickled: make another one"):
+            work(made())
+
+
+def test_a_loaded_kernel_is_not_copied_or_pickled() -> None:
+    kernels = load_kernels(doubling_network().kernels)
+    for work in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(ArtifactError, match="kernel twofold is loaded code, which cannot be copied or pickled"):
+            work(kernels)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda library: pickle.loads(pickle.dumps(library))])
+def test_a_library_is_copied_with_its_code(again: Callable[[Library], Library]) -> None:
+    library = again(Library(doubling_network()))
+    module = GraphModule(library["default"](cpu()))
+    module.run(x=_filled(1))
+    assert np.all(module.get_output(0) == 8)
+    assert again(library.remove_params()).get_graph_params() == {}
+
+
+def test_a_library_without_object_code_is_not_copied(tmp_path: Path) -> None:
+    library = Library.load(Library(doubling_network()).export_library(tmp_path / "doubling.so"))
+    with pytest.raises(ArtifactError, match="loaded from a shared one cannot be copied or pickled"):
+        copy.deepcopy(library)
