@@ -73,7 +73,7 @@ def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> li
     """Time each contender on its file: `SESSION` an ONNX file, `EAGER` and `COMPILED` one of `export_torch`, all others
     compiled networks of ours.
     """
-    made = {backend: _contender(backend, path, inputs, threads) for backend, path in files.items()}
+    made = {backend: contender(backend, path, inputs, threads) for backend, path in files.items()}
     answers = {backend: answer() for backend, (_, answer) in made.items()}
     seconds = in_turn({backend: run for backend, (run, _) in made.items()})
     return [
@@ -88,7 +88,7 @@ def peak_memory(backend: str, path: Path, inputs: Arrays, threads: int) -> int:
         torch.set_num_threads(threads)
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
-    run, _ = _contender(backend, path, inputs, threads)
+    run, _ = contender(backend, path, inputs, threads)
     for _ in range(_RUNS):
         run()
     (peak,) = (
@@ -99,7 +99,7 @@ def peak_memory(backend: str, path: Path, inputs: Arrays, threads: int) -> int:
     return int(peak) * 1024 - before
 
 
-def _contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[Run, Answer]:
+def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[Run, Answer]:
     """What is timed, and the outputs."""
     if backend == SESSION:
         session = OnnxRuntime(str(path), threads)

@@ -18,6 +18,7 @@ from benchmarks import (
     executor,
     harness,
     kernels,
+    load,
     networks,
     operators,
     orchestration,
@@ -70,7 +71,7 @@ def _lines(main: MAIN, argv: Sequence[str], out: Path, capsys: pytest.CaptureFix
     for line in found:
         assert all(isinstance(line[name], kind) for name, kind in FIELDS.items()), line
         assert math.isfinite(line["value"]), line
-        assert line["threads"] == 1 or main is orchestration.main
+        assert line["threads"] == 1 or main in (load.main, orchestration.main)
         assert {"cpu", "cores", "peak_gflops", "load", "versions", "date"} <= line["machine"].keys()
     return found
 
@@ -175,6 +176,14 @@ def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tuned,) = (line for line in timed if line["backend"] == "retune")
     assert tuned["times_as_fast_as"].keys() == {line["backend"] for line in timed} - {"retune"}
     assert tuned["compile_seconds"] > 0
+
+
+@pytest.mark.slow
+def test_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "mlp", "--seconds", "0.05", "--spins", "300"]
+    lines = _lines(load.main, argv, tmp_path / "out.jsonl", capsys)
+    backends = {"retune", "retune-passive", "retune-spin-300", "onnxruntime", "retune-1"}
+    assert {(line["backend"], line["busy"]) for line in lines} == {(each, n) for each in backends for n in (0, 1, 4)}
 
 
 def test_quantised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
