@@ -43,7 +43,7 @@ from contextlib import contextmanager
 HIDDEN = "***"
 """What is shown in place of a password."""
 
-_PASSWORD = re.compile(r"""(\b[A-Za-z][\w+.-]*://[^\s/?#:@"']*:)[^\s/?#"']*@""")
+_PASSWORD = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s/?#:@]*:)[^\s/?#]*@")
 
 
 def without_passwords(text: str) -> str:

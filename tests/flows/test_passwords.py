@@ -24,7 +24,7 @@ from storage.place import open_medium, veiled_places
 from tests.flows.command_line import run
 from tests.flows.test_records_cli import line, write
 
-PLACE = "memory://me:s3cr3t@passwords/store"
+PLACE = """memory://me:s3cr3t'"x@passwords/store"""
 SHOWN = "memory://me:***@passwords/store"
 
 
@@ -62,9 +62,7 @@ def test_processes_get_it_where_other_users_do_not_look(monkeypatch: pytest.Monk
     assert len(begun) == 2
 
 
-def test_no_command_shows_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_shows_it(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder / "tune.json", [line(0.1)])
     monkeypatch.setenv("PREFECT_API_URL", "http://me:s3cr3t@127.0.0.1:9/api")
     monkeypatch.setenv("RETUNE_FLEET_STORAGE", PLACE)

@@ -11,6 +11,8 @@ from compiler.errors import DeviceLimitError, OptionError, StoreError, UnknownWo
     ("text", "shown"),
     [
         ("sftp://me:secret@host/folder", "sftp://me:***@host/folder"),
+        ("sftp://bob:pa'ss@h/x", "sftp://bob:***@h/x"),
+        ("""cannot open "sftp://b'b:pa'ss"wo"rd@h/x" now""", """cannot open "sftp://b'b:***@h/x" now"""),
         ("at https://me:se@cr:et@host:4200/api, see", "at https://me:***@host:4200/api, see"),
         ("s3://:secret@bucket/x and s3://a:b@c", "s3://:***@bucket/x and s3://a:***@c"),
         ('{"url": "http://me:secret@host"}', '{"url": "http://me:***@host"}'),
