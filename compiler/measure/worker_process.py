@@ -1,6 +1,6 @@
-"""In: functions by dotted path, with arguments. Out: their results, computed in another process that may crash or hang.
+"""Functions that run in another process, which may crash or hang; they are called by dotted path.
 
-Always: a call ends with a result, the function's exception, `WorkerTimeoutError` or `WorkerLostError`; after either
+A call ends with a result, the function's exception, `WorkerTimeoutError` or `WorkerLostError`; after either
 of the last two the process and everything it started are gone, and the next call starts a fresh one. No worker outlives
 its parent.
 
@@ -13,6 +13,8 @@ results survives up to the item that killed its worker.
 import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from compiler.measure.worker_main import END, ERROR, ITEM
 
 _STDERR_BYTES = 8192
 _GRACE_SECONDS = 5.0
+_SEND_SECONDS = 120
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 
 
@@ -184,6 +187,8 @@ class WorkerProcess:
 
     def _start(self) -> _Running:
         ours, theirs = Pipe()
+        with socket.socket(fileno=os.dup(ours.fileno())) as end:  # a worker that was stopped takes no large message
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         paths = [str(Path(entry).resolve()) for entry in sys.path]
         arguments = (str(theirs.fileno()), str(os.getpid()))
@@ -225,6 +230,9 @@ class WorkerProcess:
     def _send(self, running: _Running, request: tuple[str, tuple[object, ...]]) -> None:
         try:
             running.connection.send(request)
+        except BlockingIOError:
+            self.kill()
+            raise WorkerTimeoutError(f"a worker took no message for {_SEND_SECONDS} s; it was ended") from None
         except (BrokenPipeError, ConnectionResetError):
             raise self._lost(running) from None
 

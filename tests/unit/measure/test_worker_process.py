@@ -311,3 +311,14 @@ def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
     started = [int(path.read_text(encoding="ascii")) for path in tmp_path.iterdir()]
     assert 1 <= len(started) <= 3
     assert all(_gone_within(pid, 5) for pid in started)
+
+
+def test_a_stopped_worker_that_takes_no_message_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.measure.worker_process._SEND_SECONDS", 1)
+    with WorkerProcess() as worker:
+        pid = worker.call("os:getpid")
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorkerTimeoutError, match="took no message"):
+            worker.call("builtins:len", bytes(64 << 20))
+        assert _gone_within(pid, 5)
+        assert worker.call("builtins:len", bytes(4 << 20)) == 4 << 20
