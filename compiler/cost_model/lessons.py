@@ -1,15 +1,10 @@
-"""In: training batches. Out: bytes that another run can learn from, and the batches again. Always: nothing is lost, and
-batches of another version of the features are refused.
-"""
+"""Training data of cost models as bytes, and back. Data of another version of the features is refused."""
 
 import json
-import struct
-import tokenize
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +12,20 @@ from numpy.typing import NDArray
 from compiler.cost_model.base import TrainingBatch
 from compiler.errors import CorruptRecordError, OptionError, StoreError
 from compiler.features import FEATURE_VERSION
+from compiler.runtime.archives import DAMAGE, check_archive
 
-UNREADABLE = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    RuntimeError,
-    OSError,
-    OptionError,
-    BadZipFile,
-    EOFError,
-    struct.error,
-    tokenize.TokenError,
-    zlib.error,
-)
+UNREADABLE = (*DAMAGE, OptionError)
 """What reading arrays from bytes may raise when they are none."""
+
+
+@contextmanager
+def unpacked(data: bytes) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """The arrays of a compressed archive. Raises: an error of `UNREADABLE`, also in the block."""
+    with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        if not isinstance(arrays, np.lib.npyio.NpzFile) or arrays.zip is None:
+            raise TypeError("it is one array, not an archive of them")
+        check_archive(arrays.zip)
+        yield arrays
 
 
 def lessons_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
@@ -50,7 +39,7 @@ def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
     Raises: StoreError when the features are of another version, CorruptRecordError when it is something else.
     """
     try:
-        with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        with unpacked(data) as arrays:
             return list(batches_in(arrays, header_of(arrays, "what was learned is")))
     except UNREADABLE as error:
         raise CorruptRecordError(f"this is nothing to learn from: {error}") from error

@@ -8,7 +8,6 @@ larger but still bounded sample, when the data have doubled or the trees have be
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from compiler.cost_model.base import TrainingBatch
 from compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
-from compiler.cost_model.lessons import UNREADABLE, archived, batches_in, header_of
+from compiler.cost_model.lessons import UNREADABLE, archived, batches_in, header_of, unpacked
 from compiler.cost_model.metrics import ModelMetrics, judge
 from compiler.cost_model.random import random_scores
 from compiler.cost_model.saved_trees import check_trees
@@ -267,7 +266,7 @@ class XGBModel:
         import xgboost
 
         try:
-            with np.load(BytesIO(data), allow_pickle=False) as arrays:
+            with unpacked(data) as arrays:
                 header = header_of(arrays, "the cost model is")
                 model = cls(_count(header, "seed"), threads, _options_of(header["options"]))
                 model._updates = _count(header, "updates")

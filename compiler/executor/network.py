@@ -10,10 +10,7 @@ Always: a zip of JSON, `.npy` arrays and object code; no pickle, written to a te
 """
 
 import json
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -26,6 +23,7 @@ import numpy as np
 from compiler.dtype import BFLOAT16, item_bytes
 from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
+from compiler.runtime.archives import DAMAGE, check_archive
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
 from compiler.runtime.buffers import aligned_array, constant_array, frozen
@@ -140,25 +138,6 @@ class CompiledNetwork:
         return network
 
 
-DAMAGE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""What the readers of zip, JSON and npy raise when a file is not what it claims to be."""
-
-
 def write_network(network: CompiledNetwork, archive: zipfile.ZipFile, *, with_code: bool = True) -> None:
     """Write all parts of a network into an archive; object code only if asked for."""
     coverage = [asdict(each) for each in network.coverage]
@@ -178,6 +157,7 @@ def read_network(archive: zipfile.ZipFile, *, with_code: bool = True) -> Compile
 
     Raises: ArtifactError when the format is another; an error of `DAMAGE` when it is damaged.
     """
+    check_archive(archive)
     about = json.loads(archive.read("metadata.json"))
     if about["format"] != FORMAT_VERSION:
         raise ArtifactError(f"format {about['format']!r}; this Retune reads format {FORMAT_VERSION}")

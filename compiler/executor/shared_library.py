@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compiler.errors import ArtifactError
-from compiler.executor.network import DAMAGE, CompiledNetwork, read_network, write_network
+from compiler.executor.network import CompiledNetwork, read_network, write_network
+from compiler.runtime.archives import DAMAGE, check_archive
 from compiler.runtime.linking import LINKERS, link_objects
 from compiler.runtime.loader import LoadedKernels, load_library
 from compiler.runtime.published import published
@@ -68,6 +69,7 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
     path = Path(path).absolute()
     try:
         with zipfile.ZipFile(path) as archive:
+            check_archive(archive)
             about = json.loads(archive.read(_MEMBER))
             network = read_network(archive, with_code=False)
         with path.open("rb") as file:

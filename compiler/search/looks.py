@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler import config
-from compiler.cost_model.lessons import UNREADABLE
+from compiler.cost_model.lessons import UNREADABLE, unpacked
 from compiler.errors import CorruptRecordError
 from compiler.features import FEATURE_NAMES, FEATURE_VERSION
 from compiler.schedule.steps import dump_steps
@@ -133,7 +133,7 @@ def looks_to_bytes(looks: Mapping[str, Mapping[str, Look]]) -> bytes:
 def looks_from_bytes(data: bytes, identities: Collection[str]) -> dict[str, KeptLooks]:
     """What `looks_to_bytes` wrote of the tasks of these identities. Raises: CorruptRecordError."""
     try:
-        with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        with unpacked(data) as arrays:
             tasks = json.loads(arrays["header"].tobytes())["tasks"]
             wanted = ((number, name) for number, name in enumerate(tasks) if name in identities)
             return {name: _kept(arrays, number) for number, name in wanted}

@@ -19,8 +19,8 @@ from typing import Any
 
 from compiler.dtype import item_bytes
 from compiler.errors import ArtifactError
-from compiler.executor.network import DAMAGE
 from compiler.executor.params import load_param_dict, save_param_dict
+from compiler.runtime.archives import DAMAGE, check_archive
 from compiler.runtime.arguments import is_thread_count
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
@@ -111,13 +111,14 @@ class VMLibrary:
             raise ArtifactError(f"no such file: {path}") from error
         except ArtifactError as error:
             raise ArtifactError(f"{path}: {error}") from error
-        except (*DAMAGE, RecursionError) as error:
+        except DAMAGE as error:
             raise ArtifactError(
                 f"{path} is no library of a virtual machine, or is damaged: {type(error).__name__}: {error}"
             ) from error
 
     @classmethod
     def _read(cls, archive: zipfile.ZipFile) -> "VMLibrary":
+        check_archive(archive)
         facts = json.loads(archive.read("library.json"))
         if facts["format"] != _FORMAT:
             raise ArtifactError(f"format {facts['format']!r}; this Retune reads format {_FORMAT}")

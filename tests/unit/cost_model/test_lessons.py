@@ -1,5 +1,8 @@
 """What a cost model knew, as bytes."""
 
+import zipfile
+from io import BytesIO
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from compiler.cost_model import lessons
 from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
 from compiler.errors import CorruptRecordError, StoreError
 from compiler.features import FEATURE_VERSION
+from compiler.runtime import machine
 from tests.unit.cost_model.synthetic import batch
 
 
@@ -27,3 +31,27 @@ def test_other_features_and_other_files_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lessons, "FEATURE_VERSION", FEATURE_VERSION + 1)
     with pytest.raises(StoreError, match="features of version"):
         lessons_from_bytes(data)
+
+
+def test_a_header_that_is_no_python_is_damage() -> None:
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1 2), }"
+        archive.writestr("header.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(CorruptRecordError):
+        lessons_from_bytes(buffer.getvalue())
+
+
+def test_one_array_is_no_archive() -> None:
+    buffer = BytesIO()
+    np.save(buffer, np.zeros(3))
+    with pytest.raises(CorruptRecordError):
+        lessons_from_bytes(buffer.getvalue())
+
+
+def test_lessons_that_inflate_beyond_the_memory_are_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = BytesIO()
+    np.savez_compressed(buffer, header=np.zeros(8 << 20, np.uint8))
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
+    with pytest.raises(CorruptRecordError, match="GiB are free"):
+        lessons_from_bytes(buffer.getvalue())

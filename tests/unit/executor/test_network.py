@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from compiler.dtype import BFLOAT16
 from compiler.errors import ArtifactError
 from compiler.executor.network import CompiledNetwork
+from compiler.runtime import machine
 from compiler.runtime.artifact import ExternBuffer, ExternCall
 from tests.doubling_network import doubling_network
 from tests.ir_kernels import ELEMENTS
@@ -209,3 +210,23 @@ def test_a_damaged_file_loads_as_it_was_or_not_at_all(
         return
     assert json.dumps(dict(found.metadata)) == json.dumps(dict(doubling_network().metadata))
     assert found.plan == doubling_network().plan
+
+
+@pytest.mark.parametrize("name", ["plan.json", "constants/1.npy"])
+def test_a_file_that_inflates_beyond_the_memory_is_refused_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = doubling_network().save(tmp_path / "n.retune")
+    _edited(path, _put(name, bytes(8 << 20)))
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("inflated"))
+    with pytest.raises(ArtifactError, match="GiB are free"):
+        CompiledNetwork.load(path)
+
+
+def test_members_of_other_packing_methods_are_refused(tmp_path: Path) -> None:
+    path = doubling_network().save(tmp_path / "n.retune")
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("more", b"more")
+    with pytest.raises(ArtifactError, match="a method that Retune does not write"):
+        CompiledNetwork.load(path)
