@@ -13,7 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
 from compiler.errors import CorruptRecordError, StoreError
+from storage.documents import read_document
 from storage.place import open_medium
 
 ARTIFACTS = "artifacts"
@@ -21,6 +25,15 @@ ARTIFACTS = "artifacts"
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CONTENT_KEY = re.compile(r"[0-9a-f]{64}")
 _LISTED = ".json"
+
+
+class Listed(TypedDict):
+    """What is noted of a file."""
+
+    sha256: str
+
+
+_CONTENTS = TypeAdapter(dict[str, Listed])
 
 
 def content_key(files: Mapping[str, bytes]) -> str:
@@ -88,12 +101,10 @@ class ArtifactStore:
         """The checksums of the files of a key, by name; None when there is no such key."""
         _, listed = _place(key)
         try:
-            contents = json.loads(self._medium.read(listed))
-            return {_relative(name): str(each["sha256"]) for name, each in contents.items()}
+            contents = read_document(self._medium, listed, _CONTENTS)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptRecordError(f"{self._medium.where(listed)} cannot be read: {error}") from error
+        return {_relative(name): each["sha256"] for name, each in contents.items()}
 
     def _checked(self, key: str, name: str, digest: str) -> bytes:
         folder, listed = _place(key)

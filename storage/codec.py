@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from compiler.errors import CorruptRecordError, SchemaError, StoreError
-from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from compiler.measure.record import MOMENTS, SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from storage.schema import SCHEMA
 
 MICROSECOND = 1_000_000
@@ -43,6 +43,8 @@ def canonical(record: MeasureRecord) -> MeasureRecord:
     for name in ("build_seconds", "run_seconds", "elapsed", "timestamp"):
         if not math.isfinite(getattr(record, name)):
             raise StoreError(f"record {record.record_id}: {name} is {getattr(record, name)}")
+    if not MOMENTS.start <= record.timestamp < MOMENTS.stop:
+        raise StoreError(f"record {record.record_id}: the timestamp {record.timestamp} is not in the years 1 to 9999")
     scored = record.predicted is not None and math.isfinite(record.predicted)
     watched = record.contention is not None and math.isfinite(record.contention)
     texts: dict[str, Any] = {name: _utf8(getattr(record, name)) for name in _TEXTS}

@@ -26,7 +26,7 @@ from pathlib import Path
 from ulid import ULID
 
 from compiler.errors import MeasureError, StoreError
-from storage.files import new_id
+from storage.files import ID, new_id
 from storage.medium import Medium
 from storage.place import open_medium, unveiled
 
@@ -36,10 +36,10 @@ SIGN_SECONDS = 3600.0
 """How often a session shows that it goes on, while it has something to do."""
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_SESSION = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+_SESSION = re.compile(ID)
 _OBJECT = re.compile(r"[0-9a-f]{64}")
-_SIGN = re.compile(r"([0-9A-HJKMNP-TV-Z]{26})\.alive")
-_UNFINISHED = re.compile(r"\.([0-9A-Z]{26})\.tmp")
+_SIGN = re.compile(rf"({ID})\.alive")
+_UNFINISHED = re.compile(r"\.([0-9A-Z]{26})(?:-[0-9a-f-]+)?\.tmp")
 """What a worker was writing when it was killed, see `storage.files`."""
 _FILE = re.compile(r"(?P<ticket>\d{3}-[0-9A-Z]{26})\.(?:(?P<attempt>\d+)\.)?(?P<kind>request|claim|beat|lost|answer)")
 

@@ -1,4 +1,4 @@
-"""In: bytes and paths. Out: files that are there whole or not at all. Always: on disk on return."""
+"""Atomic, durable writes of files, and fresh identifiers."""
 
 import contextlib
 import os
@@ -8,9 +8,14 @@ from pathlib import Path
 from ulid import ULID
 
 from compiler.errors import StoreError
+from compiler.runtime.published import sync_folder
+from compiler.runtime.temporaries import temporary_in
 
 TEMPORARY_SUFFIX = ".tmp"
 """Temporary names start with a dot and end with this, so no reader's pattern matches them."""
+
+ID = r"[0-7][0-9A-HJKMNP-TV-Z]{25}"
+"""The pattern of a ULID: 128 bits, so the first letter has three."""
 
 
 def new_id() -> str:
@@ -31,7 +36,7 @@ def publish(files: Mapping[Path, bytes]) -> None:
     try:
         for path, data in files.items():
             make_folder(path.parent)
-            temporary = path.parent / f".{new_id()}{TEMPORARY_SUFFIX}"
+            temporary = temporary_in(path.parent)
             pending.append((temporary, path))
             write_through(temporary, data)
         for temporary, path in pending:
@@ -62,12 +67,3 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
     path.mkdir(exist_ok=True)
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the entries of a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,14 +13,19 @@ import json
 import logging
 import os
 import platform
+import re
 import signal
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from compiler.errors import StoreError
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from compiler.errors import CorruptRecordError, StoreError
+from compiler.runtime.temporaries import process_space, process_start
+from storage.documents import Count, parse_document
 from storage.files import new_id
 
 BEAT_SECONDS = 5.0
@@ -29,6 +34,24 @@ PATIENCE_SECONDS = 30.0
 """A claim that was not renewed for so long, watched by one process, is void."""
 
 logger = logging.getLogger(__name__)
+
+
+_NUMBER = re.compile(r"\d{8,18}")
+
+
+class Claim(TypedDict):
+    """What an owner says of itself."""
+
+    owner: str
+    beat: Count
+    is_free: bool
+    host: str
+    space: str
+    pid: Annotated[int, Field(ge=0, lt=2**31)]
+    born: Count | None
+
+
+_CLAIM = TypeAdapter(Claim)
 
 
 class Objects(Protocol):
@@ -100,7 +123,7 @@ def acquire(objects: Objects, folder: str) -> Lease:
         try:
             # a request that is repeated for want of an answer may find the claim that it has put itself
             if objects.create(mine, json.dumps(claim).encode()) or _is_owned(objects, mine, claim):
-                objects.remove([name for name in objects.files(folder) if _number(name) <= number])
+                objects.remove([name for old, name in _claims(objects, folder).items() if old <= number])
                 return Lease(objects, folder, number + 1, claim)
         except BaseException:
             _withdraw(objects, mine, claim)
@@ -110,9 +133,8 @@ def acquire(objects: Objects, folder: str) -> Lease:
 def _is_owned(objects: Objects, name: str, claim: Mapping[str, Any]) -> bool:
     """Whether the claim of that name was put by the owner of `claim`. Raises: StoreError."""
     try:
-        found = json.loads(objects.read(name))
-        return bool(found["owner"] == claim["owner"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return bool(parse_document(objects.read(name), _CLAIM, name)["owner"] == claim["owner"])
+    except (FileNotFoundError, CorruptRecordError):
         return False
 
 
@@ -129,8 +151,9 @@ def _await_end(objects: Objects, folder: str, number: int) -> None:
     beat = None
     while time.monotonic() < end:
         try:
-            claim = json.loads(objects.read(_name(folder, number)))
-        except (FileNotFoundError, ValueError):
+            name = _name(folder, number)
+            claim = parse_document(objects.read(name), _CLAIM, name)
+        except (FileNotFoundError, CorruptRecordError):
             return
         if claim["is_free"] or _is_gone(claim):
             return
@@ -145,41 +168,27 @@ def _await_end(objects: Objects, folder: str, number: int) -> None:
 
 def _process() -> dict[str, Any]:
     """What tells this process from every other one."""
-    return {"host": platform.node(), "space": _space(), "pid": os.getpid(), "born": _born(os.getpid())}
+    return {"host": platform.node(), "space": process_space(), "pid": os.getpid(), "born": process_start(os.getpid())}
 
 
 def _is_here(claim: Mapping[str, Any]) -> bool:
     """Whether the owner is a process that this one can see, and alive."""
-    return bool(claim["space"] == _space() and claim["born"] == _born(claim["pid"]))
+    return bool(claim["space"] == process_space() and claim["born"] == process_start(claim["pid"]))
 
 
 def _is_gone(claim: Mapping[str, Any]) -> bool:
     """Whether the owner is known to be gone: this process would see it."""
-    return bool(claim["space"] == _space() and claim["born"] != _born(claim["pid"]))
-
-
-def _space() -> str:
-    """What two processes have in common that see each other by their numbers: the boot and the space of numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _born(pid: int) -> int | None:
-    """When a process began, in ticks since the boot, which no change of the clock touches; None when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(fields[18])
+    return bool(claim["space"] == process_space() and claim["born"] != process_start(claim["pid"]))
 
 
 def _highest(objects: Objects, folder: str) -> int:
-    return max(map(_number, objects.files(folder)), default=0)
+    return max(_claims(objects, folder), default=0)
 
 
-def _number(name: str) -> int:
-    return int(name.rpartition("/")[2])
+def _claims(objects: Objects, folder: str) -> dict[int, str]:
+    """The claims of a folder by number; other files there are nobody's."""
+    found = ((name.removeprefix(f"{folder}/"), name) for name in objects.files(folder))
+    return {int(number): name for number, name in found if _NUMBER.fullmatch(number)}
 
 
 def _name(folder: str, number: int) -> str:

@@ -1,16 +1,19 @@
-"""In: what a run's cost model learned, as bytes. Out: the same for a later run.
+"""What cost models learned, kept as bytes for later runs.
 
-Always: a run that is resumed finds what it found when it began; what was learned from other features than a reader's
+A run that is resumed finds what it found when it began; what was learned from other features than a reader's
 own is neither found nor in its way.
 """
 
 import hashlib
+import re
 from datetime import timedelta
 from pathlib import Path
 
 from ulid import ULID
 
-from storage.files import new_id
+from compiler.errors import CorruptRecordError
+from compiler.measure.record import MOMENTS
+from storage.files import ID, new_id
 from storage.layout import target_slug
 from storage.place import open_medium
 
@@ -18,6 +21,7 @@ KEPT = 8
 """Files kept of a place and version: each holds what is worth knowing of those before."""
 
 _SUFFIX = ".npz"
+_NAME = re.compile(rf"{ID}\.npz")
 
 
 class LessonStore:
@@ -51,6 +55,9 @@ class LessonStore:
             return self._medium.read(found[-1]) if found else None
         except FileNotFoundError:  # eight newer ones came at once
             return None
+        except CorruptRecordError as error:
+            self._medium.quarantine(found[-1], error)
+            return None
 
     @property
     def latest(self) -> float:
@@ -58,9 +65,8 @@ class LessonStore:
         return max((_id(name).timestamp for name in self._names()), default=0.0)
 
     def _names(self) -> list[str]:
-        return sorted(
-            name for name in self._medium.files(self._folder) if len(name) == len(self._folder) + 27 + len(_SUFFIX)
-        )
+        names = (name for name in self._medium.files(self._folder) if _NAME.fullmatch(name, len(self._folder) + 1))
+        return sorted(name for name in names if _id(name).timestamp < MOMENTS.stop)
 
 
 def _id(name: str) -> ULID:

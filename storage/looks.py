@@ -9,6 +9,7 @@ import re
 import zlib
 from pathlib import Path
 
+from compiler.errors import CorruptRecordError
 from storage.files import new_id
 from storage.layout import target_slug
 from storage.place import open_medium
@@ -50,6 +51,8 @@ class LookStore:
                 data = self._medium.read(name)
             except FileNotFoundError:  # another process has let it go
                 continue
+            except CorruptRecordError:
+                data = b""
             if zlib.crc32(data) == int(found["checksum"], 16):
                 whole.append(data)
             else:

@@ -1,4 +1,4 @@
-"""In: names and bytes. Out: the same bytes, later, for anybody. Always: a name holds a whole file or nothing.
+"""Where a store keeps its files: a folder, or a place in an object store. A name holds a whole file or nothing.
 
 A medium is a tree of files below one root, a folder or a place in an object store (`storage.objects`). Names are
 relative paths with slashes. What is promised is what both can keep, see docs/storage.md.
@@ -8,14 +8,17 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from compiler.errors import StoreError, without_passwords
-from storage.files import TEMPORARY_SUFFIX, make_folder, new_id, publish, sync_folder, write_through
+from compiler.errors import CorruptRecordError, StoreError, without_passwords
+from compiler.runtime.published import sync_folder
+from compiler.runtime.temporaries import temporary_in
+from storage.files import make_folder, publish, write_through
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Medium(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """A whole file. Raises: FileNotFoundError, StoreError."""
+        """A whole file. Raises: FileNotFoundError, StoreError; CorruptRecordError for a pipe and other non-files."""
 
     @abstractmethod
     def read_end(self, name: str, count: int) -> bytes:
@@ -136,9 +139,9 @@ class LocalMedium(Medium):
     def create(self, name: str, data: bytes) -> bool:
         """See `Medium.create`: a second name for a finished file is refused where there is one."""
         path = self.root / name
-        temporary = path.parent / f".{new_id()}{TEMPORARY_SUFFIX}"
         with self._refusals("write", name):
             make_folder(path.parent)
+            temporary = temporary_in(path.parent)
             try:
                 write_through(temporary, data)
                 os.link(temporary, path)
@@ -151,19 +154,29 @@ class LocalMedium(Medium):
 
     def read(self, name: str) -> bytes:
         """See `Medium.read`."""
-        with self._refusals("read", name):
-            return (self.root / name).read_bytes()
+        with self.open(name) as file, self._refusals("read", name):
+            return file.read()
 
     def read_end(self, name: str, count: int) -> bytes:
         """See `Medium.read_end`."""
-        with self._refusals("read", name), (self.root / name).open("rb") as file:
+        with self.open(name) as file, self._refusals("read", name):
             file.seek(max(0, file.seek(0, os.SEEK_END) - count))
             return file.read()
 
     def open(self, name: str) -> IO[bytes]:
         """See `Medium.open`."""
+        path = self.root / name
         with self._refusals("read", name):
-            return (self.root / name).open("rb")
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+            except OSError as error:
+                if path.is_symlink() or error.errno == errno.ENXIO:
+                    raise CorruptRecordError(f"{path} cannot be read: it is a socket, or a link to nothing") from None
+                raise
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                os.close(handle)
+                raise CorruptRecordError(f"{path} cannot be read: it is no regular file")
+            return os.fdopen(handle, "rb")
 
     def files(self, folder: str) -> list[str]:
         """See `Medium.files`; temporary files are among them."""
@@ -177,7 +190,7 @@ class LocalMedium(Medium):
             with os.scandir(self.root / folder) as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}"
-                    if entry.is_dir():
+                    if entry.is_dir(follow_symlinks=False) or _is_linked_folder(entry):
                         self._walk(name, found)
                     else:
                         found.append(name)
@@ -259,6 +272,15 @@ class LocalMedium(Medium):
             if isinstance(error, FileNotFoundError) and verb in READING:
                 raise
             raise StoreError(f"cannot {verb} {self.root / name}: {error.strerror or error}") from error
+
+
+def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a link to a folder that it does not lie in itself."""
+    return (
+        entry.is_symlink()
+        and os.path.isdir(entry)
+        and not Path(os.path.realpath(os.path.dirname(entry.path))).is_relative_to(os.path.realpath(entry))
+    )
 
 
 def busy(owner: str) -> str:

@@ -4,9 +4,9 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from compiler.errors import CorruptRecordError
 from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
 from storage.codec import canonical, from_table
+from storage.documents import MARKER_KIND, read_document
 from storage.files import TEMPORARY_SUFFIX
 from storage.layout import RECORDS, part_folder, part_names
 from storage.parts import Key, Outline, PartCache, encode, part_name, read_columns, read_part
@@ -143,6 +144,8 @@ class ParquetRecordStore(RecordStore):
         key = ["target", "device", "threads", "task_key"]
         selection = Selection(None, target, device, threads)
         rows = self.table(selection, (*key, "task_name", "status", "seconds", "timestamp"))
+        moments = rows.column("timestamp").cast(pa.int64())  # Python has no dates after the year 9999
+        rows = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", moments)
         rows = rows.append_column("failed", pc.not_equal(rows.column("status"), int(MeasureStatus.OK)))
         sums = rows.group_by(key, use_threads=False).aggregate(
             [("task_name", "last"), ("seconds", "min"), ("timestamp", "last"), ("failed", "sum"), ([], "count_all")]
@@ -157,7 +160,7 @@ class ParquetRecordStore(RecordStore):
                 trials=row["count_all"],
                 failures=row["failed_sum"],
                 best_seconds=row["seconds_min"],
-                last_timestamp=row["timestamp_last"].timestamp(),
+                last_timestamp=row["timestamp_last"] / 1e6,
             )
             for row in sums.to_pylist()
         ]
@@ -193,19 +196,27 @@ class ParquetRecordStore(RecordStore):
         """
         self._check_marker()
         files = rows = found = 0
-        for folder, names in groupby(sorted(part_names(self.medium)), lambda name: name.rpartition("/")[0]):
-            ids: set[str] = set()
-            for name in names:
-                where = self.medium.where(name)
-                records = from_table(read_part(self.medium, name), where)
-                if any(part_folder(r.target, r.task_key) != folder for r in records):
-                    raise CorruptRecordError(f"{where} holds records of another task than its folder's")
-                files += 1
-                found += len(records)
-                ids.update(record.record_id for record in records)
-            rows += len(ids)
+        for folder in sorted({name.rpartition("/")[0] for name in part_names(self.medium)}):
+            counts = None
+            while counts is None:
+                with suppress(FileNotFoundError):  # a compaction has replaced files: read the folder again
+                    counts = self._check_folder(folder)
+            files, rows, found = files + counts[0], rows + counts[1], found + counts[2]
         temporaries = sorted(name for name in self.medium.files(RECORDS) if name.endswith(TEMPORARY_SUFFIX))
         return StoreCheck(files, rows, tuple(map(self.medium.where, temporaries)), found - rows)
+
+    def _check_folder(self, folder: str) -> tuple[int, int, int]:
+        """How many files, records and rows a folder has. Raises: as `check`; FileNotFoundError when a file is gone."""
+        ids: set[str] = set()
+        files = rows = 0
+        for name in (name for name in part_names(self.medium) if name.rpartition("/")[0] == folder):
+            where = self.medium.where(name)
+            records = from_table(read_part(self.medium, name), where)
+            if any(part_folder(r.target, r.task_key) != folder for r in records):
+                raise CorruptRecordError(f"{where} holds records of another task than its folder's")
+            ids.update(record.record_id for record in records)
+            files, rows = files + 1, rows + len(records)
+        return files, len(ids), rows
 
     def add(self, records: Sequence[MeasureRecord]) -> int:
         """Append those records that the store does not hold yet, where `append` writes all of them again; how many
@@ -252,13 +263,13 @@ class ParquetRecordStore(RecordStore):
     def _check_marker(self) -> bool:
         """Refuse a store that a newer Retune wrote to; True if it is marked with our version."""
         try:
-            version = json.loads(self.medium.read(MARKER))["schema_version"]
+            version = read_document(self.medium, MARKER, MARKER_KIND)["schema_version"]
         except FileNotFoundError:
             return False
-        except (ValueError, KeyError, TypeError) as error:
-            where = self.medium.where(MARKER)
-            raise CorruptRecordError(f"{where} cannot be read: delete it, it is written again") from error
-        return refuse_newer(int(version), self.medium.url) == SCHEMA_VERSION
+        except CorruptRecordError as error:  # the next writer makes it anew; every record file has its own version
+            self.medium.quarantine(MARKER, error)
+            return False
+        return refuse_newer(version, self.medium.url) == SCHEMA_VERSION
 
     def _write_marker(self) -> None:
         if not self._marked:

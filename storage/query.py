@@ -9,6 +9,7 @@ Without Retune, the DuckDB command line reads the same files:
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from pydantic import TypeAdapter
 
-from compiler.errors import StoreError, install_hint
+from compiler.errors import CorruptRecordError, StoreError, install_hint
+from storage.documents import REPORT, read_document
 from storage.layout import RECORDS, part_names
 from storage.medium import LocalMedium, Medium
 from storage.parquet import ParquetRecordStore
 from storage.place import open_medium
 from storage.rounds import ROUNDS, all_rounds
-from storage.runs import RunLedger
+from storage.runs import RUN, RunLedger
 from storage.schema import SCHEMA
 from storage.views import VIEWS
 
@@ -196,12 +199,15 @@ def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium, *
     root = medium.root
     connection.register("no_files", SCHEMA.empty_table())
     files = "SELECT *, '' AS target_slug, '' AS workload FROM no_files"
-    if part_names(medium):  # files of older versions lack columns, which are NULL then
-        files += f" UNION ALL BY NAME SELECT * FROM {_source(root)}"
+    parts = part_names(medium)
+    if any(os.path.isfile(root / part) for part in parts):  # files of older versions lack columns, which are NULL then
+        files += f" UNION ALL BY NAME SELECT * FROM {_source(root, parts)}"
     connection.execute(f"CREATE VIEW files AS SELECT * REPLACE (coalesce(censored, false) AS censored) FROM ({files})")
     connection.execute(_rounds_view(root))
-    connection.execute(_json_view(root, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS, careful=careful))
-    connection.execute(_json_view(root, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS, careful=careful))
+    connection.execute(_json_view(root, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS, RUN, careful=careful))
+    connection.execute(
+        _json_view(root, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS, REPORT, careful=careful)
+    )
 
 
 def _register_objects(connection: "duckdb.DuckDBPyConnection", medium: Medium) -> None:
@@ -229,29 +235,46 @@ def _rounds_view(root: Path) -> str:
 
 
 def _json_view(
-    root: Path, name: str, pattern: str, form: str, columns: Mapping[str, str], *, careful: bool = False
+    root: Path,
+    name: str,
+    pattern: str,
+    form: str,
+    columns: Mapping[str, str],
+    kind: TypeAdapter[Any] | None = None,
+    *,
+    careful: bool = False,
 ) -> str:
     """A view of the JSON files that match a pattern; lines that cannot be read are left out, and if `careful` files."""
-    found = root.glob(pattern)
-    names = [str(path.relative_to(root)) for path in found if not careful or _is_json(path)]
-    if not names:
+    names = [str(path.relative_to(root)) for path in root.glob(pattern)]
+    if careful and kind is not None:
+        names = [each for each in names if _is_sound(LocalMedium(root), each, kind)]
+    if not any(os.path.isfile(root / each) for each in names):
         empty = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in columns.items())
         return f"CREATE VIEW {name} AS SELECT * FROM (SELECT {empty} WHERE false)"
     typed = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
-    files = f"[{', '.join(_glob(root, each) for each in names)}]" if careful else _glob(root, pattern)
+    files = _files(root, pattern, names, listed=careful)
     source = (
-        f"read_json({files}, format = '{form}', ignore_errors = {str(form != 'auto').lower()}, "
-        f"columns = {{{typed}}})"
+        f"read_json({files}, format = '{form}', ignore_errors = {str(form != 'auto').lower()}, columns = {{{typed}}})"
     )
     return f"CREATE VIEW {name} AS SELECT * FROM {source}"
 
 
-def _is_json(path: Path) -> bool:
+def _is_sound(medium: Medium, name: str, kind: TypeAdapter[Any]) -> bool:
     try:
-        json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        read_document(medium, name, kind)
+    except (FileNotFoundError, CorruptRecordError):
         return False
     return True
+
+
+def _files(root: Path, pattern: str, names: Sequence[str], *, listed: bool = False) -> str:
+    """The files for DuckDB: the pattern, or a list where one of them is a pipe or a link to nothing, on which it waits
+    or fails.
+    """
+    regular = [name for name in names if os.path.isfile(root / name)]
+    if len(regular) == len(names) and not listed:
+        return _glob(root, pattern)
+    return f"[{', '.join(_glob(root, each) for each in regular)}]"
 
 
 def _glob(root: Path, pattern: str) -> str:
@@ -259,10 +282,11 @@ def _glob(root: Path, pattern: str) -> str:
     return _quoted(re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{pattern}")
 
 
-def _source(root: Path) -> str:
+def _source(root: Path, parts: Sequence[str]) -> str:
     """The table function over the files; a view takes no parameters, so the path is quoted here."""
+    files = _files(root, f"{RECORDS}/*/*/*.parquet", parts)
     return (
-        f"read_parquet({_glob(root, f'{RECORDS}/*/*/*.parquet')}, union_by_name = true, hive_partitioning = true, "
+        f"read_parquet({files}, union_by_name = true, hive_partitioning = true, "
         "hive_types = {'target_slug': VARCHAR, 'workload': VARCHAR})"
     )
 

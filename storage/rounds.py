@@ -1,4 +1,4 @@
-"""In: what came of a round. Out: all rounds of a run, in order. Always: a round is one line, durable on return.
+"""What came of the rounds of a run, in order; a round is one line, durable on return.
 
 Lines are JSON objects in `root/runs/RUN/rounds.jsonl`, which DuckDB and others read as they are; `storage.query` shows
 those of all runs as the view `rounds`. A run that is resumed may write a round again: the last line counts. In an
@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from compiler.errors import CorruptRecordError
+from storage.documents import ROUND, parse_document
 from storage.medium import Medium
 from storage.place import open_medium
 
@@ -38,12 +40,18 @@ def all_rounds(medium: Medium) -> list[dict[str, Field]]:
 
 def _rounds(medium: Medium, name: str) -> list[dict[str, Field]]:
     found: dict[int, dict[str, Field]] = {}
-    for line in medium.lines(name):
+    try:
+        lines = medium.lines(name)
+    except CorruptRecordError as error:
+        medium.quarantine(name, error)
+        return []
+    for line in lines:
         try:
-            row = json.loads(line)
-            found[int(row["round"])] = row
-        except (ValueError, KeyError, TypeError):
+            row = parse_document(line, ROUND, medium.where(name))
+        except CorruptRecordError:
             continue
+        if isinstance(number := row.get("round"), int):
+            found[number] = row
     return [found[number] for number in sorted(found)]
 
 

@@ -1,24 +1,24 @@
-"""In: a run's fingerprint. Out: a new run, or the unfinished one. Always: one owner a run."""
+"""The ledger of runs: a new run for a fingerprint, or the unfinished one. A run has one owner at a time."""
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self, cast
+
+from pydantic import Field, TypeAdapter
 
 from compiler.errors import CorruptRecordError, StoreError
-from storage.files import new_id
+from storage.documents import Moment, Summary, read_document
+from storage.files import ID, new_id
 from storage.medium import Lock
 from storage.place import open_medium
 
 RUNS = "runs"
-
-_RUN = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
-"""What the id of a run looks like, a ULID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class RunInfo:
     where the clock was set back since something was stored; None until it is known.
     """
 
-    run_id: str
+    run_id: Annotated[str, Field(pattern=f"^{ID}$")]  # it becomes part of paths
     fingerprint: str
     describe: Mapping[str, Any]
-    started: float
-    resumed: tuple[float, ...] = ()
-    completed: float | None = None
-    summary: Mapping[str, Any] | None = None
-    horizon: float | None = None
+    started: Moment
+    resumed: tuple[Moment, ...] = ()
+    completed: Moment | None = None
+    summary: Summary | None = None
+    horizon: Moment | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -114,7 +114,7 @@ class RunLedger:
         Raises:
             StoreError: there is no such run, or the ledger cannot be written.
         """
-        info = replace(self.get(run_id), completed=time.time(), summary=dict(summary))
+        info = replace(self.get(run_id), completed=time.time(), summary=cast(Summary, dict(summary)))
         self._write(info)
         return info
 
@@ -140,16 +140,20 @@ class RunLedger:
         name = f"{RUNS}/{run_id}.json"
         if name not in self._names():
             raise StoreError(f"no run {run_id} in {self._medium.where(RUNS)}")
-        return self._read(name)
+        try:
+            return self._read(name)
+        except FileNotFoundError as error:
+            raise StoreError(f"cannot read {self._medium.where(name)}: it is gone") from error
 
     def list(self) -> tuple[RunInfo, ...]:
         """Every run, oldest first; a file that cannot be read is set aside with a warning."""
         runs = []
         for name in self._names():
-            try:
-                runs.append(self._read(name))
-            except CorruptRecordError as error:
-                self._medium.quarantine(name, error)
+            with suppress(FileNotFoundError):  # it was removed since it was listed
+                try:
+                    runs.append(self._read(name))
+                except CorruptRecordError as error:
+                    self._medium.quarantine(name, error)
         return tuple(runs)
 
     def _names(self) -> Sequence[str]:
@@ -164,14 +168,10 @@ class RunLedger:
         self._medium.publish({f"{RUNS}/{info.run_id}.json": text.encode()})
 
     def _read(self, name: str) -> RunInfo:
-        where = self._medium.where(name)
-        known = {field.name for field in fields(RunInfo)}
-        try:
-            values = {key: value for key, value in json.loads(self._medium.read(name)).items() if key in known}
-            if f"{RUNS}/{values['run_id']}.json" != name or not _RUN.fullmatch(values["run_id"]):
-                raise ValueError(f"it says that it is the run {values['run_id']!r}")  # which becomes part of paths
-            return RunInfo(**{**values, "resumed": tuple(values["resumed"])})
-        except FileNotFoundError as error:
-            raise StoreError(f"cannot read {where}: it is gone") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptRecordError(f"{where} cannot be read: {error}") from error
+        info = read_document(self._medium, name, RUN)
+        if f"{RUNS}/{info.run_id}.json" != name:
+            raise CorruptRecordError(f"{self._medium.where(name)} says that it is the run {info.run_id}")
+        return info
+
+
+RUN = TypeAdapter(RunInfo)

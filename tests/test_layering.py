@@ -16,7 +16,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("compiler", "storage", "tasks", "flows")
 
 BELOW = {
-    "storage": {"storage", "compiler.measure.record", "compiler.errors"},
+    "storage": {
+        "storage",
+        "compiler.measure.record",
+        "compiler.errors",
+        "compiler.runtime.published",
+        "compiler.runtime.temporaries",
+    },
     "tasks": {"tasks", "storage", "compiler"},
     "flows": {"flows", "tasks", "storage", "compiler"},
 }

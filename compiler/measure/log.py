@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from compiler.errors import LogFormatError, ScheduleError, TargetError
-from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.record import MOMENTS, MeasureRecord, MeasureStatus
 from compiler.schedule.layout import LayoutRewriteOption
 from compiler.schedule.steps import Step, dump_steps, load_steps
 from compiler.schedule.steps.base import step_from_row
@@ -40,7 +40,6 @@ _HASH = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16,}|-?\d{9,}")
 _LONGEST_NAME = 100
 _TIMES = "x"
 _PARAMETER = 2**31 - 1
-_SECONDS = 2**47
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _NO_TASK = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What reading a row raises that is none."""
@@ -104,7 +103,7 @@ def read_line(text: str) -> LoggedTrial:
             tuple(float(cost) for cost in costs),
             MeasureStatus(status),
             _finite(elapsed),
-            _bounded(timestamp, _SECONDS),
+            _moment(timestamp),
             str(line.get("v", "")),
         )
     except ScheduleError as error:
@@ -265,6 +264,12 @@ def _bounded(number: Any, most: int) -> int:
     """A whole number of no more digits than whoever keeps it has room for."""
     if not -most <= int(number) <= most:
         raise ValueError(f"{number} is too large")
+    return int(number)
+
+
+def _moment(number: Any) -> int:
+    if int(number) not in MOMENTS:
+        raise ValueError(f"{number} is no time in the years 1 to 9999")
     return int(number)
 
 

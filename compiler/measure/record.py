@@ -9,6 +9,9 @@ from enum import IntEnum
 SCHEMA_VERSION = 2
 """Version of the row layout; a store refuses files of a higher one."""
 
+MOMENTS = range(-62_135_596_800, 253_402_300_800)
+"""The seconds since 1970 of the years 1 to 9999, which is what dates of Python can show."""
+
 
 class MeasureStatus(IntEnum):
     """How a trial ended. The numbers are those of TVM's logs; where a name differs, TVM's is an alias."""

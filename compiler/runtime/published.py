@@ -1,7 +1,4 @@
-"""Writing a file so that it is replaced whole or not at all.
-
-The new file is on disk before it takes the path's name; what a failure leaves behind is removed.
-"""
+"""Atomic replacement of files: a path holds the old file or the whole new one, also after a power cut."""
 
 import os
 from collections.abc import Iterator
@@ -11,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from compiler.errors import ArtifactError
+from compiler.runtime.temporaries import temporary_in
 
 
 @contextmanager
@@ -19,18 +17,21 @@ def published(path: Path) -> Iterator[Path]:
 
     Raises: ArtifactError when a file cannot be written, in the block or after it.
     """
-    temporary = path.with_name(f".{uuid4().hex}.tmp")  # whatever the length of the path's name
+    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_in(path.parent)
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         raise ArtifactError(f"cannot write {path}: {error}") from error
     finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def require_writable(path: Path) -> None:
@@ -49,3 +50,12 @@ def publish_text(path: Path, text: str) -> None:
     """Write a file of text; who reads meanwhile gets the old one or the new one. Raises: ArtifactError."""
     with published(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def sync_folder(path: Path) -> None:
+    """Make the entries of a folder durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

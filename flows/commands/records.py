@@ -1,8 +1,8 @@
-"""In: `retune records …`. Out: tables, records, and tuning logs in TVM's form. Always: only `import` adds to a store,
-and only `compact` changes its files.
-"""
+"""`retune records`: only `import` adds to a store, and only `compact` changes its files."""
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from compiler import config
-from compiler.errors import OptionError
-from compiler.measure.log import append_log, from_record, read_log, to_record
+from compiler.errors import LogFormatError, OptionError
+from compiler.measure.log import append_log, from_record, read_log, to_record, write_line
 from compiler.measure.record import MeasureRecord
 from flows.commands.arguments import Store, home_of
 from flows.commands.output import Column, Group, Json, Output, Quiet, finite, milliseconds
@@ -46,11 +46,16 @@ def records_list(store: Store = None, as_json: Json = False, quiet: Quiet = Fals
 
 
 @records_app.command("best")
-def records_best(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """List the best record of every task on this machine."""
-    found = _records(store).best_per_task(device=config.device_name())
+def records_best(
+    threads: Annotated[int | None, typer.Option(min=1, help="Only programs of so many threads.")] = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the best record of every task on this machine, by the task's name."""
+    found = _records(store).best_per_task(device=config.device_name(), threads=threads)
     Output(as_json, quiet).table(
-        [_fields(record) for record in found.values()],
+        [_fields(record) for record in sorted(found.values(), key=lambda record: (record.task_name, record.task_key))],
         (
             Column("record", lambda row: row["record_id"], folds=False),
             Column("task", lambda row: row["task_name"]),
@@ -63,15 +68,18 @@ def records_best(store: Store = None, as_json: Json = False, quiet: Quiet = Fals
 
 @records_app.command("show")
 def records_show(
-    record_id: Annotated[str, typer.Argument(help="The id of a record.")],
+    record_id: Annotated[str, typer.Argument(help="The id of a record, or its beginning.")],
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Print one record, every field of it."""
-    found = [record for record in _records(store).records() if record.record_id == record_id]
-    if not found:
-        raise OptionError(f"no record {record_id} in {home_of(store)}; `retune records best` lists some")
+    text = record_id.upper()
+    alike = [one for one in _records(store).records() if text and one.record_id.upper().startswith(text)]
+    found = [one for one in alike if one.record_id == record_id] or alike
+    if len(found) != 1:
+        many = f"{len(found)} records begin with {record_id}" if found else f"no record {record_id}"
+        raise OptionError(f"{many} in {home_of(store)}; `retune records best` lists some")
     fields = _fields(found[0])
     text = json.dumps(finite(fields), indent=2)
     Output(as_json, quiet).say(text, **fields)
@@ -87,14 +95,15 @@ def records_import(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Add the trials of a tuning log to the records. Importing a log twice changes nothing."""
+    """Add the trials of a tuning log to the records, but those that it has, as of a log that was exported from it."""
     output = Output(as_json, quiet)
     place = config.device_name() if device == "this" else device
     records = [to_record(trial, place) for trial in read_log(log)]
     into = _records(store)
     names = {task.task_key: task.task_name for task in into.tasks() if task.task_name not in task.task_key}
     named = [replace(record, task_name=names.get(record.task_key, record.task_name)) for record in records]
-    added = sum(into.add(named[at : at + _IMPORTED_AT_ONCE]) for at in range(0, len(named), _IMPORTED_AT_ONCE))
+    fresh = _without_known(named, into)
+    added = sum(into.add(fresh[at : at + _IMPORTED_AT_ONCE]) for at in range(0, len(fresh), _IMPORTED_AT_ONCE))
     tasks = len({record.task_key for record in records})
     said = f"{len(records)} trials of {tasks} tasks read from {log}, {added} of them new"
     output.say(said, trials=len(records), tasks=tasks, added=added, log=log)
@@ -141,7 +150,7 @@ def records_query(
 
 @records_app.command("compact")
 def records_compact(
-    least: Annotated[int, typer.Option(min=2, help="Join the files of a task when it has at least so many.")] = 8,
+    least: Annotated[int, typer.Option(min=2, help="Join the files of a task when it has at least so many.")] = 2,
     keep_best: Annotated[
         int | None, typer.Option(help="Drop records, but never the N fastest of a task.", metavar="N")
     ] = None,
@@ -176,13 +185,24 @@ def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = Fal
             [
                 f"{found.files} files with {found.rows} records are sound{repeats}",
                 *(
-                    f"{path}: left over by a process that was killed; it may be deleted when no run is active"
+                    f"{path}: left over by a process that was killed; the next one that writes there removes it"
                     for path in found.temporaries
                 ),
             ]
         ),
         **asdict(found),
     )
+
+
+def _without_known(records: Sequence[MeasureRecord], store: ParquetRecordStore) -> list[MeasureRecord]:
+    """The records of a log without those that the store has under another id, of any machine where none is named."""
+    known = set()
+    for key, target in {(record.task_key, record.target) for record in records}:
+        for record in store.records(key, target):
+            with suppress(LogFormatError):  # one of steps that this version does not read was not exported
+                line = write_line(from_record(record))
+                known |= {(line, record.device), (line, UNKNOWN_DEVICE)}
+    return [record for record in records if (write_line(from_record(record)), record.device) not in known]
 
 
 def _records(store: str | None) -> ParquetRecordStore:

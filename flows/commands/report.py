@@ -17,10 +17,15 @@ from tasks.pages.facts import facts_of, find_run, moment
 from tasks.pages.page import page
 
 
-def runs(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def runs(
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the newest so many.", metavar="N")] = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """List all runs, the newest last."""
     rows = []
-    for info in RunLedger(home_of(store)).list():
+    for info in RunLedger(home_of(store)).list()[-(limit or 0) :]:
         summary = info.summary or {}
         rows.append(
             {

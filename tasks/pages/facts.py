@@ -1,9 +1,9 @@
-"""In: a state folder and a run. Out: everything that a page about the run shows, as plain data.
+"""Everything that a page about a run shows, as plain data.
 
-Always: an interrupted run has facts too, as far as it came; what was never measured is infinite or missing, not 0.
+An interrupted run has facts too, as far as it came; what was never measured is infinite or missing, not 0.
 """
 
-import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,17 @@ from typing import Any
 
 from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import cause_of
-from compiler.errors import OptionError
+from compiler.errors import CorruptRecordError, OptionError
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.artifacts import ArtifactStore, key_of
+from storage.documents import REPORT, RunReport, parse_document, read_document
+from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 from storage.place import Place, local_folder
 from storage.rounds import Field, rounds_of
 from storage.runs import RunInfo, RunLedger
+
+logger = logging.getLogger(__name__)
 
 Programs = Sequence[tuple[float, float]]
 """Score and measured speed of programs, the latter 1 for the best of a task and 0 for a failure."""
@@ -86,7 +90,7 @@ class RunFacts:
     """
 
     info: RunInfo
-    report: Mapping[str, Any]
+    report: RunReport
     latencies: Mapping[str, float]
     errors: Mapping[str, float | None]
     kernels: tuple[Kernel, ...]
@@ -119,8 +123,8 @@ def find_run(home: Place, wanted: str) -> RunInfo:
     runs = RunLedger(home).list()
     if not runs:
         raise OptionError(f"there is no run in {home}; `retune tune` makes one, --store names another state folder")
-    if wanted == "latest":
-        return runs[-1]
+    if wanted == "latest":  # one that was stopped before its first round has nothing to show
+        return next((run for run in reversed(runs) if run.is_complete or rounds_of(home, run.run_id)), runs[-1])
     text = wanted.upper()
     found = [run for run in runs if run.run_id == text] or [
         run for run in runs if text and (run.run_id.startswith(text) or run.run_id.endswith(text))
@@ -147,7 +151,7 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
         latencies={one["name"]: _seconds(one["seconds"]) for one in contenders},
         errors={one["name"]: one["error"] for one in contenders},
         kernels=_kernels(report, records),
-        limits=MachineLimits(**report["limits"]) if report.get("limits") else None,
+        limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
         origins=tuple(
             Origin(one["origin"], one["kernels"], one["share_of_calls"], one["share_of_flops"])
             for one in report.get("coverage", {}).get("shares", ())
@@ -175,27 +179,33 @@ def _pairs(rounds: Sequence[Mapping[str, Field]], across: str, up: str) -> Itera
             yield float(x), float(y)
 
 
-def _report(path: Path) -> dict[str, Any]:
+def _report(path: Path) -> RunReport:
     """What the run reported at its end; nothing when it did not come so far."""
+    medium, name = LocalMedium(path.parents[2]), "/".join(path.parts[-3:])
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_document(medium, name, REPORT)
+    except FileNotFoundError:
         return {}
-    return found
+    except CorruptRecordError as error:
+        medium.quarantine(name, error)
+        return {}
 
 
-def _kept_report(home: Place, info: RunInfo) -> dict[str, Any]:
+def _kept_report(home: Place, info: RunInfo) -> RunReport:
     """The report of a run of another machine, where the store is a URL; nothing when there is none.
 
     Raises: StoreError.
     """
     key = key_of(info.summary)
-    data = ArtifactStore(home).read(key, "report.json") if key else None
-    found: dict[str, Any] = json.loads(data) if data else {}
-    return found
+    try:
+        data = ArtifactStore(home).read(key, "report.json") if key else None
+        return parse_document(data, REPORT, f"the report of run {info.run_id}") if data else {}
+    except CorruptRecordError as error:  # it stays: what has a key of content is never moved
+        logger.warning("%s", error)
+        return {}
 
 
-def _kernels(report: Mapping[str, Any], records: Sequence[MeasureRecord]) -> tuple[Kernel, ...]:
+def _kernels(report: RunReport, records: Sequence[MeasureRecord]) -> tuple[Kernel, ...]:
     """The kernels as reported; of a run that has not reported, the tasks as far as they were measured."""
     rows = report.get("tasks") or _unreported(records)
     taken = [row["weight"] * (row["best_seconds"] or 0.0) if row.get("used", True) else 0.0 for row in rows]

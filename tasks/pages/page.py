@@ -91,10 +91,10 @@ def _figures(facts: RunFacts) -> str:
 
 
 def _latency(facts: RunFacts) -> Iterator[str]:
-    if not facts.is_complete:
+    comparison = facts.report.get("comparison")
+    if comparison is None:
         yield _note("The run has not come to its end: nothing is compared yet. The same command goes on with it.")
         return
-    comparison = facts.report["comparison"]
     yield _figure(latency_chart(facts.latencies))
     yield _note(
         "All were timed in turn in one process. Errors are the largest difference of the outputs from "
@@ -105,7 +105,7 @@ def _latency(facts: RunFacts) -> Iterator[str]:
         for name, error in facts.errors.items()
     ]
     yield _table(("network", "latency ms", "error of outputs"), rows, numeric=(1, 2))
-    if not facts.report["is_right"]:
+    if not facts.report.get("is_right", True):
         yield '<p class="bad">The outputs are wrong: an error is beyond what rounding explains.</p>'
     if comparison.get("note"):
         yield _note(str(comparison["note"]))
@@ -216,7 +216,7 @@ def _run(facts: RunFacts) -> Iterator[str]:
         *((name, str(value)) for name, value in info.describe.items() if value not in (None, "")),
         ("versions", facts.versions or "-"),
         ("contention", f"{facts.contention:.1%} of a typical timing was taken by other processes"),
-        *((name, str(facts.report[name])) for name in ("artifact", "records") if name in facts.report),
+        *((name, str(value)) for name, value in facts.report.items() if name in ("artifact", "records")),
     ]
     yield _table(("", ""), rows)
 

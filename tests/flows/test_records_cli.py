@@ -9,6 +9,7 @@ import pytest
 from compiler import config
 from storage.parquet import ParquetRecordStore
 from tests.flows.command_line import Refused, run
+from tests.unit.storage.samples import timed
 
 KEY = '["product", 128]'
 
@@ -133,7 +134,7 @@ def test_compact_and_check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
         write(folder / "tune.json", [line(0.1 + number)])
         run(monkeypatch, "records", "import", "tune.json")
     capsys.readouterr()
-    assert run(monkeypatch, "records", "compact", "--least", "2") == 0
+    assert run(monkeypatch, "records", "compact") == 0
     assert run(monkeypatch, "records", "check") == 0
     assert capsys.readouterr().out == "3 files with 3 records became 1\n1 files with 3 records are sound\n"
 
@@ -163,3 +164,69 @@ def test_a_store_may_be_a_url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert run(monkeypatch, "records", "check", "--store", f"file://{folder}/state") == 0
     assert run(monkeypatch, "records", "check", "--store", "nonsense://x") == 2
     assert not (folder / "memory:").exists()
+
+
+@pytest.mark.parametrize("timestamp", [300_000_000_000, -62_135_596_801, 253_402_300_800])
+def test_import_refuses_years_that_no_list_can_show(timestamp: int, folder: Path, refused: Refused) -> None:
+    entry = line(0.1)
+    entry["r"] = [[0.1], 0, 0.5, timestamp]
+    write(folder / "tune.json", [line(0.2), entry])
+    assert "tune.json:2" in refused("records", "import", "tune.json")
+    assert ParquetRecordStore(folder / "state").records() == []
+
+
+@pytest.mark.parametrize("timestamp", [-62_135_596_800, 253_402_300_799])
+def test_the_first_and_the_last_year_are_listed(timestamp: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = line(0.1)
+    entry["r"] = [[0.1], 0, 0.5, timestamp]
+    write(folder / "tune.json", [entry])
+    for words in (["import", "tune.json"], ["list"], ["query", "FROM records"], ["export", "out.json"]):
+        assert run(monkeypatch, "records", *words) == 0
+
+
+def test_a_record_of_a_later_year_that_is_stored_already_is_listed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.codec.MOMENTS", range(10**15))
+    ParquetRecordStore(folder / "state").append([replace(timed("w0", 0.1), timestamp=3e11)])
+    for words in (["list"], ["best"], ["check"]):
+        assert run(monkeypatch, "records", *words) == 0
+
+
+def test_an_exported_log_that_is_imported_adds_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = [replace(timed("w0", seconds), steps='[["CI", 2]]') for seconds in (0.1, 0.25)]
+    ParquetRecordStore(folder / "state").append(own)
+    assert run(monkeypatch, "records", "export", "out.json") == 0
+    for device in ((), ("--device", own[0].device)):
+        capsys.readouterr()
+        assert run(monkeypatch, "records", "import", "out.json", *device) == 0
+        assert "0 of them new" in capsys.readouterr().out
+    assert run(monkeypatch, "records", "import", "out.json", "--device", "another") == 0
+    assert "2 of them new" in capsys.readouterr().out
+
+
+def test_show_takes_a_unique_beginning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    ids = ["01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAW", "01BRZ3NDEKTSV4RRFFQ69G5FAV"]
+    ParquetRecordStore(folder / "state").append([replace(timed("w0", 0.1), record_id=one) for one in ids])
+    for text, found in (("01b", ids[2]), (ids[0], ids[0])):
+        assert run(monkeypatch, "records", "show", text, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["record_id"] == found
+    assert "2 records begin with 01A" in refused("records", "show", "01A")
+    assert "no record 9" in refused("records", "show", "9")
+
+
+def test_best_is_in_the_order_of_names_and_takes_threads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = config.device_name()
+    rows = [("w9", "a", 1), ("w1", "c", 2), ("w5", "b", 2)]
+    ParquetRecordStore(folder / "state").append(
+        [replace(timed(key, 0.1), task_name=name, device=here, threads=threads) for key, name, threads in rows]
+    )
+    for words, names in (([], ["a", "b", "c"]), (["--threads", "2"], ["b", "c"])):
+        assert run(monkeypatch, "records", "best", "--json", *words) == 0
+        assert [json.loads(text)["task_name"] for text in capsys.readouterr().out.splitlines()] == names

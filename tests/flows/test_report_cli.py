@@ -79,3 +79,16 @@ def test_a_run_in_a_folder_has_no_key_but_the_path_of_its_network(
     assert f"they are in /near/runs/{opened.run_id}" in refused("fetch")
     assert run(monkeypatch, "report", "-o", "page.html") == 0  # whose report.json somebody has removed
     assert opened.run_id in (folder / "page.html").read_text()
+
+
+def test_runs_takes_a_limit_and_latest_is_one_with_something_to_show(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = interrupted_run(folder / "state")
+    with RunLedger(folder / "state").open_or_resume("stopped at once", {"network": "small"}) as opened:
+        pass
+    assert run(monkeypatch, "report", "--json", "-o", "page.html") == 0
+    assert json.loads(capsys.readouterr().out)["run_id"] == shown
+    assert run(monkeypatch, "runs", "--limit", "1", "--json") == 0
+    (row,) = capsys.readouterr().out.splitlines()
+    assert json.loads(row)["run_id"] == opened.run_id

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.errors import CorruptRecordError
+from compiler.errors import CorruptRecordError, StoreError
 from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from storage.codec import canonical, from_table, to_table
 from storage.schema import COLUMNS, SCHEMA
@@ -89,3 +89,9 @@ def test_an_unknown_status_is_corrupt() -> None:
     odd = table.set_column(index, SCHEMA.field("status"), pa.array([99], pa.int8()))
     with pytest.raises(CorruptRecordError, match="status 99"):
         from_table(odd)
+
+
+@pytest.mark.parametrize("timestamp", [3e11, -7e10, math.nan])
+def test_moments_that_no_date_can_show_are_refused(timestamp: float) -> None:
+    with pytest.raises(StoreError, match="timestamp"):
+        canonical(timed("w0", 0.1, timestamp=timestamp))

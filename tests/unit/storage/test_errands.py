@@ -175,3 +175,12 @@ def test_an_errand_that_says_nothing_stops_no_worker(request_: bytes, tmp_path: 
     errand = store.claim(QUEUE, "one")
     assert errand is not None
     assert errand.ticket == sound
+
+
+@pytest.mark.parametrize("name", ["Z" * 26, "8" + "0" * 25, "notes"])
+def test_folders_that_are_no_sessions_stay(name: str, tmp_path: Path) -> None:
+    stray = tmp_path / "objects" / name / "file"
+    stray.parent.mkdir(parents=True)
+    stray.write_text("mine")
+    assert ErrandStore(tmp_path).sweep(time.time() + 2 * KEPT_SECONDS) == 0
+    assert stray.exists()

@@ -44,7 +44,7 @@ def objects(request: pytest.FixtureRequest) -> Any:
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process looks like one of another machine to the next."""
     numbers = itertools.count()
-    monkeypatch.setattr(leases, "_space", lambda: f"machine {next(numbers)}")
+    monkeypatch.setattr(leases, "process_space", lambda: f"machine {next(numbers)}")
 
 
 def claim_of(objects: Any) -> dict[str, Any]:
@@ -161,3 +161,11 @@ def test_a_failed_claim_makes_nobody_wait(objects: Any, method: str, error: Base
 def test_a_put_that_was_repeated_for_want_of_an_answer_is_known_again(objects: Any) -> None:
     acquire(Failing(objects, "create", None), "lock").close()
     assert objects.files("lock") == ["lock/00000001"]
+
+
+@pytest.mark.parametrize("claim", [b"[]", b"null", b'{"is_free": 1}', b"[" * 200_000, b'{"pid": 1e400}', b""])
+def test_stray_files_and_damaged_claims_hold_no_lease(claim: bytes, objects: Any) -> None:
+    objects.publish({"lock/00000007": claim, "lock/notes.txt": b"mine", "lock/00000009/deep": b"", "lock/x9": b""})
+    acquire(objects, "lock").close()
+    assert "lock/00000008" in objects.files("lock")
+    assert {"lock/notes.txt", "lock/00000009/deep", "lock/x9"} <= set(objects.files("lock"))

@@ -1,6 +1,7 @@
 """What cost models learned and how rounds went, kept for later runs."""
 
 import math
+import os
 import time
 from pathlib import Path
 
@@ -96,3 +97,35 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(StoreError, match="cannot write"):
         append_round(tmp_path, "RUN", row(0, 1.0, None))
+
+
+@pytest.mark.parametrize("name", ["U" * 26, "ZZ" + "0" * 24, "7" + "Z" * 25, "notes"])
+def test_files_of_other_names_are_no_lessons(name: str, tmp_path: Path) -> None:
+    store = LessonStore(tmp_path, "llvm", "machine", 2, version=3)
+    kept = tmp_path / store.save(b"one")
+    kept.with_name(f"{name}.npz").write_bytes(b"stray")
+    assert store.newest(before=math.inf) == b"one"
+    store.save(b"two")
+    assert (store.newest(before=math.inf), store.latest > 0) == (b"two", True)
+
+
+def test_a_lesson_that_is_a_pipe_is_set_aside(tmp_path: Path) -> None:
+    store = LessonStore(tmp_path, "llvm", "machine", 2, version=3)
+    path = tmp_path / store.save(b"one")
+    path.unlink()
+    os.mkfifo(path)
+    assert store.newest(before=math.inf) is None
+    assert (tmp_path / "quarantine" / path.relative_to(tmp_path)).is_fifo()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"round": 1e400}', "[" * 200_000, '{"round": "x"}', '{"round": 1, "latency": {}}', "null", '{"round": 1'],
+    ids=["endless", "deep", "text", "object", "null", "cut"],
+)
+def test_a_damaged_line_costs_that_round_alone(line: str, tmp_path: Path) -> None:
+    append_round(tmp_path, "r", {"round": 0, "latency": 1.0})
+    with (tmp_path / "runs" / "r" / ROUNDS).open("a") as file:
+        file.write(f"{line}\n")
+    append_round(tmp_path, "r", {"round": 2, "latency": None})
+    assert [row["round"] for row in rounds_of(tmp_path, "r")] == [0, 2]

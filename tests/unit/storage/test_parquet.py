@@ -17,9 +17,11 @@ import pytest
 
 from compiler.errors import CorruptRecordError, SchemaError, StoreError
 from compiler.measure.record import SCHEMA_VERSION
+from storage import parquet
 from storage.codec import canonical, to_table
+from storage.compaction import compact
 from storage.layout import part_folder
-from storage.medium import LocalMedium
+from storage.medium import LocalMedium, Medium
 from storage.parquet import ParquetRecordStore
 from storage.parts import read_part
 from storage.schema import SCHEMA, VERSION_KEY, upgrade
@@ -293,3 +295,41 @@ def test_a_record_that_was_appended_again_counts_once(tmp_path: Path) -> None:
     assert store.add([two, three]) == 0
     check = store.check()
     assert (check.files, check.rows, check.repeats) == (3, 3, 1)
+
+
+@pytest.mark.parametrize("text", ["", '"abc"', "null", '{"schema_version": 1e400}', "{}", "[" * 200_000, "[]"])
+def test_a_damaged_marker_is_set_aside_and_written_again(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 0.1)])
+    (tmp_path / "store.json").write_text(text)
+    store = ParquetRecordStore(tmp_path)
+    assert "store.json" in caplog.text
+    store.append([timed("w0", 0.2)])
+    assert len(ParquetRecordStore(tmp_path).records()) == 2
+    assert (tmp_path / "quarantine" / "store.json").exists()
+    assert (tmp_path / "store.json").read_text().startswith('{"schema_version": ')
+
+
+def test_check_finds_the_rows_of_files_that_a_compaction_joins_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds in (0.1, 0.2, 0.3):
+        ParquetRecordStore(tmp_path).append([timed("w0", seconds)])
+    store, read, calls = ParquetRecordStore(tmp_path), parquet.read_part, iter(range(99))
+
+    def read_late(medium: Medium, name: str) -> Any:
+        if next(calls) == 1:
+            compact(tmp_path, 2)
+        return read(medium, name)
+
+    monkeypatch.setattr(parquet, "read_part", read_late)
+    found = store.check()
+    assert (found.files, found.rows, found.repeats) == (1, 3, 0)
+
+
+def test_a_folder_that_is_linked_into_itself_is_walked_once(tmp_path: Path) -> None:
+    ParquetRecordStore(tmp_path).append([timed("w0", 0.1)])
+    (tmp_path / "records" / "loop").symlink_to(tmp_path)
+    (tmp_path / "records" / "self").symlink_to("self")
+    assert len(ParquetRecordStore(tmp_path).records()) == 1

@@ -95,7 +95,7 @@ def test_a_file_that_names_another_run_is_set_aside(said: object, tmp_path: Path
         pass
     path = tmp_path / "runs" / f"{run.run_id}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "run_id": said}))
-    with pytest.raises(CorruptRecordError, match="it says that it is the run"):
+    with pytest.raises(CorruptRecordError, match=r"cannot be read|says that it is the run"):
         ledger.get(run.run_id)
     assert ledger.list() == ()
     assert (tmp_path / "quarantine" / "runs" / path.name).exists()

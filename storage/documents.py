@@ -1,0 +1,127 @@
+"""The JSON documents of a store: their types, and the one reader that validates them."""
+
+from typing import Annotated, Any, NotRequired, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from compiler.errors import CorruptRecordError
+from compiler.measure.record import MOMENTS
+from storage.medium import Medium
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Seconds = Annotated[float, Field(gt=0, le=1e30)]
+Moment = Annotated[float, Field(ge=0, lt=MOMENTS.stop)]
+"""Seconds since 1970."""
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+Document = TypeVar("Document")
+
+
+class Marker(TypedDict):
+    """`store.json`."""
+
+    schema_version: Count
+
+
+class Summary(TypedDict, total=False):
+    """What the ledger keeps of a finished run; fields that are not listed stay as they are."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # pydantic's way to configure a TypedDict
+    trials: Count | None
+    untuned_seconds: float | None
+    tuned_seconds: float | None
+
+
+class Contender(TypedDict):
+    """One way to run the network."""
+
+    name: str
+    seconds: Seconds | None
+    error: Number | None
+
+
+class Comparison(TypedDict):
+    """All ways to run the network."""
+
+    reference: str
+    contenders: list[Contender]
+    note: NotRequired[str | None]
+
+
+class Share(TypedDict):
+    """Kernels that come from one kind of source."""
+
+    origin: str
+    kernels: Count
+    share_of_calls: Number
+    share_of_flops: Number
+
+
+class Coverage(TypedDict, total=False):
+    """What the kernels come from."""
+
+    shares: list[Share]
+
+
+class KernelRow(TypedDict):
+    """One kernel of the network."""
+
+    name: str
+    weight: Count
+    flops: Number
+    trials: Count
+    default_seconds: Seconds | None
+    best_seconds: Seconds | None
+    record_id: str
+    guessed: bool
+    note: str
+    task_key: NotRequired[str]
+    moved_bytes: NotRequired[Count]
+    used: NotRequired[bool]
+    transferred: NotRequired[bool]
+
+
+class Limits(TypedDict):
+    """What the machine can do at best."""
+
+    threads: Count
+    peak_gflops: Seconds
+    memory_gbs: Seconds
+    cache_gbs: Seconds
+
+
+class RunReport(TypedDict, total=False):
+    """`report.json` of a network or an operator: the fields that pages show."""
+
+    trials: Count
+    elapsed: Number
+    comparison: Comparison
+    coverage: Coverage
+    tasks: list[KernelRow]
+    limits: Limits | None
+    is_right: bool
+    artifact: str
+    records: str
+
+
+MARKER_KIND = TypeAdapter(Marker)
+REPORT = TypeAdapter(RunReport)
+ROUND = TypeAdapter(dict[str, str | Integer | Number | None])
+"""A line of `rounds.jsonl`."""
+
+
+def read_document(medium: Medium, name: str, kind: TypeAdapter[Document]) -> Document:
+    """A document of a store. Raises: FileNotFoundError, StoreError; CorruptRecordError for one of another form."""
+    return parse_document(medium.read(name), kind, medium.where(name))
+
+
+def parse_document(data: bytes, kind: TypeAdapter[Document], where: str) -> Document:
+    """A document from its bytes; `where` names it in errors. Raises: CorruptRecordError."""
+    try:
+        return kind.validate_json(data)
+    except ValidationError as error:
+        first: Any = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))[:80]
+        raise CorruptRecordError(f"{where} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from error
