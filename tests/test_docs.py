@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OURS = ("benchmarks", "compiler", "deployments", "docs", "flows", "storage", "tasks", "tests")
 
-_CODE = re.compile(r"^```.*?^```", re.M | re.S)
+_CODE = re.compile(r"^```.*?^```|`[^`]+`", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _PATH = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})/[\w./-]*\w")
 _NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})(?:\.[A-Za-z_]\w*)+")
