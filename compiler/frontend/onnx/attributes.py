@@ -1,4 +1,4 @@
-"""In: an ONNX node. Out: its attributes with Python types, and its operands. Always: a wrong type is reported."""
+"""An ONNX node's attributes with Python types, and its operands; a wrong type is reported."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ from onnx import numpy_helper
 from compiler.errors import UnknownValueError, UnsupportedOperatorError
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Array, Value
+
+MOST_TURNS = 10_000
+"""A graph of more copies of a body takes seconds to make, and nobody could compile it."""
 
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 
@@ -136,6 +139,11 @@ class OnnxNode:
         if not -rank <= axis < rank:
             raise self.unsupported(f"axis {axis} is outside a tensor of rank {rank}")
         return axis % rank if rank else 0
+
+    def check_turns(self, turns: int) -> None:
+        """Refuse to unroll so many iterations."""
+        if turns > MOST_TURNS:
+            raise self.unsupported(f"runs for more than {MOST_TURNS:,} iterations")
 
     def unsupported(self, why: str) -> UnsupportedOperatorError:
         """The error of this node; the importer gathers them."""

@@ -1,4 +1,4 @@
-"""In: an ONNX condition, loop or scan. Out: our operators. Always: no control flow is left.
+"""Converters of conditions, loops and scans, of which no control flow is left.
 
 A loop is unrolled, so how often it runs must be known; of a condition that is known one branch remains, of one that
 is computed both, and the results are chosen element by element.
@@ -7,15 +7,15 @@ is computed both, and the results are chosen element by element.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx
 
 from compiler.frontend.onnx.attributes import OnnxNode
 from compiler.frontend.onnx.elementwise import Converter
 from compiler.frontend.onnx.indexing import taken
+from compiler.frontend.onnx.model_edits import all_nodes
+from compiler.frontend.onnx.model_file import MOST_NODES
 from compiler.frontend.onnx.types import param_of
 from compiler.graph.builder import GraphBuilder
-
-_MOST_TURNS = 10_000
-"""A graph of more copies of a body takes seconds to make, and nobody could compile it."""
 
 
 def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -42,8 +42,7 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     collected: list[list[str]] = [[] for _ in node.outputs[len(carried) :]]
     turn = 0
     while going and (turns is None or turn < turns):
-        if turn == _MOST_TURNS:
-            raise node.unsupported(f"runs for more than {_MOST_TURNS} turns")
+        node.check_turns(turn + 1)
         number, always = builder.constant(np.asarray(turn, "int64"), "turn"), builder.constant(np.asarray(True), "on")
         condition, *results = node.body("body", (number, always, *carried))
         carried, rows = results[: len(carried)], results[len(carried) :]
@@ -86,6 +85,10 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if len(lengths) != 1:
         raise node.unsupported(f"its sequences have different lengths: {sorted(lengths)}")
     turns = lengths.pop()
+    node.check_turns(turns)
+    body = node.attributes.get("body")
+    if isinstance(body, onnx.GraphProto) and turns * sum(1 for _ in all_nodes(body)) > MOST_NODES:
+        raise node.unsupported(f"more than {MOST_NODES:,} nodes once loops are unrolled")
     collected: list[list[str]] = [[] for _ in node.outputs[len(state) :]]
     for turn in range(turns):
         rows = [

@@ -1,6 +1,6 @@
-"""In: the nodes of an ONNX graph and the values that they may read. Out: our operators, in a `GraphBuilder`.
+"""Converts the nodes of an ONNX graph into our operators, in a `GraphBuilder`.
 
-Always: a node that fails does not stop the others; what went wrong is gathered.
+A node that fails does not stop the others; what went wrong is gathered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,8 @@ from onnx import numpy_helper
 from compiler.errors import DefinitionError, UnknownValueError, UnsupportedOperatorError
 from compiler.frontend.onnx.attributes import OnnxNode, read_attributes
 from compiler.frontend.onnx.elementwise import Converter
-from compiler.frontend.onnx.model_file import is_standard
+from compiler.frontend.onnx.model_file import MOST_NODES, is_standard
 from compiler.graph.builder import GraphBuilder
-
-_MOST_NODES = 200_000
-"""Beyond it a model with loops is refused: they would be unrolled into a program that nobody can compile."""
-
 
 _MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError)
 """What a converter may meet in a node that ONNX's checker let pass: attributes of another length, sizes without end."""
@@ -61,10 +57,8 @@ class Conversion:
             if lost.intersection(proto.input) or not self._takes(proto, names):
                 lost.update(proto.output)
                 continue
-            self._count += 1
             try:
-                if self._count > _MOST_NODES:
-                    raise UnsupportedOperatorError(f"{name_of(proto)!r}: over {_MOST_NODES} nodes in unrolled loops")
+                self._count_node(proto)
                 results = self._converters[proto.op_type](self._builder, self._node(proto, names))
             except UnsupportedOperatorError as error:
                 self._note(error)
@@ -80,6 +74,7 @@ class Conversion:
 
     def _node(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> OnnxNode:
         def body(graph: onnx.GraphProto, operands: Sequence[str]) -> Sequence[str]:
+            self._count_node(proto)  # a body without nodes costs time too
             parameters = [entry.name for entry in graph.input]
             found = self.convert(graph, {**names, **dict(zip(parameters, operands, strict=True))})
             if any(entry.name not in found for entry in graph.output):
@@ -95,6 +90,11 @@ class Conversion:
             opset=self._opset,
             convert_body=body,
         )
+
+    def _count_node(self, proto: onnx.NodeProto) -> None:
+        self._count += 1
+        if self._count > MOST_NODES:
+            raise UnsupportedOperatorError(f"{name_of(proto)!r}: more than {MOST_NODES:,} nodes once loops are unrolled")
 
     def _takes(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> bool:
         """Whether the node can be converted at all; if not, says why."""

@@ -1,4 +1,4 @@
-"""In: an ONNX model with static shapes. Out: a verified `Graph`. Always: every obstacle is named at once.
+"""Imports an ONNX model with static shapes as a verified `Graph`; what cannot be converted is named at once.
 
 Four steps: read the file, look for dynamic dimensions, look for operators without a converter, convert node by node.
 A node that fails does not stop the others, so its error comes together with theirs.
@@ -7,6 +7,7 @@ A node that fails does not stop the others, so its error comes together with the
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,9 @@ CONVERTERS: Mapping[str, Converter] = {
     **shape.CONVERTERS,
     **spectrum.CONVERTERS,
 }
+
+_MOST_NAMED = 10
+"""Nodes that one message names."""
 
 Shapes = Mapping[str, Sequence[int]]
 Constants = Mapping[str, Array]
@@ -182,21 +186,24 @@ def check_operators(model: onnx.ModelProto) -> None:
         node for node in all_nodes(model.graph) if not (node.op_type in CONVERTERS and is_standard(node.domain))
     ]
     if missing:
-        foreign = {str(node.domain) for node in missing if not is_standard(node.domain)}  # bytes, where it is no text
-        _refuse(model, list(map(missing_operator, missing)), foreign=sorted(foreign))
+        foreign = sorted({node.domain for node in missing if not is_standard(node.domain)})
+        unknown = dict.fromkeys(node.op_type for node in missing)
+        near = [name for one in unknown for name in get_close_matches(one, CONVERTERS, 1) if name != one]
+        hints = [f"only ONNX's own operators are known, not those of {', '.join(foreign)}"] if foreign else []
+        hints += [f"nearest supported operators: {', '.join(dict.fromkeys(near[:_MOST_NAMED]))}"] if near else []
+        _refuse(model, list(map(missing_operator, missing)), hints=(*hints, "docs/onnx.md lists them all"))
 
 
 def _refuse(
-    model: onnx.ModelProto, problems: Sequence[str], inputs: Iterable[str] = (), foreign: Sequence[str] = ()
+    model: onnx.ModelProto, problems: Sequence[str], inputs: Iterable[str] = (), hints: Sequence[str] = ()
 ) -> None:
-    """`inputs` are those whose values would solve all the problems, `foreign` the domains of others among them."""
+    """`inputs` are those whose values would solve all the problems."""
     count = "1 node" if len(problems) == 1 else f"{len(problems)} nodes"
-    what = f"model {model.graph.name or 'without a name'}: cannot convert {count}: {', '.join(problems)}"
+    named = [*problems[:_MOST_NAMED], *([f"and {len(problems) - _MOST_NAMED} more"] * (len(problems) > _MOST_NAMED))]
+    what = f"model {model.graph.name or 'without a name'}: cannot convert {count}: {', '.join(named)}"
     if inputs:
         raise UnknownValueError(f"{what}; fix these inputs with constants={{name: array}}", tuple(inputs))
-    if foreign:
-        what += f"; operators are known of ONNX's own domain only, and not of {', '.join(foreign)}"
-    raise UnsupportedOperatorError(f"{what}; supported operators: {', '.join(sorted(CONVERTERS))}")
+    raise UnsupportedOperatorError("; ".join((what, *hints)))
 
 
 def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: int) -> Graph:

@@ -1,10 +1,10 @@
-"""In: a `ModelProto`. Out: one that computes the same in a form that is easier to convert.
+"""Rewrites a `ModelProto` into one that computes the same and is easier to convert.
 
-Always: the caller's model stays as it is.
+The caller's model stays as it is.
 """
 
 import logging
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
 from compiler.errors import ModelFormatError
-from compiler.frontend.onnx.model_file import OLDEST_OPSET, is_standard, version_of
+from compiler.frontend.onnx.model_file import MOST_NODES, OLDEST_OPSET, is_standard, version_of
 from compiler.graph.ir import Array
 
 _log = logging.getLogger(__name__)
@@ -23,6 +23,10 @@ _OPSET_OF_OLD_SCANS = 8
 _OLD_SCANS = "retune.scan.8"
 _DEEPEST = 8
 """Functions within functions; ONNX's own are at most three deep."""
+_DEEPEST_CALLS = 200
+"""Of the model's own functions: the inliner is recursive, and ends the process when its stack ends."""
+_MOST_BYTES = 2**31 - 1
+"""Of one protocol message."""
 
 
 def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
@@ -125,7 +129,11 @@ def _renew_scan(node: onnx.NodeProto) -> None:
 def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:
     """The model with its own functions inlined, and those of ONNX's operators outside `known` that are functions."""
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        _check_functions(model)
+        try:
+            model = inliner.inline_local_functions(model)
+        except Exception as error:  # whatever its C++ code throws
+            raise ModelFormatError(f"the model's functions cannot be inlined: {str(error):.300}") from None
     for _ in range(_DEEPEST):
         wanted = {
             (node.domain, node.op_type)
@@ -146,7 +154,41 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
     return model
 
 
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def _check_functions(model: onnx.ModelProto) -> None:
+    """Refuse functions that call themselves, deeply nested ones, and those that are huge once they are inlined."""
+    bodies = {(one.domain, one.name, one.overload): list(all_nodes(one)) for one in model.functions}
+
+    def key(node: onnx.NodeProto) -> tuple[str, str, str]:
+        return node.domain, node.op_type, node.overload
+
+    waiting = {name: {key(node) for node in nodes} & bodies.keys() for name, nodes in bodies.items()}
+    order: list[tuple[str, str, str]] = []
+    for _ in range(_DEEPEST_CALLS):
+        ready = [name for name, called in waiting.items() if not called]
+        for name in ready:
+            del waiting[name]
+        order += ready
+        for called in waiting.values():
+            called.difference_update(ready)
+    if waiting:
+        name = next(iter(waiting))[1]
+        raise ModelFormatError(
+            f"the function {name!r} of the model calls itself, or functions are nested over {_DEEPEST_CALLS} deep"
+        )
+    limits: tuple[tuple[str, int, Callable[[onnx.NodeProto], int]], ...] = (
+        ("nodes", MOST_NODES, lambda node: 1),
+        ("bytes", _MOST_BYTES, onnx.NodeProto.ByteSize),
+    )
+    for what, most, size in limits:
+        total: dict[tuple[str, str, str], int] = {}
+        for name in order:
+            total[name] = sum(total.get(key(node), 0) or size(node) for node in bodies[name])
+        count = sum(total.get(key(node), 0) or size(node) for node in all_nodes(model.graph))
+        if count > most:
+            raise ModelFormatError(f"the model has more than {most:,} {what} once its functions are inlined")
+
+
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a graph, and those of the graphs that they hold."""
     for node in graph.node:
         yield node

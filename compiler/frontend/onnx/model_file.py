@@ -1,11 +1,14 @@
-"""In: a path, bytes or a `ModelProto`. Out: a `ModelProto` with weights. Always: what is wrong is one sentence."""
+"""Reads ONNX files: a path, bytes or a `ModelProto` in, a `ModelProto` with its weights out.
+
+What is wrong with a file is a ModelFormatError of one sentence.
+"""
 
 import logging
 from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from compiler.errors import ModelFormatError
 
@@ -14,6 +17,11 @@ _log = logging.getLogger(__name__)
 OLDEST_OPSET = 11
 _LARGE_BYTES = 1 << 16
 _DOMAINS = ("", "ai.onnx")
+_TEXT_FORMS = (".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".pbtxt", ".prototxt", ".textproto")
+"""Endings by which `onnx.save` writes a text form."""
+_REMARKS = ("doc_string", "metadata_props", "producer_name", "producer_version")
+MOST_NODES = 200_000
+"""Of a model whose functions are inlined and whose loops are unrolled: nobody could compile more."""
 
 
 def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
@@ -22,24 +30,49 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
     Raises: ModelFormatError when there is no such file, or it is not an ONNX model with a graph.
     """
     if isinstance(source, onnx.ModelProto):
+        _check_names(source)
         return source
     label = "these bytes" if isinstance(source, bytes) else str(source)
+    text = label.endswith(_TEXT_FORMS)
     try:
-        model = onnx.load_model_from_string(source) if isinstance(source, bytes) else onnx.load_model(str(source))
+        if isinstance(source, bytes):
+            model = onnx.load_model_from_string(source)
+        else:  # "protobuf": onnx would choose a form by the ending, and the parsers of text fail with errors of any kind
+            model = onnx.load_model(label, "protobuf", load_external_data=False)
+        _check_names(model)
+        if not isinstance(source, bytes):
+            onnx.load_external_data_for_model(model, str(Path(label).parent))
     except FileNotFoundError as error:
         missing = error.filename or label
         raise ModelFormatError(f"{label}: there is no file {missing}") from None
     except OSError as error:
         raise ModelFormatError(f"{label}: cannot be read: {error.strerror or error}") from None
-    except onnx.checker.ValidationError as error:
-        raise ModelFormatError(f"{label}: {_first_line(error)}") from None
+    except (onnx.checker.ValidationError, RuntimeError) as error:  # the latter for external data with an endless name
+        raise ModelFormatError(f"{label}: {_first_line(error):.300}") from None
     except (DecodeError, UnicodeDecodeError):
-        raise ModelFormatError(f"{label} is not an ONNX model") from None
+        advice = ": text forms are not read; onnx.save(onnx.load(...), 'model.onnx') writes the binary one" * text
+        raise ModelFormatError(f"{label} is not an ONNX model in binary form{advice}") from None
     except ValueError as error:  # a file of weights that is cut off, for one
         raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_first_line(error)}") from None
     if not model.graph.node or not model.opset_import:
         raise ModelFormatError(f"{label} is not an ONNX model: it has no graph")
     return model
+
+
+def _check_names(model: onnx.ModelProto) -> None:
+    """Refuse strings that are not UTF-8: protobuf returns them as bytes. Raises: ModelFormatError."""
+    stack: list[Any] = [model]
+    while stack:
+        message = stack.pop()
+        if isinstance(message, onnx.TensorProto):  # whose data would be copied
+            message = onnx.TensorProto(name=message.name) if isinstance(message.name, str) else message
+        for field, value in message.ListFields():
+            if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE) and field.name not in _REMARKS:
+                values = [value] if isinstance(value, str | bytes | Message) else value
+                stack.extend(one for one in values if isinstance(one, Message))
+                for one in values:
+                    if isinstance(one, bytes):
+                        raise ModelFormatError(f"the {field.name} {one[:80]!r} is not UTF-8: export the model again")
 
 
 def opset_of(model: onnx.ModelProto) -> int:

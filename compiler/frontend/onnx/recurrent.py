@@ -1,4 +1,4 @@
-"""In: an ONNX RNN, GRU or LSTM. Out: our operators. Always: the steps one after the other, so their number is static.
+"""Converters of RNN, GRU and LSTM: the steps one after the other, so their number is static.
 
 The products of all steps' inputs are one matrix product; those of the state are one a step.
 """
@@ -145,7 +145,8 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     batch_first = bool(node.integer("layout", 0))
     data = write("transpose", x, perm=(1, 0, 2)) if batch_first else x
-    _, batch, _ = builder.value(data).shape
+    length, batch, _ = builder.value(data).shape
+    node.check_turns(length)
     directions, _, hidden = node.operand(builder, 2).shape
     backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[
         node.text("direction", "forward")

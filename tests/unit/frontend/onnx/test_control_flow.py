@@ -107,7 +107,7 @@ def test_a_loop_stops_when_its_condition_says_so(model_of: ModelOf) -> None:
 
 
 def test_a_loop_that_does_not_end_is_refused(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.frontend.onnx.control_flow._MOST_TURNS", 10)
+    monkeypatch.setattr("compiler.frontend.onnx.attributes.MOST_TURNS", 10)
     body = helper.make_graph(
         [helper.make_node("Identity", ["on"], ["still"]), helper.make_node("Add", ["v", "x"], ["w"])],
         "body",
@@ -115,7 +115,7 @@ def test_a_loop_that_does_not_end_is_refused(model_of: ModelOf, monkeypatch: pyt
         [_value("still", TensorProto.BOOL, ()), _value("w")],
     )
     loop = helper.make_node("Loop", ["", "", "x"], ["y"], body=body)
-    with pytest.raises(UnsupportedOperatorError, match="more than 10 turns"):
+    with pytest.raises(UnsupportedOperatorError, match="more than 10 iterations"):
         load_model(_shaped(model_of([loop], {"x": (2,)}), (2,)))
 
 
