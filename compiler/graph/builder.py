@@ -1,7 +1,6 @@
-"""In: operators in order. Out: a `Graph`. Always: shape rules describe every result, and dead nodes are left out."""
+"""Builds a `Graph` of operators in order; shape rules describe every result, and dead nodes are left out."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +15,9 @@ _KEPT = ("identity", "dequantize")
 """Nodes that stay where they read constants alone: the bytes of a weight are worth more than its numbers."""
 
 
+_MOST_JOINED = 64
+"""Operands of a concatenation; one of more is a concatenation of others. Its expression is as deep as it has operands.
+"""
 _MOST_ELEMENTS, _MOST_FOLDED = 2**32, 2**28
 """No network has tensors of more elements, or constants made of small ones; a broken one may ask for any number."""
 
@@ -71,6 +73,10 @@ class GraphBuilder:
         operands or attributes do not fit the operator.
         """
         wish = output or name or op
+        if op == "concat" and len(inputs) > _MOST_JOINED:
+            chunks = [inputs[start : start + _MOST_JOINED] for start in range(0, len(inputs), _MOST_JOINED)]
+            inputs = [self.emit(op, chunk, attrs, name=name, output=wish) for chunk in chunks]
+            return self.emit(op, inputs, attrs, name=name, output=wish)
         output = self._fresh(wish)
         node = Node(op, tuple(inputs), (output,), dict(attrs or {}), name)
         value = infer_value(node, tuple(self._values[operand] for operand in inputs))
@@ -131,7 +137,10 @@ class GraphBuilder:
                 alive.update(node.inputs)
         alive.update(value.name for value in self._inputs)
         final, copies = self._final_names(outputs, alive)
-        nodes = [replace(n, inputs=_named(final, n.inputs), outputs=_named(final, n.outputs)) for n in reversed(kept)]
+        nodes = [
+            Node(one.op, _named(final, one.inputs), _named(final, one.outputs), one.attrs, one.name)
+            for one in reversed(kept)
+        ]
         nodes += [Node("identity", (final[source],), (wanted,)) for wanted, source in copies.items()]
         described = {final[name]: value for name, value in self._values.items() if name in alive}
         described.update({wanted: self._values[source] for wanted, source in copies.items()})
@@ -141,7 +150,10 @@ class GraphBuilder:
             outputs=tuple(outputs),
             nodes=tuple(nodes),
             constants={final[name]: array for name, array in self._constants.items() if name in alive},
-            values={name: replace(value, name=name) for name, value in described.items()},
+            values={
+                name: value if value.name == name else Value(name, value.shape, value.dtype)
+                for name, value in described.items()
+            },
         )
 
     def _final_names(self, outputs: Mapping[str, str], alive: set[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -189,7 +201,7 @@ def _unused(wish: str, taken: Container[str], counts: dict[str, int]) -> str:
 
 
 def _named(final: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(final[name] for name in names)
+    return tuple([final[name] for name in names])
 
 
 Convert = Callable[[GraphBuilder, Node], str | None]
@@ -206,7 +218,7 @@ def rewrite(graph: Graph, convert: Convert) -> Graph:
     for name, array in graph.constants.items():
         new_name[name] = builder.constant(array, name)
     for node in graph.nodes:
-        renamed = replace(node, inputs=tuple(new_name[name] for name in node.inputs))
+        renamed = Node(node.op, _named(new_name, node.inputs), node.outputs, node.attrs, node.name)
         result = convert(builder, renamed)
         if result is None:
             result = builder.emit(node.op, renamed.inputs, node.attrs, name=node.name, output=node.output)

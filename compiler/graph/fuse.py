@@ -1,6 +1,6 @@
-"""In: a graph. Out: groups of nodes that share a kernel, and the values that are only another view of one.
+"""Groups the nodes of a graph into kernels, and finds the values that are only another view of one.
 
-Always: every node is in one group or is an alias; a group has one visible result; groups stand in running order.
+Every node is in one group or is an alias; a group has one visible result; groups stand in running order.
 
 A convolution, a matrix product or a reduction takes the element-wise operators behind it into its group; element-wise
 and injective operators start groups of their own. What lies between an operator and its immediate post-dominator (the
@@ -23,6 +23,15 @@ from compiler.graph.ops import OPS, FusionKind
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _BYTES = ("int8", "uint8")
 _LONGEST_CHAIN = 8
+_DEEPEST = 24
+"""Element-wise nodes of a group that read each other. They become one expression, which many visitors walk
+recursively: each of these nodes is some twenty of Python's thousand frames.
+"""
+_LARGEST = 256
+"""Nodes of that expression, in which a node stands as often as it is read: `x + x`, of itself, doubles with each node.
+"""
+_REPEATED = {"sign": 3, "silu": 2, "hard_swish": 2, "gelu": 2, "gelu_tanh": 4, "leaky_relu": 3, "fmod": 3}
+"""Operators whose expressions read an operand several times."""
 _PADDED = ("conv2d", "conv3d")
 """Operators whose padding may read the operands of a concatenation where they lie."""
 _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
@@ -146,11 +155,18 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
     if OPS[graph.nodes[start].op].kind not in _TAKES_FOLLOWERS:
         return members
     shape = graph.values[graph.nodes[start].output].shape
+    depth, size = {start: 1}, {start: 1}
     while (region := flow.region(members[-1])) is not None:
         nodes = [graph.nodes[index] for index in region]
         pointwise = all(OPS[node.op].kind in _POINTWISE for node in nodes)
         alike = all(graph.values[node.output].shape == shape for node in nodes)
         if not (pointwise and alike and all(free[index] for index in region)):
+            break
+        for index, node in zip(region, nodes, strict=True):
+            read = [flow.number[name] for name in node.inputs if flow.number.get(name) in depth]
+            depth[index] = 1 + max(depth[one] for one in read)
+            size[index] = 1 + _REPEATED.get(node.op, 1) * sum(size[one] for one in read)
+        if depth[region[-1]] > _DEEPEST or size[region[-1]] > _LARGEST:
             break
         for index in region:
             free[index] = False
@@ -218,22 +234,31 @@ class _Flow:
                     self._readers[number[name]].append(index)
         self._exit = count
         self._outputs = frozenset(number[name] for name in graph.outputs if name in number)
+        # The tree of post-dominators grows leaf by leaf. With jump pointers (Myers' skew-binary ones) the common ancestor
+        # of two leaves is found in logarithmic time.
         self._meet = [count] * (count + 1)
-        depth = [0] * (count + 1)
+        self._jump = [count] * (count + 1)
+        self._depth = [0] * (count + 1)
         for index in reversed(range(count)):
-            ends = not self._readers[index] or graph.nodes[index].output in graph.outputs
+            ends = not self._readers[index] or index in self._outputs
             meeting = count if ends else self._readers[index][0]
             for reader in self._readers[index]:
-                meeting = self._common(meeting, reader, depth)
+                meeting = self._common(meeting, reader)
             self._meet[index] = meeting
-            depth[index] = depth[meeting] + 1
+            self._depth[index] = self._depth[meeting] + 1
+            far = self._jump[meeting]
+            equal = self._depth[meeting] - self._depth[far] == self._depth[far] - self._depth[self._jump[far]]
+            self._jump[index] = self._jump[far] if equal else meeting
 
-    def _common(self, one: int, two: int, depth: list[int]) -> int:
+    def _common(self, one: int, two: int) -> int:
+        depth, jump, meet = self._depth, self._jump, self._meet
+        if depth[one] < depth[two]:
+            one, two = two, one
+        while depth[one] > depth[two]:
+            one = jump[one] if depth[jump[one]] >= depth[two] else meet[one]
         while one != two:
-            if depth[one] >= depth[two]:
-                one = self._meet[one]
-            else:
-                two = self._meet[two]
+            apart = jump[one] != jump[two]
+            one, two = (jump[one], jump[two]) if apart else (meet[one], meet[two])
         return one
 
     def read_by(self, index: int) -> set[int]:
@@ -241,15 +266,17 @@ class _Flow:
         return {*self._readers[index], *((self._exit,) if index in self._outputs else ())}
 
     def region(self, start: int) -> list[int] | None:
-        """The nodes behind `start` up to its immediate post-dominator, which comes last; None when that is the exit."""
+        """The nodes after `start` up to its immediate post-dominator, which comes last; None when that is the exit, or
+        these are too many for one kernel.
+        """
         last = self._meet[start]
         if last == self._exit:
             return None
         found = {last}
         stack = [start]
-        while stack:
+        while stack and len(found) <= _LARGEST:
             for reader in self._readers[stack.pop()]:
                 if reader not in found:
                     found.add(reader)
                     stack.append(reader)
-        return sorted(found)
+        return None if stack else sorted(found)

@@ -1,13 +1,14 @@
-"""In: sizes and life spans of buffers. Out: their offsets in one arena.
-
-Always: two buffers that live at the same step never overlap.
+"""Places buffers of known sizes and life spans in one arena; two that live at the same step never overlap.
 
 Step numbers are positions in the order of kernel calls; a buffer lives from the call that writes it to the last
 call that reads it, both included. Big buffers are placed first, each into the tightest gap that its life span leaves.
 """
 
+from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from compiler.errors import DefinitionError
 
@@ -22,10 +23,6 @@ class Request:
     nbytes: int
     first: int
     last: int
-
-    def overlaps(self, other: "Request") -> bool:
-        """Whether there is a step at which both live."""
-        return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +44,18 @@ def plan_memory(requests: Sequence[Request], alignment: int = ALIGNMENT) -> Memo
             raise DefinitionError(f"{request} is no buffer: its size or its life span is negative")
     by_size = sorted(range(len(requests)), key=lambda i: (-requests[i].nbytes, requests[i].first, i))
     offsets: dict[int, int] = {}
+    # Spans of less than 2^k steps by their first steps: those that live at a step began less than 2^k steps before.
+    placed: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     for index in by_size:
         request = requests[index]
-        taken = sorted(
-            (offset, offset + _aligned(requests[other].nbytes, alignment))
-            for other, offset in offsets.items()
-            if request.overlaps(requests[other])
-        )
-        offsets[index] = _tightest_gap(taken, _aligned(request.nbytes, alignment))
+        taken = []
+        for bits, spans in placed.items():
+            near = bisect_left(spans, (request.first - 2**bits + 1,)), bisect_left(spans, (request.last + 1,))
+            taken += [(start, stop) for _, last, start, stop in spans[slice(*near)] if last >= request.first]
+        nbytes = _aligned(request.nbytes, alignment)
+        start = offsets[index] = _tightest_gap(sorted(taken), nbytes)
+        span = (request.first, request.last, start, start + nbytes)
+        insort(placed[(request.last - request.first).bit_length()], span)
     ends = [offset + _aligned(requests[index].nbytes, alignment) for index, offset in offsets.items()]
     return MemoryPlan(
         offsets=tuple(offsets[index] for index in range(len(requests))),
@@ -81,10 +82,8 @@ def _tightest_gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
 
 def _peak(requests: Sequence[Request], alignment: int) -> int:
     """The most bytes that live at one step; it is reached at the first step of some request."""
-    return max(
-        (
-            sum(_aligned(other.nbytes, alignment) for other in requests if other.first <= step <= other.last)
-            for step in {request.first for request in requests}
-        ),
-        default=0,
-    )
+    changes: defaultdict[int, int] = defaultdict(int)
+    for request in requests:
+        changes[request.first] += _aligned(request.nbytes, alignment)
+        changes[request.last + 1] -= _aligned(request.nbytes, alignment)
+    return max(accumulate(changes[step] for step in sorted(changes)), default=0)

@@ -1,6 +1,6 @@
-"""In: a partitioned graph and its kernels. Out: the executor's plan and the constants as the kernels want them.
+"""Makes the executor's plan of a partitioned graph and its kernels, and packs constants as the kernels want them.
 
-Always: one buffer per value that has memory of its own, intermediates share one arena, aliases are views.
+One buffer per value that has memory of its own; intermediates share one arena, aliases are views.
 """
 
 from collections.abc import Mapping
@@ -60,8 +60,10 @@ class _Table:
     constants: dict[int, Array] = field(default_factory=dict)
     _numbers: dict[tuple[str, Packing | None], int] = field(default_factory=dict)
     _visible: frozenset[str] = field(init=False)
+    _fed: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._fed = frozenset(value.name for value in self.graph.inputs)
         self._visible = frozenset(self.root(name) for name in self.graph.outputs)
 
     def root(self, name: str) -> str:
@@ -85,9 +87,8 @@ class _Table:
         key = (name, None)
         if key not in self._numbers:
             value = self.graph.values[name]
-            fed = any(value.name == name for value in self.graph.inputs)
             made = BufferKind.OUTPUT if name in self._visible else BufferKind.INTERMEDIATE
-            self._numbers[key] = self._add(name, value.shape, value.dtype, BufferKind.INPUT if fed else made)
+            self._numbers[key] = self._add(name, value.shape, value.dtype, BufferKind.INPUT if name in self._fed else made)
         return self._numbers[key]
 
     def output(self, name: str) -> int:

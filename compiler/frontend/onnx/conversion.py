@@ -94,7 +94,8 @@ class Conversion:
     def _count_node(self, proto: onnx.NodeProto) -> None:
         self._count += 1
         if self._count > MOST_NODES:
-            raise UnsupportedOperatorError(f"{name_of(proto)!r}: more than {MOST_NODES:,} nodes once loops are unrolled")
+            why = f"more than {MOST_NODES:,} nodes once loops are unrolled"
+            raise UnsupportedOperatorError(f"{name_of(proto)!r}: {why}")
 
     def _takes(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> bool:
         """Whether the node can be converted at all; if not, says why."""

@@ -133,7 +133,7 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
         try:
             model = inliner.inline_local_functions(model)
         except Exception as error:  # whatever its C++ code throws
-            raise ModelFormatError(f"the model's functions cannot be inlined: {str(error):.300}") from None
+            raise ModelFormatError(f"the model's functions cannot be inlined: {error!s:.300}") from None
     for _ in range(_DEEPEST):
         wanted = {
             (node.domain, node.op_type)
@@ -176,7 +176,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
             f"the function {name!r} of the model calls itself, or functions are nested over {_DEEPEST_CALLS} deep"
         )
     limits: tuple[tuple[str, int, Callable[[onnx.NodeProto], int]], ...] = (
-        ("nodes", MOST_NODES, lambda node: 1),
+        ("nodes", MOST_NODES, lambda _: 1),
         ("bytes", _MOST_BYTES, onnx.NodeProto.ByteSize),
     )
     for what, most, size in limits:

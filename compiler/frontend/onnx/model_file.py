@@ -37,7 +37,7 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
     try:
         if isinstance(source, bytes):
             model = onnx.load_model_from_string(source)
-        else:  # "protobuf": onnx would choose a form by the ending, and the parsers of text fail with errors of any kind
+        else:  # of other endings onnx would choose a text form, whose parser fails with errors of any kind
             model = onnx.load_model(label, "protobuf", load_external_data=False)
         _check_names(model)
         if not isinstance(source, bytes):

@@ -17,6 +17,8 @@ _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce
 
 _ALONG_AXIS = ("softmax", "log_softmax")
 
+_FARTHEST = 128
+"""Values that are looked at to find out whether a product is behind one."""
 _MOST_REPEATED = 1 << 18
 """Elements of a constant that is repeated so that what it is combined with joins a product; a kernel of its own would
 read and write as many.
@@ -113,9 +115,9 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _is_product(builder: GraphBuilder, name: str) -> bool:
-    """Whether a value is a convolution or product, or what element-wise operators and reshapes make of one."""
+    """Whether a value is a convolution or product, or what a few element-wise operators and reshapes make of one."""
     seen, stack = {name}, [name]
-    while stack:
+    while stack and len(seen) <= _FARTHEST:
         node = builder.producer(stack.pop())
         if node is None:
             continue

@@ -1,6 +1,6 @@
-"""In: a graph and the shape of an expression. Out: where that expression stands, and what its names stand for.
+"""Finds where in a graph an expression of a given shape stands, and what its names stand for.
 
-Always: the order and nesting of factors and terms do not matter, nor whether a constant multiplies or divides; a value
+The order and nesting of factors and terms do not matter, nor whether a constant multiplies or divides; a value
 inside a match has no reader outside of it and is no output of the graph.
 
     Product(ANY x, 0.5, Sum(1, erf(Product(x, sqrt(1/2)))))      matches      0.5 * x * (erf(x / 1.41421356) + 1)
@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from compiler.graph.ir import Attribute, Graph, Node
 
+_PRODUCTS, _SUMS = ("mul", "div", "neg"), ("add", "sub")
 _DIGITS = {"float16": 2e-3, "bfloat16": 1e-2}
+_DEEPEST = 8
+"""Products of products, or sums of sums, that are followed: no pattern has as many, and a chain may have thousands."""
 _USUAL_DIGITS = 2e-5
 """How much a constant may differ from the pattern's, relatively: as much as it loses when it is written down."""
 
@@ -104,16 +107,34 @@ class _Flat:
     inner: tuple[str, ...]
 
 
+def _can_be(pattern: Pattern, op: str) -> bool:
+    """Whether a node of the operator may be the last one of the form; only these are looked at closely."""
+    match pattern:
+        case Op():
+            return pattern.op == op
+        case Product():
+            return op in _PRODUCTS
+        case Sum():
+            return op in _SUMS
+        case Either():
+            return any(_can_be(form, op) for form in pattern.forms)
+        case Named():
+            return pattern.form is None or _can_be(pattern.form, op)
+
+
 class Matcher:
     """Looks for patterns in one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._outputs = frozenset(graph.outputs)
         self._producers = graph.producers()
         self._consumers = graph.consumers()
 
     def find(self, pattern: Pattern, node: Node) -> Match | None:
         """The first way in which the result of `node` has the form, if there is one."""
+        if not _can_be(pattern, node.op):
+            return None
         for match in self._value(pattern, node.output, Match()):
             if self._closed(match.inner - {node.output}, match.inner | {node.output}):
                 return match
@@ -121,7 +142,7 @@ class Matcher:
 
     def _closed(self, inner: frozenset[str], readers: frozenset[str]) -> bool:
         return all(
-            name not in self._graph.outputs and all(node.output in readers for node in self._consumers[name])
+            name not in self._outputs and all(node.output in readers for node in self._consumers[name])
             for name in inner
         )
 
@@ -219,42 +240,44 @@ class Matcher:
             for found in ways:
                 yield from self._some_terms(wanted[1:], left, found)
 
-    def _factors(self, name: str, *, top: bool = True) -> _Flat:
+    def _factors(self, name: str, depth: int = 0) -> _Flat:
         """`name` as a product."""
         number = self._number(name)
         if number is not None:
             return _Flat(number, (), ())
         node = self._producers.get(name)
-        if node is None or node.op not in ("mul", "div", "neg") or not (top or self._is_read_once(name)):
+        if node is None or node.op not in _PRODUCTS or not self._is_followed(name, depth):
             return _Flat(1.0, ((name, False),), ())
-        first = self._factors(node.inputs[0], top=False)
+        first = self._factors(node.inputs[0], depth + 1)
         if node.op == "neg":
             return _Flat(-first.scale, first.parts, (name, *first.inner))
         if node.op == "mul":
-            second = self._factors(node.inputs[1], top=False)
+            second = self._factors(node.inputs[1], depth + 1)
             return _Flat(first.scale * second.scale, (*first.parts, *second.parts), (name, *first.inner, *second.inner))
         number = self._number(node.inputs[1])
         if number is not None:
             return _Flat(first.scale / number if number else float("nan"), first.parts, (name, *first.inner))
         return _Flat(first.scale, (*first.parts, (node.inputs[1], True)), (name, *first.inner))
 
-    def _terms(self, name: str, *, top: bool = True) -> _Flat:
+    def _terms(self, name: str, depth: int = 0) -> _Flat:
         """`name` as a sum."""
         number = self._number(name)
         if number is not None:
             return _Flat(number, (), ())
         node = self._producers.get(name)
-        if node is None or node.op not in ("add", "sub") or not (top or self._is_read_once(name)):
+        if node is None or node.op not in _SUMS or not self._is_followed(name, depth):
             return _Flat(0.0, ((name, False),), ())
-        first, second = (self._terms(operand, top=False) for operand in node.inputs)
+        first, second = (self._terms(operand, depth + 1) for operand in node.inputs)
         minus = node.op == "sub"
         turned = tuple((part, negative != minus) for part, negative in second.parts)
         scale = first.scale + (-second.scale if minus else second.scale)
         return _Flat(scale, (*first.parts, *turned), (name, *first.inner, *second.inner))
 
-    def _is_read_once(self, name: str) -> bool:
+    def _is_followed(self, name: str, depth: int) -> bool:
+        if not depth or depth == _DEEPEST:
+            return not depth
         readers = self._consumers[name]
-        return len(readers) == 1 and readers[0].inputs.count(name) == 1 and name not in self._graph.outputs
+        return len(readers) == 1 and readers[0].inputs.count(name) == 1 and name not in self._outputs
 
     def _number(self, name: str) -> float | None:
         """The constant `name`, when it is a single floating-point number."""

@@ -1,10 +1,11 @@
-"""In: products with constant weights of which slices are read, as the queries, keys and values of one projection.
-Out: a product with a part of the weights for each slice.
+"""Splits products with constant weights of which slices are read, as the queries, keys and values of one projection,
+into products with a part of the weights each.
 
-Always: no more is computed than before; what is read as a whole stays whole.
+No more is computed than before; what is read as a whole stays whole.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from compiler.graph.builder import GraphBuilder, rewrite
 from compiler.graph.ir import Graph, Node
@@ -36,11 +37,13 @@ class SliceWeights:
 def _once(graph: Graph) -> Graph:
     producers, consumers = graph.producers(), graph.consumers()
 
+    @cache
     def cut_only(name: str) -> bool:
         readers = consumers[name]
         slices = name not in graph.outputs and all(reader.op == "slice" for reader in readers)
         return slices and sum(graph.values[one.output].size for one in readers) <= graph.values[name].size
 
+    @cache
     def from_product(name: str) -> bool:
         """Whether the slice can get as far as a product with constant weights."""
         node = producers.get(name)

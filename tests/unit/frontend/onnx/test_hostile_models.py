@@ -1,6 +1,7 @@
 """Small files that ask for much, and files that onnx itself fails on, are refused with one sentence."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,14 @@ ModelOf = Callable[..., onnx.ModelProto]
 def _of_functions(levels: int, calls: int) -> onnx.ModelProto:
     """A Relu in a chain of functions, each of which calls the next one so many times."""
     own = helper.make_opsetid("own", 1)
-    functions = []
+    functions, imports = [], [helper.make_opsetid("", 17), own]
     for level in range(levels):
         op, domain = ("Relu", "") if level == levels - 1 else (f"f{level + 1}", "own")
         names = ["a", *(f"t{number}" for number in range(calls - 1)), "b"]
-        nodes = [helper.make_node(op, [one], [two], domain=domain) for one, two in zip(names, names[1:], strict=False)]
-        functions.append(helper.make_function("own", f"f{level}", ["a"], ["b"], nodes, [helper.make_opsetid("", 17), own]))
+        nodes = [helper.make_node(op, [one], [two], domain=domain) for one, two in pairwise(names)]
+        functions.append(helper.make_function("own", f"f{level}", ["a"], ["b"], nodes, imports))
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("f0", ["x"], ["y"], domain="own")], "net", value[:1], value[1:])
-    imports = [helper.make_opsetid("", 17), own]
     return helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=8)
 
 
@@ -67,7 +67,7 @@ def _value(name: str, kind: int = TensorProto.FLOAT, shape: tuple[int, ...] = (2
 
 def _scan(length: int, nodes: int) -> onnx.ModelProto:
     names = ["s", *(f"s{number}" for number in range(nodes))]
-    made = [helper.make_node("Relu", [one], [two]) for one, two in zip(names, names[1:], strict=False)]
+    made = [helper.make_node("Relu", [one], [two]) for one, two in pairwise(names)]
     body = helper.make_graph(made, "body", [_value("s"), _value("r")], [_value(names[-1]), _value("r")])
     scan = helper.make_node("Scan", ["zero", "x"], ["last", "y"], body=body, num_scan_inputs=1)
     zero = numpy_helper.from_array(np.zeros(2, np.float32), "zero")
