@@ -27,7 +27,7 @@ _DEEPEST = 24
 """Element-wise nodes of a group that read each other. They become one expression, which many visitors walk
 recursively: each of these nodes is some twenty of Python's thousand frames.
 """
-_LARGEST = 256
+_LARGEST = 64
 """Nodes of that expression, in which a node stands as often as it is read: `x + x`, of itself, doubles with each node.
 """
 _REPEATED = {"sign": 3, "silu": 2, "hard_swish": 2, "gelu": 2, "gelu_tanh": 4, "leaky_relu": 3, "fmod": 3}
@@ -234,8 +234,8 @@ class _Flow:
                     self._readers[number[name]].append(index)
         self._exit = count
         self._outputs = frozenset(number[name] for name in graph.outputs if name in number)
-        # The tree of post-dominators grows leaf by leaf. With jump pointers (Myers' skew-binary ones) the common ancestor
-        # of two leaves is found in logarithmic time.
+        # The tree of post-dominators grows leaf by leaf; jump pointers (Myers, skew-binary) find the common ancestor
+        # of two leaves in logarithmic time.
         self._meet = [count] * (count + 1)
         self._jump = [count] * (count + 1)
         self._depth = [0] * (count + 1)

@@ -88,7 +88,8 @@ class _Table:
         if key not in self._numbers:
             value = self.graph.values[name]
             made = BufferKind.OUTPUT if name in self._visible else BufferKind.INTERMEDIATE
-            self._numbers[key] = self._add(name, value.shape, value.dtype, BufferKind.INPUT if name in self._fed else made)
+            kind = BufferKind.INPUT if name in self._fed else made
+            self._numbers[key] = self._add(name, value.shape, value.dtype, kind)
         return self._numbers[key]
 
     def output(self, name: str) -> int:

@@ -1,0 +1,126 @@
+"""Graphs of many nodes in a row compile within Python's recursion limit, and give the right numbers."""
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+
+from compiler import te
+from compiler.driver.compile_network import compile_graph
+from compiler.executor.executors import executor_of
+from compiler.graph.builder import GraphBuilder
+from compiler.graph.evaluate import evaluate
+from compiler.graph.fuse import _DEEPEST, _LARGEST, _REPEATED, _Flow, fuse
+from compiler.graph.ir import Graph, Value
+from compiler.graph.memory import Request, plan_memory
+from compiler.graph.ops import OPS, FusionKind
+from compiler.graph.passes.activations import ACTIVATIONS
+from compiler.graph.passes.patterns import Matcher
+from compiler.graph.pipeline import optimize
+from compiler.target import Target
+from compiler.te.ops import OpCall, lower_op
+from compiler.te.tensor import reads_of
+
+Step = Callable[[GraphBuilder, str], str]
+
+
+def _graph(count: int, step: Step) -> Graph:
+    builder = GraphBuilder("deep", [Value("x", (2, 8))])
+    value = "x"
+    for _ in range(count):
+        value = step(builder, value)
+    return builder.finish({"y": value})
+
+
+def _unary(op: str) -> Step:
+    return lambda builder, value: builder.emit(op, [value])
+
+
+def _less_itself(builder: GraphBuilder, value: str) -> str:
+    return builder.emit("sub", [builder.emit("sigmoid", [value]), value])
+
+
+STEPS: dict[str, Step] = {
+    "sqrt": _unary("sqrt"),
+    "gelu_tanh": _unary("gelu_tanh"),
+    "hard_swish": _unary("hard_swish"),
+    "sin": _unary("sin"),
+    "plus_input": lambda builder, value: builder.emit("add", [value, "x"]),
+    "less_itself": _less_itself,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_long_chain_compiles_and_is_right(name: str) -> None:
+    graph = _graph(300, STEPS[name])
+    network = compile_graph(optimize(graph), Target.host())
+    x = np.random.default_rng(1).uniform(0.5, 1, (2, 8)).astype(np.float32)
+    executor = executor_of(network, 1)
+    executor.run(x=x)
+    (wanted,) = evaluate(graph, {"x": x})
+    np.testing.assert_allclose(executor.get_output(0), wanted, rtol=2e-4, atol=1e-5)
+
+
+def test_groups_are_bounded_in_depth() -> None:
+    groups = fuse(_graph(1000, STEPS["sin"])).groups
+    assert max(len(group.nodes) for group in groups) == _DEEPEST
+    assert sum(len(group.nodes) for group in groups) == 1000
+
+
+def test_groups_are_bounded_in_size_where_values_are_read_twice() -> None:
+    groups = fuse(_graph(100, lambda builder, value: builder.emit("add", [value, value]))).groups
+    assert 2 ** max(len(group.nodes) for group in groups) <= 2 * _LARGEST
+
+
+def test_operators_that_repeat_an_operand_are_known() -> None:
+    """What fusion counts is what the operators' expressions read."""
+    for op, spec in OPS.items():
+        if spec.kind is FusionKind.ELEMENTWISE:
+            for dtype in ("float32", "int32", "bool"):
+                usual = {int: 1, float: 0.5, bool: True, str: "int8", tuple: (0,)}
+                attrs = {key: usual[kind] for key, kind in spec.attrs.items()}
+                try:
+                    call = OpCall(op, (te.placeholder((4,), dtype),), attrs, (4,), dtype, "y")
+                    read = len(reads_of(lower_op(call).op))
+                except Exception:  # not for this type
+                    continue
+                assert read <= _REPEATED.get(op, 1), op
+                break
+            else:
+                raise AssertionError(op)
+
+
+def test_a_concatenation_of_many_operands_is_right() -> None:
+    builder = GraphBuilder("wide", [Value("x", (2, 3))])
+    parts = [builder.emit("mul", ["x", builder.scalar(number, "float32")]) for number in range(200)]
+    graph = builder.finish({"y": builder.emit("concat", parts, {"axis": 1})})
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (found,) = evaluate(graph, {"x": x})
+    assert np.array_equal(found, np.concatenate([x * np.float32(number) for number in range(200)], axis=1))
+    assert max(len(node.inputs) for node in graph.nodes) == 64
+
+
+def test_patterns_are_looked_for_in_long_sums() -> None:
+    graph = _graph(3000, STEPS["plus_input"])
+    matcher = Matcher(graph)
+    assert all(matcher.find(form.pattern, node) is None for form in ACTIVATIONS for node in graph.nodes[-50:])
+
+
+def test_post_dominators_are_those_of_their_definition() -> None:
+    for seed in range(30):
+        draw, builder = Random(seed), GraphBuilder("net", [Value("x", (2,))])
+        names = ["x"]
+        for _ in range(25):
+            names.append(builder.emit("add", draw.choices(names[-6:], k=2)))
+        graph = builder.finish({"y": names[-1], "z": draw.choice(names[1:-1])})
+        flow, count = _Flow(graph), len(graph.nodes)
+        passed: list[frozenset[int]] = [frozenset({count})] * (count + 1)
+        for index in reversed(range(count)):
+            passed[index] = frozenset.intersection(*(passed[one] for one in flow.read_by(index))) | {index}
+            assert flow._meet[index] == min(passed[index] - {index})
+
+
+def test_the_memory_of_a_long_chain_is_two_buffers() -> None:
+    plan = plan_memory([Request(64, step, step + 1) for step in range(20_000)])
+    assert plan.arena_bytes == plan.lower_bound == 128
