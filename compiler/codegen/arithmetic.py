@@ -5,7 +5,7 @@ towards minus infinity; a NaN in a maximum or minimum stays; a shift by more tha
 operation on bfloat16 is done in float32 and rounded once.
 """
 
-from compiler.codegen import device_library
+from compiler.codegen import libdevice
 from compiler.codegen.conversions import cast
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
@@ -19,7 +19,7 @@ _LONG = 64
 
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True) -> Value:
     """`lhs op rhs` on values of one type and the same number of lanes; without a `library` to call the remainder of
-    floats is that of `device_library`.
+    floats is that of `libdevice`.
     """
     if lhs.dtype == BFLOAT16 or (lhs.dtype == "float16" and op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)):
         wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"), library)
@@ -121,10 +121,7 @@ def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: b
     """
     write = LaneWriter(emit, lhs.lanes, lhs.dtype)
     zero, one = write.number(0.0), write.number(1.0)
-    if library:
-        rest = write.binary("frem", lhs, rhs)
-    else:
-        rest = device_library.call(emit, device_library.REMAINDER, (lhs, rhs))
+    rest = write.binary("frem", lhs, rhs) if library else libdevice.call(emit, libdevice.REMAINDER, (lhs, rhs))
     nonzero = write.test("une", rest, zero)
     opposite = write.binary("xor", write.test("olt", rest, zero), write.test("olt", rhs, zero))
     below = write.both(nonzero, opposite)

@@ -5,12 +5,12 @@ Always: one table from our names to LLVM's; float32 has functions of its own, an
 
 from collections.abc import Callable, Sequence
 
-from compiler.codegen import device_library
+from compiler.codegen import libdevice
 from compiler.codegen.conversions import cast
 from compiler.codegen.lane_writer import LaneWriter
 from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from compiler.codegen.values import Emit, Value
-from compiler.codegen.vector_math import erf, exp, exp_by_lookup, exp_by_power, log, tanh
+from compiler.codegen.vector_math import erf, exp, exp_by_lookup, log, tanh
 from compiler.codegen.vector_pow import pow
 from compiler.dtype import BFLOAT16
 from compiler.errors import LoweringError
@@ -47,7 +47,7 @@ def call_instruction(
 ) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
     the result is a bool; bits: of any type of as many bytes); `emit` appends an instruction. `lookups`: see
-    `vector_math.exp`. Without a `library` to call the functions are those of `device_library`.
+    `vector_math.exp`. Without the C `library` the functions are those of `libdevice`.
 
     Raises: LoweringError for a function that is not known for the type.
     """
@@ -62,12 +62,10 @@ def call_instruction(
     if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
         wide = [cast(emit, arg, "float32") for arg in args]
         return cast(emit, call_instruction(emit, name, wide, "float32", lookups, library), dtype)
-    if dtype == "float32" and name == "exp" and name in FLOAT32 and (lookups or not library):
-        return exp_by_lookup(emit, first) if library else exp_by_power(emit, first)
+    if not library and name in libdevice.FUNCTIONS:
+        return libdevice.call(emit, name, args)
     if dtype == "float32" and name in FLOAT32:
-        return FLOAT32[name](emit, *args)
-    if not library and device_library.has(name, dtype):
-        return device_library.call(emit, name, args)
+        return exp_by_lookup(emit, first) if name == "exp" and lookups else FLOAT32[name](emit, *args)
     if name in _INTRINSICS:
         return LaneWriter(emit, lanes, dtype).call(_INTRINSICS[name], *args)
     if name == "rsqrt":

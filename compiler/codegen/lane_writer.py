@@ -45,17 +45,17 @@ class LaneWriter:
         suffix = intrinsic_suffix(args[0].dtype, self.lanes)
         return self.emit(f"call {kind} @llvm.{name}.{suffix}({operands})", self.lanes, args[0].dtype)
 
-    def each_lane(self, symbol: str, arg: Value) -> Value:
-        """A function of one number, called lane by lane."""
-        scalar, kind = llvm_type(arg.dtype), llvm_type(arg.dtype, self.lanes)
+    def each_lane(self, symbol: str, *args: Value) -> Value:
+        """A function of numbers, called lane by lane."""
+        dtype = args[0].dtype
+        scalar, kind = llvm_type(dtype), llvm_type(dtype, self.lanes)
         if self.lanes == 1:
-            return self.emit(f"call {scalar} @{symbol}({scalar} {arg.text})", 1, arg.dtype)
-        text, made = "poison", arg
+            return self.emit(f"call {scalar} @{symbol}({', '.join(arg.typed for arg in args)})", 1, dtype)
+        made = Value("poison", self.lanes, dtype)
         for lane in range(self.lanes):
-            item = self.emit(f"extractelement {arg.typed}, i64 {lane}", 1, arg.dtype)
-            value = self.emit(f"call {scalar} @{symbol}({scalar} {item.text})", 1, arg.dtype)
-            made = self.emit(f"insertelement {kind} {text}, {value.typed}, i64 {lane}", self.lanes, arg.dtype)
-            text = made.text
+            items = [self.emit(f"extractelement {arg.typed}, i64 {lane}", 1, dtype) for arg in args]
+            value = self.emit(f"call {scalar} @{symbol}({', '.join(item.typed for item in items)})", 1, dtype)
+            made = self.emit(f"insertelement {kind} {made.text}, {value.typed}, i64 {lane}", self.lanes, dtype)
         return made
 
     def add(self, lhs: Value, rhs: Value) -> Value:

@@ -10,9 +10,9 @@ from math import gcd
 
 import llvmlite.binding as llvm
 
+from compiler.codegen import libdevice
 from compiler.codegen.body import BodyEmitter
 from compiler.codegen.cpu import check_names, parse_module
-from compiler.codegen.device_library import definitions
 from compiler.codegen.tensor_core import OLDEST, emit_tensor, tensor_declarations
 from compiler.codegen.types import item_bytes, memory_type
 from compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
@@ -40,7 +40,6 @@ _LAUNCHED_SHARED = "launched_shared"
 _MOST_RESIDENT = 8
 _FENCE = 'call void asm sideeffect "", "~{memory}"()'
 """Nothing, of which LLVM is told that it may write memory."""
-_POWER_OF_TWO = "declare float @llvm.nvvm.ex2.approx.ftz.f(float)"
 _HALF = 1 << 31
 _REGISTERS = {
     LoopKind.BLOCK_X: "ctaid.x",
@@ -67,6 +66,7 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     machine = llvm.Target.from_triple(GPU_TRIPLE).create_target_machine(cpu=arch, opt=3)
     module.triple = GPU_TRIPLE
     module.data_layout = str(machine.target_data)
+    libdevice.link(module)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
@@ -131,17 +131,16 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
         if any(kernel.dynamic_shared for kernel in function.kernels)
         else []
     )
-    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", _POWER_OF_TWO, *reads, *tensors, *SHUFFLES))
+    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES))
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))
         least = f'!"minctasm", i32 {_resident(kernel, arch)}'
         bounds.append(f'!{number} = !{{ptr @{kernel.name}, !"kernel", i32 1, {", ".join(extents)}, {least}}}')
     names = ", ".join(f"!{number}" for number in range(len(bounds)))
-    functions = definitions("\n".join(parts))
-    return "\n\n".join(
-        [declarations, *functions, *parts, "\n".join([f"!nvvm.annotations = !{{{names}}}", *bounds]), ""]
-    )
+    annotations = "\n".join([f"!nvvm.annotations = !{{{names}}}", *bounds])
+    called = libdevice.declarations("\n".join(parts))
+    return "\n\n".join([declarations, *called, *parts, annotations, ""])
 
 
 def _resident(kernel: Kernel, arch: str) -> int:

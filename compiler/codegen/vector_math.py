@@ -20,8 +20,6 @@ _MANTISSA_MASK = 0x007FFFFF
 _LEAST_NORMAL = 2.0**-126
 
 _LOG2_E = 1.4426950408889634
-_LOG2_E_LOW = 1.925963033500e-8
-"""What `_LOG2_E` rounded to float32 lacks."""
 _LN2_HIGH = 0.693147182464599609375
 """ln 2 rounded to float32: the fused product with a small whole number loses nothing when it is subtracted."""
 _LN2_LOW = -1.9046543235e-9
@@ -29,9 +27,6 @@ _ROUNDER = 1.5 * 2.0**23
 """Added to a small number it leaves the nearest whole number in the low bits of the sum."""
 _ROUNDER_BITS = 0x4B400000
 
-_EXPONENT_OF_ONE = 127.0
-_POWER_BELOW, _POWER_ABOVE = -87.0, 88.0
-"""Between these 2**n is a normal number."""
 _EXP_BELOW = -104.0
 """exp is less than half the least float32 here."""
 _EXP_ABOVE = 89.0
@@ -94,20 +89,6 @@ def exp(emit: Emit, x: Value) -> Value:
     rest = write.binary("sub", power, half)
     scaled = write.mul(write.add(grown, write.number(1.0)), _power_of_two(write, half))
     return write.mul(scaled, _power_of_two(write, rest))
-
-
-def exp_by_power(emit: Emit, x: Value) -> Value:
-    """2**n * 2**r with x = (n + r) ln 2, where a GPU's own instruction has the second factor, to 2**-22: a third of the
-    instructions of `exp`. Where 2**n would be subnormal or infinite n stops before, and r goes on.
-    """
-    write = LaneWriter(emit, x.lanes)
-    near = write.call("maxnum", write.call("minnum", x, write.number(_POWER_ABOVE)), write.number(_POWER_BELOW))
-    rounder = write.number(_ROUNDER + _EXPONENT_OF_ONE)
-    shifted = write.fma(near, write.number(_LOG2_E), rounder)
-    count = write.negative(write.sub(shifted, rounder))
-    rest = write.fma(x, write.number(_LOG2_E_LOW), write.fma(x, write.number(_LOG2_E), count))
-    scale = write.from_bits(write.binary("shl", write.bits(shifted), write.whole(_MANTISSA_BITS)))
-    return write.mul(write.each_lane("llvm.nvvm.ex2.approx.ftz.f", rest), scale)
 
 
 def exp_by_lookup(emit: Emit, x: Value) -> Value:

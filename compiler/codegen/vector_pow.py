@@ -43,10 +43,10 @@ def pow(emit: Emit, base: Value, exponent: Value) -> Value:
     """2**(y log2 |x|), negative for an odd y of a negative x."""
     write = LaneWriter(emit, base.lanes)
     power = _two_to(emit, _log2(emit, write.magnitude(base)), exponent)
-    return with_special_powers(write, base, exponent, power)
+    return _with_special_powers(write, base, exponent, power)
 
 
-def with_special_powers(write: LaneWriter, base: Value, exponent: Value, power: Value) -> Value:
+def _with_special_powers(write: LaneWriter, base: Value, exponent: Value, power: Value) -> Value:
     """The power of a base, given that of its magnitude: the sign, and the special values."""
     size = write.magnitude(base)
     one, zero = write.number(1.0), write.number(0.0)

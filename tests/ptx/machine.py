@@ -24,6 +24,7 @@ MAX_LANES = 1 << 12
 _WARP = 32
 _TOGETHER = ("ldmatrix", "mma", "shfl")
 _LITERAL = re.compile(r"0[fFdD](?P<bits>[0-9a-fA-F]+)$|(?P<whole>-?(0x[0-9a-fA-F]+|\d+))U?$")
+_CARRY, _WORD = "%carry", np.uint64(0xFFFFFFFF)
 _PLACE = re.compile(r"\[([^+\]]+)(?:\+(-?\d+))?\]$")
 
 
@@ -131,7 +132,9 @@ class Blocks:
     def _execute(self, instruction: Instruction, here: Mask) -> None:
         if not here.any():
             return
-        known = _DOES.get(instruction.parts[0])
+        name = instruction.parts[0]
+        carries = "cc" in instruction.parts or name in ("addc", "subc", "madc")
+        known = Blocks.carry if carries else _DOES.get(name)
         with np.errstate(all="ignore"):
             if known is not None:
                 known(self, instruction, here)
@@ -227,7 +230,8 @@ class Blocks:
             return
         if source.startswith("{"):
             width = 8 * size_of(instruction.kind) // len(_each(source))
-            parts = [self.bits(name, here) << np.uint64(n * width) for n, name in enumerate(_each(source))]
+            mask = np.uint64((1 << width) - 1)
+            parts = [(self.bits(name, here) & mask) << np.uint64(n * width) for n, name in enumerate(_each(source))]
             self.put(target, np.bitwise_or.reduce(parts), here)
             return
         if instruction.kind == "pred":
@@ -248,6 +252,21 @@ class Blocks:
         values = [self.truth(name, here) for name in instruction.args[1:]]
         joined = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not}
         self.put(instruction.args[0], joined[instruction.parts[0]](*values), here)
+
+    def carry(self, instruction: Instruction, here: Mask) -> None:
+        """`add`, `sub` and `mad` of words that read the carry, or write it."""
+        if instruction.kind != "u32":
+            raise PtxError(f"unknown: {instruction.text}")
+        name, (one, other, *more) = instruction.parts[0], (self.bits(arg, here) & _WORD for arg in instruction.args[1:])
+        if more:
+            product = one * other
+            one, other = product >> np.uint64(32) if "hi" in instruction.parts else product & _WORD, more[0]
+        if name.endswith("c"):
+            other = other + self.bits(_CARRY, here)
+        total = one - other if name.startswith("sub") else one + other
+        self.put(instruction.args[0], total & _WORD, here)
+        if "cc" in instruction.parts:
+            self.put(_CARRY, total >> np.uint64(32) & np.uint64(1), here)
 
     def compare(self, instruction: Instruction, here: Mask) -> None:
         """`setp`, of two halves with two results"""

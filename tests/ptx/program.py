@@ -86,7 +86,7 @@ def _kernel(params: str, body: str) -> PtxKernel:
         text = " ".join(part.split())
         if local := _LOCAL.match(text):
             kernel.local_bytes = int(local[1])
-        elif text.startswith(".") and not text.startswith(".reg"):
+        elif text.startswith(".") and not text.startswith((".reg", ".pragma")):
             raise PtxError(f"unknown: {text}")
         elif text and not text.startswith("."):
             kernel.code.append(_instruction(text))

@@ -72,8 +72,8 @@ def compared(how: str, one: Numbers, other: Numbers) -> Mask:
         "ge": np.greater_equal,
     }
     torn = np.isnan(one) | np.isnan(other) if one.dtype.kind == "f" else np.zeros(one.shape, np.bool_)
-    if how == "nan":
-        return torn
+    if how in ("nan", "num"):
+        return torn == (how == "nan")
     holds = np.asarray(known[how.removesuffix("u")](one, other))
     return holds | torn if how.endswith("u") else holds & ~torn
 
@@ -92,6 +92,10 @@ def converted(instruction: Instruction, given: Sequence[Bits]) -> Bits:
         if mode not in _ROUNDINGS:
             raise PtxError(f"unknown: {instruction.text}")
         value = _ROUNDINGS[mode](value)
+    if target[0] in "su" and value.dtype.kind == "f":
+        # NaN becomes 0, and what is too large the nearest number; in longdouble every integer is exact.
+        limits = np.iinfo(np.dtype(TYPES[target]))
+        value = np.clip(np.nan_to_num(value.astype(np.longdouble)), limits.min, limits.max)
     found = value.astype(TYPES[target])
     # What has a sign fills up a wider register with it.
     return bits_of(found.astype(np.int64) if target.startswith("s") else found)
@@ -103,6 +107,7 @@ _ROUNDINGS: dict[str, Callable[[Numbers], Numbers]] = {
     "rzi": np.trunc,
     "rmi": np.floor,
     "rpi": np.ceil,
+    "sat": lambda value: np.clip(np.nan_to_num(value), 0, 1),
 }
 
 
@@ -122,6 +127,16 @@ def computed(instruction: Instruction, given: Sequence[Bits]) -> Bits:
     if "wide" in instruction.parts or "hi" in instruction.parts:
         return _long_product(instruction, given)
     values = [numbers(bits, kind) for bits in given]
+    if "ftz" in instruction.parts:
+        values = [_flushed(value) for value in values]
+    if "approx" in instruction.parts:
+        found = _upper_half_of(name, values[0]) if kind == "f64" else _rounded(_PLAIN[name](*_doubled(values)), "rz")
+        return bits_of(_flushed(found) if "ftz" in instruction.parts else found)
+    directed = [mode for mode in instruction.parts if mode in ("rz", "rm", "rp")]
+    if directed and (name, kind) in (("fma", "f32"), ("add", "f32")):
+        return bits_of(_rounded(_fused(*_doubled(values)) if name == "fma" else np.add(*_doubled(values)), directed[0]))
+    if directed:
+        raise PtxError(f"unknown: {instruction.text}")
     if name == "fma" and kind == "f64":
         return bits_of(_fused(*values))
     if name == "clz":
@@ -148,8 +163,9 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "div": lambda one, other: one / other if one.dtype.kind == "f" else _quotient(one, other),
     "rem": lambda one, other: one - _quotient(one, other) * other,
     "rcp": lambda value: 1 / value,
+    "rsqrt": lambda value: 1 / np.sqrt(value),
     "sqrt": np.sqrt,
-    "ex2": lambda value: np.exp2(value.astype(np.float64)),
+    "ex2": np.exp2,
     "neg": np.negative,
     "abs": np.abs,
     "max": np.fmax,
@@ -160,6 +176,34 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "not": np.invert,
     "copysign": lambda sign, size: np.copysign(size, sign),
 }
+
+
+def _doubled(values: Sequence[Numbers]) -> list[Numbers]:
+    return [value.astype(np.float64) for value in values]
+
+
+def _flushed(value: Numbers) -> Numbers:
+    """`ftz`: zeros in place of subnormal numbers."""
+    return np.where(np.abs(value) < np.finfo(value.dtype).smallest_normal, value * value.dtype.type(0), value)
+
+
+def _rounded(exact: Numbers, mode: str) -> NDArray[np.float32]:
+    """float64 as float32, towards zero, down or up. Approximations are rounded towards zero: up to one ulp off, which
+    is what NVIDIA promises of most.
+    """
+    near = exact.astype(np.float32)
+    towards = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}[mode]
+    wide = near.astype(np.float64)
+    beyond = {"rz": np.abs(wide) > np.abs(exact), "rm": wide > exact, "rp": wide < exact}[mode]
+    beyond &= np.isfinite(exact)
+    return np.where(beyond, np.nextafter(near, np.float32(towards)), near)
+
+
+def _upper_half_of(name: str, value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Approximations of float64 read the upper 32 bits of a number, and compute those of the result."""
+    mask = np.uint64(0xFFFFFFFF << 32)
+    found = np.asarray(_PLAIN[name]((value.view(np.uint64) & mask).view(np.float64)), np.float64)
+    return np.where(np.isnan(value), value, (found.view(np.uint64) & mask).view(np.float64))
 
 
 def _quotient(one: Numbers, other: Numbers) -> Numbers:
@@ -179,7 +223,8 @@ def _fused(one: Numbers, other: Numbers, addend: Numbers) -> Numbers:
     total = product + addend
     back = total - product
     lost = lost + ((product - (total - back)) + (addend - back))
-    return np.where(np.isfinite(total) & np.isfinite(lost), total + lost, total).astype(np.float64)
+    # -0 + 0 would be 0.
+    return np.where(np.isfinite(total) & np.isfinite(lost) & (lost != 0), total + lost, total).astype(np.float64)
 
 
 def _funnel(instruction: Instruction, given: Sequence[Bits]) -> Bits:
