@@ -12,7 +12,7 @@ from compiler.executor.executors import executor_of
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.evaluate import evaluate
 from compiler.graph.fuse import _DEEPEST, _LARGEST, _REPEATED, _Flow, fuse
-from compiler.graph.ir import Graph, Value
+from compiler.graph.ir import Attribute, Graph, Value
 from compiler.graph.memory import Request, plan_memory
 from compiler.graph.ops import OPS, FusionKind
 from compiler.graph.passes.activations import ACTIVATIONS
@@ -78,7 +78,7 @@ def test_operators_that_repeat_an_operand_are_known() -> None:
     for op, spec in OPS.items():
         if spec.kind is FusionKind.ELEMENTWISE:
             for dtype in ("float32", "int32", "bool"):
-                usual = {int: 1, float: 0.5, bool: True, str: "int8", tuple: (0,)}
+                usual: dict[type, Attribute] = {int: 1, float: 0.5, bool: True, str: "int8", tuple: (0,)}
                 attrs = {key: usual[kind] for key, kind in spec.attrs.items()}
                 try:
                     call = OpCall(op, (te.placeholder((4,), dtype),), attrs, (4,), dtype, "y")
