@@ -26,6 +26,7 @@ from compiler.runtime.artifact import Array
 from compiler.runtime.buffers import aligned_array
 from compiler.runtime.device import AnyArray, Device, cpu, device_of, on_gpu, same_device
 from compiler.runtime.loader import BoundKernel, Kernel, load_kernels
+from compiler.runtime.locks import add_lock
 from compiler.runtime.processor import check_processor
 from compiler.runtime.sequence import KernelSequence
 from compiler.runtime.timed_functions import TimedFunctions
@@ -66,6 +67,8 @@ class GraphExecutor(TimedFunctions):
     scores = executor.get_output(0)
     """
 
+    lock: threading.RLock
+
     def __init__(
         self,
         network: CompiledNetwork,
@@ -105,8 +108,7 @@ class GraphExecutor(TimedFunctions):
         self._loaded: set[str] = set()
         self._lent: dict[int, int] = {}
         """Which output has an array of the caller's, by the buffer that owns its memory."""
-        self.lock = threading.RLock()
-        """Held by the thread that reads or changes what the executor holds."""
+        add_lock(self)
         self._claims = Claims(plan)
 
     def _bind(

@@ -20,6 +20,7 @@ from compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from compiler.runtime.artifact import Array
 from compiler.runtime.device import Device, cpu, cuda, is_gpu
 from compiler.runtime.loader import load_kernels
+from compiler.runtime.locks import add_lock
 from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from compiler.target import Target
 from compiler.vm.contents import MAIN, LateBound
@@ -45,6 +46,7 @@ class VirtualMachine:
     scores = machine.run(image)
     """
 
+    lock: threading.RLock
     NAIVE_ALLOCATOR = 1
     POOLED_ALLOCATOR = 2
 
@@ -78,7 +80,7 @@ class VirtualMachine:
         self._kernels = load_kernels(exe.library.kernels)
         self._link()
         self._params = {function.name: _signature(exe, function.name) for function in exe.contents.functions}
-        self._lock = threading.RLock()
+        add_lock(self)
         self._mine = _Mine()
 
     def __reduce__(self) -> NoReturn:
@@ -154,7 +156,7 @@ class VirtualMachine:
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
         number, inputs = self._call(func_name)
-        with self._lock:
+        with self.lock:
             return result(self._interpreter.run(number, inputs), inputs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -239,7 +241,7 @@ class VirtualMachine:
         """
         self.invoke(func_name, *args, **kwargs)
         profile = Profile(self._exe.contents)
-        with self._lock:
+        with self.lock:
             self._interpreter.run(*self._call(func_name), profile.note)
         return profile.report(str(cpu(0)), self.threads)
 
@@ -265,7 +267,7 @@ class VirtualMachine:
 
     def load_late_bound_consts_from_map(self, constants: Mapping[str, Array]) -> None:
         """Bind constants that the executable leaves open. Raises: ArtifactError as `Executable` does."""
-        with self._lock:
+        with self.lock:
             self._exe.load_late_bound_consts_from_map(constants)
             self._link()
 

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,6 +102,39 @@ def test_threads_that_share_an_executor_get_right_results_or_an_error(locked: bo
         thread.join(60)
     assert not wrong
     assert not (locked and refused)
+
+
+_FORK = """
+import os, signal, threading
+import numpy as np
+from compiler.graph_executor import Library, cpu
+from tests.doubling_network import SHAPE, doubling_network
+
+executor = Library(doubling_network())["default"](cpu())
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with executor.lock:
+        held.set()
+        forked.wait(30)
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait(30)
+child = os.fork()
+if not child:
+    signal.alarm(30)  # ends a child that waits for a thread of the parent
+    executor.run(x=np.ones(SHAPE, "float32"))
+    os._exit(0 if np.all(executor.get_output(0) == 8) else 1)
+forked.set()
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_child_forked_while_a_thread_runs_the_network_can_run_it() -> None:
+    done = subprocess.run([sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("made", [_module, lambda: _module().module])

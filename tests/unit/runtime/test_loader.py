@@ -144,11 +144,12 @@ def load():
     module.run()
 
 network, process = doubling_network(), psutil.Process()
-for _ in range(128):
+loads = int(sys.argv[1])
+for _ in range(128 + loads // 8):
     load()
 gc.collect()
 before = process.memory_info().rss
-for _ in range(int(sys.argv[1])):
+for _ in range(loads):
     load()
 gc.collect()
 print(process.memory_info().rss - before)
