@@ -1,7 +1,7 @@
-"""In: a network and what is stored of its kernels. Out: the network compiled with its best records, and the evidence
-that it is right and faster.
+"""Flows that compile a network with its best records, and check that it is right and faster.
 
-Always: a record serves only after it was built, checked and timed once more.
+Every program is built, checked and timed once more before it is used. A first guess, of a kernel without a record, has
+one after that.
 
     best records → confirm each in a fresh process → compile tuned and untuned → verify both against ONNX Runtime
 """
@@ -16,14 +16,15 @@ from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.operators import label_of
 from compiler.driver.report import Comparison, Report
-from compiler.driver.winners import Winner, decided, finalists
+from compiler.driver.winners import Winner, decided, finalists, record_guesses
 from flows.located import located, reaching_fleet
 from flows.parameters import TuneJob
 from flows.progress import PhaseAdvanced, PhaseStarted, announce
+from storage.files import new_id
 from tasks.compile import compile_to
 from tasks.extract import extract_tasks
 from tasks.report import keep_result, publish
-from tasks.store import best_of_every_task, best_records, complete_run, open_run
+from tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from tasks.train import begin_tuning
 from tasks.verify import confirm, limits_of_machine, verify
 from tasks.whole import whole
@@ -95,8 +96,10 @@ def compile_network(
 
 
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
-def compile_best(job: TuneJob, run_id: str) -> Compiled:
-    """Compile the network of `job` with the best records on this machine, whichever run they come from."""
+def compile_best(job: TuneJob, run_id: str, rounds: int = 0, elapsed: float = 0.0) -> Compiled:
+    """Compile the network of `job` with the best records on this machine, whichever run they come from, after so many
+    rounds and seconds of tuning.
+    """
     announce(PhaseStarted("selecting the best programs"))
     folder = job.run_folder(run_id)
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
@@ -104,11 +107,15 @@ def compile_best(job: TuneJob, run_id: str) -> Compiled:
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
     announce(PhaseStarted(f"confirming the best programs of {sum(map(len, layers))} tasks"))
-    with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
-        winners: list[Winner] = []
+    measuring = job.measuring(extracted.constant_bytes)
+    with open_workers(measuring, job.plan, job.gpu) as workers:
+        chosen: list[Winner] = []
         for layer in layers:
-            winners += decided([confirm(task.name, workers, whole(task), whole(programs)) for task, programs in layer])
-            announce(PhaseAdvanced(len(winners), sum(map(len, layers))))
+            chosen += decided([confirm(task.name, workers, whole(task), whole(programs)) for task, programs in layer])
+            announce(PhaseAdvanced(len(chosen), sum(map(len, layers))))
+    winners, guesses = record_guesses(chosen, job.origin(run_id, measuring), rounds, elapsed, new_id)
+    if guesses:
+        store("first-guesses", job.place, whole(guesses))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
@@ -119,4 +126,4 @@ def compile_best(job: TuneJob, run_id: str) -> Compiled:
     comparison = verify(job.network, paths, job.threads, job.seed, job.plan)
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = limits_of_machine(job.threads, job.plan)
-    return Compiled(tuned.path, tuple(winners), comparison, tuned.coverage, limits)
+    return Compiled(tuned.path, winners, comparison, tuned.coverage, limits)

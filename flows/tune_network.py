@@ -69,7 +69,7 @@ def tune_network(
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
         spent = reaching_fleet(allocate_trials, job)(job, run.run_id, bar)
-        compiled = reaching_fleet(compile_best, job)(job, run.run_id)
+        compiled = reaching_fleet(compile_best, job)(job, run.run_id, spent.rounds, spent.elapsed)
         announce(PhaseStarted("writing the report"))
         report = publish(
             run.run_id,

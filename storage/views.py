@@ -115,7 +115,8 @@ DRIFT = View(
     ), confirmed AS (
       SELECT records.device, records.threads, runs.completed AS timestamp, told.best_seconds / records.seconds AS ratio
       FROM (SELECT run_id, unnest(tasks) AS told FROM reports) AS each
-      JOIN records ON records.record_id = each.told.record_id
+      JOIN records ON records.record_id = each.told.record_id AND NOT
+        (records.run_id = each.run_id AND starts_with(records.mutation, 'guess'))
       JOIN runs ON runs.run_id = each.run_id
       WHERE each.told.best_seconds IS NOT NULL AND records.seconds IS NOT NULL AND runs.completed IS NOT NULL
     ), ratios AS (

@@ -18,7 +18,7 @@ from compiler.driver.build import build_kernel
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from compiler.driver.hardware import hardware_of
-from compiler.driver.winners import Guess
+from compiler.driver.winners import FIRST_GUESS, FITTED_GUESS
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
 from compiler.executor.network import CompiledNetwork, Coverage, Origin
 from compiler.graph.ir import Graph
@@ -34,6 +34,12 @@ from compiler.schedule.task import SearchTask
 from compiler.target import Target
 
 _log = logging.getLogger(__name__)
+
+_ORIGINS = {
+    FIRST_GUESS: (Origin.GUESS, "a first guess of the search"),
+    FITTED_GUESS: (Origin.TRANSFER, "fitted from a record of a similar kernel"),
+}
+"""Origin and note of programs by their `mutation`; all others are tuned."""
 
 _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
@@ -177,11 +183,9 @@ def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice
         request = BuildRequest(task, load_steps(best.steps), task.name)
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
-    if best.record_id:
-        return _Choice(request, best.record_id, Origin.RECORD)
-    if isinstance(best, Guess) and best.transferred:
-        return _Choice(request, None, Origin.TRANSFER, "fitted from a record of a similar kernel")
-    return _Choice(request, None, Origin.GUESS, "a first guess, without a record")
+    otherwise = (Origin.RECORD, "") if best.record_id else _ORIGINS[FIRST_GUESS]
+    origin, note = _ORIGINS.get(getattr(best, "mutation", ""), otherwise)
+    return _Choice(request, best.record_id or None, origin, note)
 
 
 def _told(task: SearchTask, state: State) -> _Choice:

@@ -9,6 +9,7 @@ uninterrupted process would have.
 
 import math
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -108,12 +109,15 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class TuningSummary:
-    """What a run has spent, in trials and seconds, and where every task stands."""
+    """What a run has spent, in trials and seconds, and where every task stands; `contention` is that of a typical
+    trial.
+    """
 
     trials: int
     elapsed: float
     rounds: int
     rows: tuple[TaskRow, ...]
+    contention: float = 0.0
 
 
 class Tuning:
@@ -149,6 +153,7 @@ class Tuning:
         self.elapsed = 0.0
         self.rounds = 0
         self._progress: list[tuple[int, float]] = []
+        self._contention: list[float] = []
         self._foreign: tuple[Relative, ...] = ()
 
     @property
@@ -162,6 +167,15 @@ class Tuning:
     def latency_so_far(self) -> float:
         """The part of `latency` that is known, in seconds: a lower bound while some tasks have no time yet."""
         return network_latency([task.state for task in self.tasks if math.isfinite(task.state.best_seconds)])
+
+    @property
+    def untimed(self) -> int:
+        """How many kernels that count for the latency have no time in any way to compute them."""
+        best: dict[str, float] = {}
+        for number, state in enumerate(task.state for task in self.tasks if task.state.weight > 0.0):
+            layer = state.layer or f"task {number}"
+            best[layer] = min(state.best_seconds, best.get(layer, math.inf))
+        return sum(map(math.isinf, best.values()))
 
     @property
     def live(self) -> int:
@@ -193,7 +207,7 @@ class Tuning:
     def summary(self) -> TuningSummary:
         """The whole run as it stands."""
         rows = tuple(self.row(index) for index in range(len(self.tasks)))
-        return TuningSummary(self.trials, self.elapsed, self.rounds, rows)
+        return TuningSummary(self.trials, self.elapsed, self.rounds, rows, typical(self._contention))
 
     def replay(
         self,
@@ -271,35 +285,10 @@ class Tuning:
         new_id: Callable[[], str],
     ) -> tuple[MeasureRecord, ...]:
         """The rows of one measured round, in the order of the candidates. `elapsed` is the run's clock now."""
-        task, origin, now = self.tasks[index].task, self.origin, time.time()
+        task = self.tasks[index].task
         return tuple(
-            MeasureRecord(
-                record_id=new_id(),
-                run_id=origin.run_id,
-                network=origin.network,
-                task_key=task.workload_key,
-                task_name=task.name,
-                target=origin.target,
-                device=origin.device,
-                threads=origin.threads,
-                steps=candidate.steps_text,
-                parent_id=candidate.parent or "",
-                mutation=candidate.mutation,
-                predicted=candidate.predicted,
-                costs=measured.costs,
-                status=measured.status,
-                error=measured.error,
-                build_seconds=measured.build_seconds,
-                run_seconds=measured.run_seconds,
-                options=origin.options,
-                seed=origin.seed,
-                round=self.rounds,
-                elapsed=elapsed,
-                engine_version=config.engine_version(),
-                llvm_version=config.llvm_version(),
-                timestamp=now,
-                censored=measured.censored,
-                contention=measured.contention,
+            record_of(
+                self.origin, task.workload_key, task.name, candidate, measured, self.rounds, elapsed, new_id()
             )
             for candidate, measured in zip(candidates, measurements, strict=True)
         )
@@ -322,6 +311,7 @@ class Tuning:
         self.rounds = max([self.rounds, *(record.round + 1 for record in records)])
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
         self._progress.append((self.trials, self.latency))
+        self._contention += contention_of(records)
 
     @property
     def metrics(self) -> ModelMetrics | None:
@@ -376,6 +366,57 @@ def begin(
     model = XGBModel(seed=origin.seed, threads=1)  # one thread: no idle ones that spin beside the programs being timed
     chosen = options or SearchOptions()
     return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model, layers)
+
+
+def record_of(
+    origin: Origin,
+    task_key: str,
+    task_name: str,
+    candidate: Candidate,
+    measured: Measurement,
+    round_index: int,
+    elapsed: float,
+    record_id: str,
+) -> MeasureRecord:
+    """The row of one measured program; `elapsed` is the run's clock now."""
+    return MeasureRecord(
+        record_id=record_id,
+        run_id=origin.run_id,
+        network=origin.network,
+        task_key=task_key,
+        task_name=task_name,
+        target=origin.target,
+        device=origin.device,
+        threads=origin.threads,
+        steps=candidate.steps_text,
+        parent_id=candidate.parent or "",
+        mutation=candidate.mutation,
+        predicted=candidate.predicted,
+        costs=measured.costs,
+        status=measured.status,
+        error=measured.error,
+        build_seconds=measured.build_seconds,
+        run_seconds=measured.run_seconds,
+        options=origin.options,
+        seed=origin.seed,
+        round=round_index,
+        elapsed=elapsed,
+        engine_version=config.engine_version(),
+        llvm_version=config.llvm_version(),
+        timestamp=time.time(),
+        censored=measured.censored,
+        contention=measured.contention,
+    )
+
+
+def contention_of(records: Iterable[MeasureRecord]) -> list[float]:
+    """The contention of every record for which it is known."""
+    return [record.contention for record in records if record.contention is not None]
+
+
+def typical(shares: Iterable[float]) -> float:
+    """The median; 0 of nothing."""
+    return statistics.median([*shares] or [0.0])
 
 
 def common_failure(records: Sequence[MeasureRecord]) -> str:

@@ -1,27 +1,27 @@
-"""In: a task's fastest records, or guesses where there are none. Out: the program that serves it, and of several tasks
-that compute the same result the one that does.
+"""Choice of the program that a task of a compiled network uses: its fastest record, or a first guess of the search.
 
-Always: it was built again, was the fastest when all took turns, the untuned program among them, and gave the right
-answer in a fresh process after that.
+The chosen program was built again, was the fastest when all were timed in turn, the default schedule among them, and
+gave the right answer in a fresh process after that. Of several tasks that compute the same result one is chosen.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.cost_model.random import RandomModel
+from compiler.driver.tuning import Origin, record_of
 from compiler.measure.measurer import Builder, Runner
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult
+from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
 from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.steps import load_steps
 from compiler.schedule.task import SearchTask
 from compiler.search import mutation
 from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
+from compiler.search.policy import Candidate, SketchPolicy
 from compiler.search.transfer import Relative, nearest
 
-GUESSES = 4
+TRIED = 4
 """How many programs are tried for a task that no record knows."""
 _TRANSFERRED = 0.5
 """Which share of these may be fitted programs of similar tasks."""
@@ -29,11 +29,13 @@ REACH = 2.0
 """Programs slower than so many times the fastest do not take part in the comparison."""
 CLOSE = 1.2
 """A way to compute a layer whose record is so many times slower than that of the fastest way is not timed again."""
+GUESSES = FIRST_GUESS, FITTED_GUESS = "guess", "guess, transfer"
+"""The `mutation` of the record of a first guess, and of one that was fitted from a similar task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A program that no run has measured: one that the search would try first. It has no record of its own;
+    """A program that no run has measured: one that the search would try first. It has no record yet;
     `transferred` says that it is a record's of a similar task, fitted to this one's sizes.
     """
 
@@ -41,6 +43,11 @@ class Guess:
     record_id: str = ""
     transferred: bool = False
     seconds: float = math.inf
+
+    @property
+    def mutation(self) -> str:
+        """What the record of this program will have as its `mutation`."""
+        return FITTED_GUESS if self.transferred else FIRST_GUESS
 
 
 Program = MeasureRecord | Guess
@@ -52,8 +59,8 @@ def first_guesses(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tupl
     """
     policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED))
     relatives = (Relative(one.task_key, one.steps, one.seconds) for one in known if one.costs)
-    policy.advise([one.steps_text for one in nearest(task.workload_key, relatives, GUESSES)])
-    candidates = policy.ask(GUESSES, 0)
+    policy.advise([one.steps_text for one in nearest(task.workload_key, relatives, TRIED)])
+    candidates = policy.ask(TRIED, 0)
     return tuple(Guess(one.steps_text, transferred=one.mutation == mutation.TRANSFER) for one in candidates)
 
 
@@ -63,7 +70,7 @@ class Winner:
     where the program failed.
 
     `rejected` says of every program that failed why it does not serve. Where another task computes the same result
-    faster, this one `serves` not.
+    faster, this one `serves` not. `measured` is how the program was built and timed.
     """
 
     task_key: str
@@ -73,6 +80,7 @@ class Winner:
     seconds: float
     rejected: tuple[str, ...]
     serves: bool = True
+    measured: Measurement | None = None
 
     @property
     def serving(self) -> Program | None:
@@ -104,6 +112,22 @@ def decided(winners: Sequence[Winner]) -> tuple[Winner, ...]:
     return tuple(replace(one, serves=one is fastest) for one in winners)
 
 
+def record_guesses(
+    winners: Iterable[Winner], origin: Origin, round_index: int, elapsed: float, new_id: Callable[[], str]
+) -> tuple[tuple[Winner, ...], tuple[MeasureRecord, ...]]:
+    """The winners with a record in place of every guess, and these records: a guess that was confirmed was measured."""
+    found, records = [], []
+    for winner in winners:
+        guess, measured = winner.program, winner.measured
+        if isinstance(guess, Guess) and measured is not None:
+            candidate = Candidate(load_steps(guess.steps), guess.steps, None, None, guess.mutation)
+            about = winner.task_key, winner.name, candidate, measured, round_index, elapsed, new_id()
+            records.append(record_of(origin, *about))
+            winner = replace(winner, program=records[-1])
+        found.append(winner)
+    return tuple(found), tuple(records)
+
+
 def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builder, runner: Runner) -> Winner:
     """Build the untuned program and `programs` once more, and take the fastest right one.
 
@@ -114,8 +138,8 @@ def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builde
     """
     steps = [*(load_steps(program.steps) for program in programs), untuned_steps(task)]
     builds = builder.build(task, steps)
-    results = runner.run(task, builds)
-    seconds = _in_turn(task, builds, results, runner)
+    results = _in_turn(task, builds, runner.run(task, builds), runner)
+    seconds = [min(result.costs, default=math.inf) for result in results]
     untuned = len(programs)
     order = sorted((place for place in range(untuned) if math.isfinite(seconds[place])), key=lambda one: seconds[one])
     for place in order:
@@ -124,38 +148,43 @@ def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builde
         runner.restart()
         (again,) = runner.run(task, [builds[place]])
         if again.status is MeasureStatus.OK:
-            return _winner(task, programs, results, seconds, place)
+            return _winner(task, programs, builds, results, place)
         results[place] = replace(again, error=f"in a fresh process: {again.error}")
-    return _winner(task, programs, results, seconds, untuned)
+    return _winner(task, programs, builds, results, untuned)
 
 
 def _in_turn(
     task: SearchTask, builds: Sequence[BuildResult], results: Sequence[MeasureResult], runner: Runner
-) -> list[float]:
-    """Seconds of every program, infinite for those that failed; those in reach of the fastest compared in turn."""
+) -> list[MeasureResult]:
+    """The results; those in reach of the fastest with the times and the contention of a comparison in turn."""
     seconds = [min(result.costs, default=math.inf) for result in results]
     close = [place for place, each in enumerate(seconds) if each <= REACH * min(seconds) and math.isfinite(each)]
     compared = runner.compare(task, [builds[place] for place in close]) if len(close) > 1 else None
-    for place, result in zip(close, compared or (), strict=bool(compared)):
-        seconds[place] = min(result.costs)
-    return seconds
+    timed = list(results)
+    for place, again in zip(close, compared or (), strict=bool(compared)):
+        timed[place] = replace(results[place], costs=again.costs, contention=again.contention)
+    return timed
 
 
 def _winner(
     task: SearchTask,
     programs: Sequence[Program],
+    builds: Sequence[BuildResult],
     results: Sequence[MeasureResult],
-    seconds: Sequence[float],
     place: int,
 ) -> Winner:
     """The program at `place` serves; behind the last one stands the untuned program."""
+    seconds = [min(result.costs, default=math.inf) for result in results]
     rejected = tuple(
         f"{program.record_id or 'a guess'}: {_failure(result)}"
         for program, result in zip(programs, results, strict=False)
         if result.status is not MeasureStatus.OK
     )
     chosen = programs[place] if place < len(programs) else None
-    return Winner(task.workload_key, task.name, chosen, seconds[len(programs)], seconds[place], rejected)
+    measured = join(builds[place], results[place])
+    return Winner(
+        task.workload_key, task.name, chosen, seconds[-1], seconds[place], rejected, measured=measured
+    )
 
 
 def _failure(result: MeasureResult) -> str:

@@ -6,7 +6,18 @@ from dataclasses import replace
 import pytest
 
 from compiler import te
-from compiler.driver.winners import GUESSES, Guess, Winner, choose_winner, decided, finalists, first_guesses
+from compiler.driver.tuning import Origin
+from compiler.driver.winners import (
+    FITTED_GUESS,
+    TRIED,
+    Guess,
+    Winner,
+    choose_winner,
+    decided,
+    finalists,
+    first_guesses,
+    record_guesses,
+)
 from compiler.measure.builder import LocalBuilder
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
@@ -164,7 +175,7 @@ def test_a_record_of_a_similar_task_is_among_the_guesses() -> None:
     product, similar = _product(32, 48), _product(64, 96)
     record = replace(RECORDS[0], task_key=similar.workload_key, steps=first_guesses(similar)[0].steps)
     guesses = first_guesses(product, [record])
-    assert len(guesses) == GUESSES
+    assert len(guesses) == TRIED
     assert [guess.transferred for guess in guesses].count(True) == 1
     assert all(guess.record_id == "" for guess in guesses)
     failed = replace(record, costs=())
@@ -196,13 +207,27 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
     """The real search and the real workers, on a product small enough to be quick."""
     product = _product(32, 48)
     guesses = first_guesses(product)
-    assert len(guesses) == GUESSES
+    assert len(guesses) == TRIED
     assert not any(guess.transferred for guess in guesses)
     with LocalBuilder(n_parallel=1) as builder, SlowDefault(threads=1, min_repeat_ms=3.0) as runner:
         winner = choose_winner(product, guesses, builder, runner)
     assert winner.program in guesses
     assert (winner.seconds, winner.default_seconds) == (1.0, 2.0)
     assert winner.rejected == ()
+
+
+def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
+    guesses = (Guess("[]"), Guess("[ ]", transferred=True))
+    origin = Origin("RUN", "net", "llvm", "device", 2, 7, "{}")
+    guessed = choose_winner(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
+    tuned = choose_winner(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
+    default = choose_winner(task, (), Builder(), Runner([1e-3]))
+    found, records = record_guesses([guessed, tuned, default], origin, 5, 60.0, lambda: "NEW")
+    (one,) = records
+    assert [winner.program for winner in found] == [one, RECORDS[0], None]
+    assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
+    assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_GUESS, 3e-3, MeasureStatus.OK, 5)
+    assert record_guesses(found, origin, 5, 60.0, lambda: "AGAIN")[1] == ()
 
 
 def product(size: int) -> SearchTask:

@@ -1,0 +1,19 @@
+"""What a run finds in the store when it begins."""
+
+from pathlib import Path
+
+from compiler.driver.winners import FIRST_GUESS
+from storage.parquet import ParquetRecordStore
+from storage.runs import RunLedger
+from tasks.store import recall
+from tests.unit.storage.samples import timed
+
+
+def test_a_resumed_run_does_not_count_its_confirmed_guesses_as_trials(tmp_path: Path) -> None:
+    with RunLedger(tmp_path).open_or_resume("run", {}) as run:
+        trial = timed("key", 1e-3, run_id=run.run_id)
+        guess = timed("other", 1e-3, run_id=run.run_id, mutation=FIRST_GUESS)
+        ParquetRecordStore(tmp_path).append([trial, guess])
+        known = recall.fn(run.run_id, tmp_path, ["key", "other"], trial.target, trial.device, trial.threads)
+        assert [record.record_id for record in known.own] == [trial.record_id]
+        assert known.programs == 0
