@@ -1,6 +1,6 @@
-"""In: a network and its winners. Out: a compiled network in a file.
+"""The Prefect task that compiles a network with its winners.
 
-Always: a kernel without a winner gets the default schedule, and the file says so.
+A kernel without a winner uses the default schedule, and the file says so.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.compile_network import KnownProgram, compile_graph
 from compiler.driver.coverage import CoverageReport
+from compiler.driver.dispatch import telling_nothing
 from compiler.driver.extract import ExtractedNetwork
 
 
@@ -25,6 +26,10 @@ class SavedNetwork:
 
 @task(name="compile", task_run_name="compile-{label}", cache_policy=NO_CACHE)
 def compile_to(label: str, extracted: ExtractedNetwork, best: Mapping[str, KnownProgram], path: Path) -> SavedNetwork:
-    """Compile a network with the best program of each task, by workload key, and save it at `path`."""
-    network = compile_graph(extracted.graph, extracted.target, best, threads=extracted.threads, cut=extracted.partition)
+    """Compile a network with the best program of each task, by workload key, and save it at `path`. What the kernels
+    use is in the report, and not logged besides.
+    """
+    about = extracted.graph, extracted.target, best
+    with telling_nothing():
+        network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition)
     return SavedNetwork(network.save(path), CoverageReport.of(network.coverage))

@@ -23,6 +23,7 @@ from prefect.artifacts import (
 from prefect.cache_policies import NO_CACHE
 
 from compiler.driver.report import Report
+from compiler.runtime.readable import milliseconds
 from tasks.pages.charts import latency_chart, network_chart
 
 
@@ -71,7 +72,6 @@ def key_of(kind: str, network: str) -> str:
 
 def kernel_rows(report: Report) -> list[dict[str, str | int | float | None]]:
     """The kernels, those that take most of the network's time first; times are in milliseconds."""
-    ordered = sorted(report.tasks, key=lambda one: -one.weight * _known(one.best_seconds, 0.0))
     return [
         {
             "kernel": one.name,
@@ -79,11 +79,11 @@ def kernel_rows(report: Report) -> list[dict[str, str | int | float | None]]:
             "trials": one.trials,
             "default ms": _milliseconds(one.default_seconds),
             "best ms": _milliseconds(one.best_seconds),
-            "GFLOP/s": round(one.flops / one.best_seconds / 1e9, 1) if _known(one.best_seconds, 0.0) else None,
+            "GFLOP/s": round(one.flops / one.best_seconds / 1e9, 1) if math.isfinite(one.best_seconds) else None,
             "served by": one.served_by,
             "note": one.note,
         }
-        for one in ordered
+        for one in report.hottest
     ]
 
 
@@ -92,9 +92,5 @@ def data_url(svg: str) -> str:
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
 
-def _known(seconds: float, otherwise: float) -> float:
-    return seconds if math.isfinite(seconds) else otherwise
-
-
 def _milliseconds(seconds: float) -> float | None:
-    return round(seconds * 1e3, 4) if math.isfinite(seconds) else None
+    return float(milliseconds(seconds)) if math.isfinite(seconds) else None

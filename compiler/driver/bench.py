@@ -86,7 +86,7 @@ def compare_on_device(
     }
     found = asked(courier, device_queue(device), COMPARE_VERB, request)
     contenders = tuple(Contender(**each) for each in found["contenders"])
-    return Comparison(found["reference"], contenders, found["note"], found["tolerance"])
+    return Comparison(found["reference"], contenders, found["note"], found["tolerance"], found.get("contention"))
 
 
 def limits_of_device(courier: Courier, device: str, threads: int) -> MachineLimits:

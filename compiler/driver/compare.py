@@ -1,7 +1,6 @@
-"""In: compiled networks and the ONNX model they came from. Out: how long each takes and how far its outputs are from
-the reference's.
+"""Comparison of compiled networks with the ONNX model they came from: latency, and the error of their outputs.
 
-Always: timed in turn in one process, so that a noisy moment hits all alike.
+All are timed in turn in one process, so that a noisy moment hits all alike.
 
 The reference is ONNX Runtime where it is installed and can run the model, else the first network given. The outputs
 of a quantized network are taken without graph optimizations: on x86 without VNNI, its kernels for products of bytes
@@ -24,6 +23,8 @@ from compiler.errors import MeasureError, install_hint
 from compiler.executor.executors import executor_of
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
+from compiler.runtime.contention import ContentionMeter
+from compiler.runtime.device import is_gpu
 from compiler.target import Target
 
 REFERENCE = "ONNX Runtime"
@@ -64,12 +65,16 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
         except MeasureError as error:
             note = str(error)
     reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
-    seconds = _time_in_turn(runs)
+    on_gpu = any(is_gpu(device) for executor in executors.values() for device in executor.devices)
+    with ContentionMeter(threads) as meter:  # all threads exist by now
+        timed = _time_in_turn(runs, meter)
+    shares = [share for _, share in timed.values() if share is not None]
+    contention = max(shares) if shares and not on_gpu else None  # a thread that waits for a GPU is not disturbed
     contenders = tuple(
-        Contender(name, seconds[name], None if name == reference else _error(outputs[name], outputs[reference]))
+        Contender(name, timed[name][0], None if name == reference else _error(outputs[name], outputs[reference]))
         for name in runs
     )
-    return Comparison(reference, contenders, note, max(map(_tolerance, loaded.values())))
+    return Comparison(reference, contenders, note, max(map(_tolerance, loaded.values())), contention)
 
 
 def _is_quantized(networks: Iterable[CompiledNetwork]) -> bool:
@@ -97,12 +102,15 @@ def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]
     }
 
 
-def _time_in_turn(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds per call of every function: the mean of its fastest turn, the one that was disturbed least.
+def _time_in_turn(
+    runs: Mapping[str, Callable[[], object]], meter: ContentionMeter
+) -> dict[str, tuple[float, float | None]]:
+    """Seconds per call of every function, and which share of that others took: the mean of its fastest turn, the one
+    that was disturbed least.
 
     A turn is at least one call, and goes on for `_TURN_SECONDS`, after one call that is not timed.
     """
-    best = dict.fromkeys(runs, math.inf)
+    best: dict[str, tuple[float, float | None]] = dict.fromkeys(runs, (math.inf, None))
     began = time.perf_counter()
     for turn in range(_TURNS):
         if turn >= _LEAST_TURNS and time.perf_counter() - began > _TOTAL_SECONDS:
@@ -110,11 +118,14 @@ def _time_in_turn(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         for name, run in runs.items():
             time.sleep(_PAUSE_SECONDS)
             run()
+            meter.start()
             start, calls = time.perf_counter(), 0
             while calls == 0 or time.perf_counter() - start < _TURN_SECONDS:
                 run()
                 calls += 1
-            best[name] = min(best[name], (time.perf_counter() - start) / calls)
+            elapsed = time.perf_counter() - start
+            if elapsed / calls < best[name][0]:
+                best[name] = elapsed / calls, meter.share(int(elapsed * 1e9))
     return best
 
 

@@ -1,6 +1,6 @@
-"""In: what each kernel of a compiled network was made from. Out: how much of the network each origin serves.
+"""How much of a compiled network each origin of programs serves.
 
-Always: shares are of all kernels, those that are not worth tuning too, and add up to one.
+Shares are of all kernels, those that are not worth tuning too, and add up to one.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compiler.executor.network import Coverage, Origin
 
-_WORDS = {
+WORDS = {
     Origin.RECORD: "tuned records",
     Origin.TRANSFER: "programs of similar kernels",
     Origin.GUESS: "first guesses",
@@ -20,18 +20,19 @@ _WORDS = {
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one origin serves: distinct `kernels`, `calls` of them in a run, operations of these calls, and which share
-    of all calls and of all operations that is.
+    of all calls and of all operations that is. So many of the kernels are worth tuning, `tunable`.
     """
 
     origin: Origin
     kernels: int
+    tunable: int
     calls: int
     flops: float
     share_of_calls: float
     share_of_flops: float
 
     def __str__(self) -> str:
-        return f"{_WORDS[self.origin]} {self.share_of_flops:.1%} of the FLOPs, {self.share_of_calls:.1%} of the calls"
+        return f"{WORDS[self.origin]} {self.share_of_flops:.1%} of the FLOPs, {self.share_of_calls:.1%} of the calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,12 @@ class CoverageReport:
         return tuple(kernel for kernel in self.tunable if kernel.origin == Origin.DEFAULT)
 
     def fallback_text(self) -> str:
-        """How many kernels fell back to the default schedule, of how many, and which; empty where none did."""
+        """How many kernels use the default schedule, of those worth tuning, and which; empty where none does."""
         names = [f"{kernel.task} ({kernel.note})" if kernel.note else kernel.task for kernel in self.fallbacks]
         if not names:
             return ""
-        have = "has" if len(names) == 1 else "have"
-        return (
-            f"{len(names)} of {len(self.tunable)} kernels worth tuning {have} no program that was tuned, and the "
-            f"default schedule: {', '.join(names)}"
-        )
+        count = f"{len(names)} of {len(self.tunable)} kernels worth tuning"
+        return f"{count} {'uses' if len(names) == 1 else 'use'} the default schedule: {', '.join(names)}"
 
     @classmethod
     def of(cls, kernels: Sequence[Coverage]) -> "CoverageReport":
@@ -74,8 +72,9 @@ class CoverageReport:
                 continue
             own_calls = sum(kernel.weight for kernel in served)
             own_flops = sum(kernel.weight * kernel.flops for kernel in served)
-            share = Share(origin, len(served), own_calls, own_flops, own_calls / calls, own_flops / (flops or 1.0))
-            shares.append(share)
+            tunable = sum(kernel.tunable for kernel in served)
+            parts = own_calls / calls, own_flops / (flops or 1.0)
+            shares.append(Share(origin, len(served), tunable, own_calls, own_flops, *parts))
         return cls(tuple(shares), tuple(kernels))
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from typing import Self
 
 from compiler.driver.tuning import TuningSummary
 from compiler.driver.winners import Winner
+from compiler.runtime.readable import milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class OperatorReport:
                 "",
                 "| untuned ms | best ms | GFLOP/s | served by |",
                 "|---:|---:|---:|---|",
-                f"| {_ms(self.default_seconds)} | {_ms(self.best_seconds)} | {self.gflops:.1f} | {served} |",
+                f"| {milliseconds(self.default_seconds)} | {milliseconds(self.best_seconds)} | {self.gflops:.1f} "
+                f"| {served} |",
                 "",
                 *(f"Rejected: {text}" for text in self.rejected),
                 f"Machine: {self.device}, target `{self.target}`",
@@ -105,7 +107,3 @@ class OperatorReport:
 
 def _unknown(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4f}" if math.isfinite(seconds) else "-"

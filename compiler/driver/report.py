@@ -1,7 +1,4 @@
-"""In: what a run found. Out: the same as plain data, as Markdown and as text.
-
-Always: complete; a task without a record says so.
-"""
+"""The report of a run: what it found, as plain data and as Markdown."""
 
 import json
 import math
@@ -13,8 +10,9 @@ from typing import Self
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import TaskRow, TuningSummary
-from compiler.driver.winners import Guess, Winner
+from compiler.driver.winners import FITTED_GUESS, GUESSES, Winner
 from compiler.runtime.published import publish_text
+from compiler.runtime.readable import busy_warning, milliseconds
 from compiler.target import Target
 
 TOLERANCE = 1e-4
@@ -41,13 +39,15 @@ class Comparison:
     """All ways to run the network, timed in turn in one process.
 
     `reference` names the one that outputs were compared with, `note` says why ONNX Runtime did not take part;
-    `tolerance` is how far outputs may lie from the reference's, relative to their largest value.
+    `tolerance` is how far outputs may lie from the reference's, relative to their largest value. `contention` is the
+    largest share of a time that other processes took, None where that is not known.
     """
 
     reference: str
     contenders: tuple[Contender, ...]
     note: str = ""
     tolerance: float = TOLERANCE
+    contention: float | None = None
 
     @property
     def is_right(self) -> bool:
@@ -62,9 +62,9 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     """One kernel of the network and what serves it: a record, a first guess of the search where the budget reached no
-    further (`transferred` from a similar kernel or not), or the default schedule. One that is not `used` computes what
-    another one computes faster. Times are seconds per call; `record_id` is empty unless a record serves; `moved_bytes`
-    is what a call has to read and write at least.
+    further (`transferred` from a similar kernel or not), or the default schedule. For one that is not `used` another
+    way to compute the same is. Times are seconds per call; `record_id` is empty where the default schedule serves;
+    `moved_bytes` is what a call has to read and write at least.
     """
 
     name: str
@@ -86,13 +86,21 @@ class TaskOutcome:
         """What the kernel was made from, in words."""
         if not self.used:
             return "not used"
-        guess = "program of a similar kernel" if self.transferred else "first guess"
-        return self.record_id or (guess if self.guessed else "default schedule")
+        if self.guessed:
+            return "program of a similar kernel" if self.transferred else "first guess"
+        return self.record_id or "default schedule"
+
+    @property
+    def weighted_seconds(self) -> float:
+        """What all its calls take of the network's time; 0 where that is unknown, or nothing uses it."""
+        return self.weight * self.best_seconds if self.used and math.isfinite(self.best_seconds) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do."""
+    """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do.
+    `contention` is the share that other processes took, of a typical trial or of the final comparison, the larger one.
+    """
 
     run_id: str
     request: dict[str, str | int | float | None]
@@ -105,6 +113,7 @@ class Report:
     records: str
     folder: str
     limits: MachineLimits | None = None
+    contention: float = 0.0
 
     @classmethod
     def of(
@@ -133,7 +142,18 @@ class Report:
             records=f"{request.get('store') or request['home']}/records",
             folder=str(folder),
             limits=limits,
+            contention=max(spent.contention, comparison.contention or 0.0),
         )
+
+    @property
+    def page(self) -> Path:
+        """Where the page about the run is."""
+        return Path(self.folder) / "report.html"
+
+    @property
+    def hottest(self) -> list[TaskOutcome]:
+        """The kernels, those that take most of the network's time first."""
+        return sorted(self.tasks, key=lambda task: -task.weighted_seconds)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -178,13 +198,14 @@ class Report:
         lines = [
             f"# {self.title}",
             "",
+            *([f"**{warning}**", ""] if (warning := busy_warning(self.contention)) else []),
             f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the network {self.speedup:.2f} times as fast "
             "as untuned.",
             "",
             "| network | latency | error of the outputs |",
             "|---|---:|---:|",
             *(
-                f"| {each.name} | {_ms(each.seconds)} ms | {_error(each.error)} |"
+                f"| {each.name} | {milliseconds(each.seconds)} ms | {_error(each.error)} |"
                 for each in self.comparison.contenders
             ),
             "",
@@ -197,11 +218,11 @@ class Report:
             "",
             "| kernel | uses | trials | default ms | best ms | GFLOP/s | served by |",
             "|---|---:|---:|---:|---:|---:|---|",
-            *(_table_line(task) for task in self.tasks),
+            *(_table_line(task) for task in self.hottest),
             "",
             f"Compiled network: `{self.artifact}`",
             f"Records: `{self.records}`",
-            f"Report: `{self.folder}`",
+            f"Report: `{self.page}`",
             "",
         ]
         return "\n".join(lines)
@@ -217,7 +238,9 @@ class Report:
 def _outcome(row: TaskRow, winner: Winner | None) -> TaskOutcome:
     reasons = [row.stop_reason] if row.stop_reason else []
     if winner is None:
-        note = "; ".join(reasons) or "another way to compute it is faster"
+        measured = math.isfinite(row.best_seconds)
+        why = "another way to compute it is faster" if measured else "not measured; another way to compute it is used"
+        note = "; ".join(reasons) or why
         return TaskOutcome(
             name=row.name,
             weight=row.weight,
@@ -233,6 +256,8 @@ def _outcome(row: TaskRow, winner: Winner | None) -> TaskOutcome:
             moved_bytes=row.moved_bytes,
             used=False,
         )
+    if winner.program is None:
+        reasons.append("nothing that was tried is faster")
     return TaskOutcome(
         name=row.name,
         weight=row.weight,
@@ -241,8 +266,8 @@ def _outcome(row: TaskRow, winner: Winner | None) -> TaskOutcome:
         default_seconds=winner.default_seconds,
         best_seconds=winner.seconds,
         record_id=winner.program.record_id if winner.program else "",
-        guessed=isinstance(winner.program, Guess),
-        transferred=isinstance(winner.program, Guess) and winner.program.transferred,
+        guessed=winner.program is not None and winner.program.mutation in GUESSES,
+        transferred=winner.program is not None and winner.program.mutation == FITTED_GUESS,
         note="; ".join(reasons + [f"rejected {text}" for text in winner.rejected]),
         used=winner.serves,
         task_key=row.task_key,
@@ -252,12 +277,8 @@ def _outcome(row: TaskRow, winner: Winner | None) -> TaskOutcome:
 
 def _table_line(task: TaskOutcome) -> str:
     served = f"{task.served_by}{f' ({task.note})' if task.note else ''}"
-    times = f"{_ms(task.default_seconds)} | {_ms(task.best_seconds)} | {_gflops(task)}"
+    times = f"{milliseconds(task.default_seconds)} | {milliseconds(task.best_seconds)} | {_gflops(task)}"
     return f"| {task.name} | {task.weight} | {task.trials} | {times} | {served} |"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4f}" if math.isfinite(seconds) else "-"
 
 
 def _error(error: float | None) -> str:

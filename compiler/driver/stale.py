@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.measure.record import MeasureRecord
+from compiler.runtime.readable import milliseconds
 from compiler.schedule.structure import structure_of
 from compiler.schedule.task import SearchTask
 from compiler.search.task_scheduler import SchedulerOptions, TaskState, gradients, network_latency
@@ -35,7 +36,7 @@ class Prospect:
     def __str__(self) -> str:
         if self.untuned:
             return f"{self.network}: {self.untuned} of {self.tasks} tasks have no record of this version"
-        return f"{self.network}: {self.latency * 1e3:.3f} ms, a minute may take {self.gain:.2%} off"
+        return f"{self.network}: {milliseconds(self.latency)} ms, a minute may take {self.gain:.2%} off"
 
 
 def prospect(

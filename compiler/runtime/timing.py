@@ -15,6 +15,7 @@ import numpy as np
 
 from compiler.errors import OptionError
 from compiler.runtime.artifact import Array
+from compiler.runtime.readable import milliseconds
 
 _GROWTH = 1.618
 _MOST_FLUSHED = 1 << 32
@@ -53,7 +54,7 @@ class BenchmarkResult:
 
     def __str__(self) -> str:
         names = ("mean", "median", "min", "max", "std")
-        return "  ".join(f"{name} {getattr(self, name) * 1e3:.4f} ms" for name in names)
+        return "  ".join(f"{name} {milliseconds(getattr(self, name))} ms" for name in names)
 
 
 @dataclass(frozen=True, slots=True)

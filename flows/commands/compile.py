@@ -69,7 +69,7 @@ def compile_network(
         )
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)
-    lines = [f"{coverage}", coverage.fallback_text() or "every kernel worth tuning has a tuned program", f"{path}"]
+    lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]
     output.say("\n".join(lines), **_fields(coverage), network=path)
 
 

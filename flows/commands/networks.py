@@ -1,5 +1,6 @@
 """The commands `networks`, which lists the zoo, and `run`, which times a compiled network."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,10 @@ from compiler import config
 from compiler.executor.executors import executor_on, gpu_count
 from compiler.executor.library import Library
 from compiler.frontend import zoo
+from compiler.runtime.contention import ContentionMeter
 from compiler.runtime.cuda import gpus
 from compiler.runtime.device import cpu, cuda, device, is_gpu
+from compiler.runtime.readable import busy_warning
 from flows.commands.output import Json, Output, Quiet
 
 
@@ -40,9 +43,15 @@ def run(
     executor = executor_on(library.network, devices, chosen, library.kernels)
     where = ", ".join(gpus()[each.device_id].identity for each in executor.devices if is_gpu(each))
     shapes, dtypes = executor.get_input_info()
-    found = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
+    executor.run()  # which makes the threads, so that the meter knows them
+    with ContentionMeter(chosen) as meter:
+        meter.start()
+        began = time.perf_counter_ns()
+        found = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
+        share = None if where else meter.share(time.perf_counter_ns() - began)
     inputs = {name: {"dtype": dtypes[name], "shape": list(shape)} for name, shape in shapes.items()}
     lines = [f"input {name}: {one['dtype']}{one['shape']}" for name, one in inputs.items()]
     lines += [f"on {where}"] if where else []
-    told = {"gpu": where} if where else {}
-    output.say("\n".join([*lines, str(found)]), inputs=inputs, threads=chosen, seconds=list(found.results), **told)
+    lines += [str(found), *filter(None, [busy_warning(share)])]
+    told = {"seconds": list(found.results), "contention": share, **({"gpu": where} if where else {})}
+    output.say("\n".join(lines), inputs=inputs, threads=chosen, **told)

@@ -131,10 +131,5 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def milliseconds(seconds: float | None) -> str:
-    """Seconds as a cell in milliseconds."""
-    return "-" if seconds is None or not math.isfinite(seconds) else f"{seconds * 1e3:.4f}"
-
-
 def _text(cell: object) -> str:
     return "-" if cell is None else without_passwords(str(cell))

@@ -13,8 +13,9 @@ from compiler import config
 from compiler.errors import LogFormatError, OptionError
 from compiler.measure.log import append_log, from_record, read_log, to_record, write_line
 from compiler.measure.record import MeasureRecord
+from compiler.runtime.readable import milliseconds
 from flows.commands.arguments import Store, home_of
-from flows.commands.output import Column, Group, Json, Output, Quiet, finite, milliseconds
+from flows.commands.output import Column, Group, Json, Output, Quiet, finite
 from storage.compaction import Retention, compact
 from storage.parquet import ParquetRecordStore
 from storage.query import run_query

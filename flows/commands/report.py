@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from compiler.errors import CorruptRecordError, OptionError
+from compiler.runtime.readable import milliseconds
 from flows.commands.arguments import Store, home_of, state_folder_of
-from flows.commands.output import Column, Json, Output, Quiet, milliseconds
+from flows.commands.output import Column, Json, Output, Quiet
 from storage.artifacts import ArtifactStore, content_key, key_of
 from storage.files import publish
 from storage.runs import RunLedger

@@ -8,6 +8,7 @@ import pytest
 
 from compiler import config
 from compiler.driver.extract import extract_network
+from compiler.driver.winners import FIRST_GUESS, FITTED_GUESS
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.measure.log import append_log, to_record
@@ -63,13 +64,29 @@ def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
         assert [kernel.origin for kernel in coverage].count("record") == count
 
 
+def test_a_first_guess_of_an_earlier_run_serves_and_is_called_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, *others = extract_network("mlp", "llvm", 1).tasks
+    made = [(first, FIRST_GUESS), (second, FITTED_GUESS)]
+    records = [replace(_record(task, config.device_name()), mutation=mutation) for task, mutation in made]
+    ParquetRecordStore(folder / "state").append(records)
+    assert run(monkeypatch, "compile", "mlp", "--threads", "1", "-o", "out.retune", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [each["task_key"] for each in said["fallbacks"]] == [task.workload_key for task in others]
+    network = CompiledNetwork.load(folder / "out.retune")
+    kernels = {kernel.workload_key: kernel for kernel in network.coverage}
+    assert [kernels[task.workload_key].origin for task, _ in made] == ["guess", "transfer"]
+    assert [kernels[task.workload_key].record_id for task, _ in made] == [one.record_id for one in records]
+
+
 def test_kernels_without_a_record_are_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "compile", "mlp", "--threads", "1") == 0
     text = capsys.readouterr().out
     tasks = extract_network("mlp", "llvm", 1).tasks
-    assert f"{len(tasks)} of {len(tasks)} kernels worth tuning have no program that was tuned" in text
+    assert f"{len(tasks)} of {len(tasks)} kernels worth tuning use the default schedule" in text
     assert all(task.name in text for task in tasks)
     assert (folder / "mlp.retune").is_file()
 

@@ -10,6 +10,7 @@ from compiler.driver.compile_network import compile_graph
 from compiler.driver.report import TOLERANCE, Comparison, Contender
 from compiler.graph.builder import GraphBuilder
 from compiler.graph.ir import Value
+from compiler.runtime.contention import ContentionMeter
 from compiler.target import Target
 
 
@@ -32,8 +33,11 @@ def test_zeros_do_not_divide() -> None:
 def test_everyone_gets_a_turn_and_is_timed_apart() -> None:
     order: list[str] = []
     runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
-    seconds = compare._time_in_turn(runs)
-    assert set(seconds) == {"a", "b"}
+    with ContentionMeter(1) as meter:
+        found = compare._time_in_turn(runs, meter)
+    assert set(found) == {"a", "b"}
+    seconds = {name: each for name, (each, _) in found.items()}
+    assert all(share is not None and 0.0 <= share <= 1.0 for _, share in found.values())
     assert all(each > 0.0 for each in seconds.values())
     changes = sum(first != second for first, second in pairwise(order))
     assert changes >= 2 * compare._LEAST_TURNS - 1

@@ -20,6 +20,7 @@ def test_shares_are_of_calls_and_of_operations() -> None:
     report = CoverageReport.of(KERNELS)
     assert [share.origin for share in report.shares] == ["record", "transfer", "guess", "default"]
     assert [share.kernels for share in report.shares] == [1, 1, 1, 2]
+    assert [share.tunable for share in report.shares] == [1, 1, 1, 1]
     assert [share.calls for share in report.shares] == [6, 1, 1, 12]
     assert [share.share_of_flops for share in report.shares] == [0.6, 0.3, 0.06, 0.04]
     assert sum(share.share_of_calls for share in report.shares) == pytest.approx(1.0)
@@ -45,10 +46,10 @@ def test_what_fell_back_is_named() -> None:
     report = CoverageReport.of(KERNELS)
     assert report.fallbacks == (KERNELS[3],)
     assert report.fallback_text() == (
-        "1 of 4 kernels worth tuning has no program that was tuned, and the default schedule: softmax"
+        "1 of 4 kernels worth tuning uses the default schedule: softmax"
     )
     broken = replace(KERNELS[0], origin=Origin.DEFAULT, record_id=None, note="record R1 cannot be read: it ends early")
     text = CoverageReport.of((broken, *KERNELS[1:])).fallback_text()
-    assert text.startswith("2 of 4 kernels worth tuning have no")
+    assert text.startswith("2 of 4 kernels worth tuning use the default schedule: conv (")
     assert text.endswith(": conv (record R1 cannot be read: it ends early), softmax")
     assert CoverageReport.of(KERNELS[:3]).fallback_text() == ""

@@ -47,7 +47,7 @@ def test_it_is_written_as_json_and_as_markdown(report: Report) -> None:
     assert [share["origin"] for share in data["coverage"]["shares"]] == ["record", "default"]
     assert [kernel["origin"] for kernel in data["coverage"]["kernels"]] == ["record", "default", "default"]
     text = (folder / "report.md").read_text()
-    words = ("3.00 times", "200.0000 ms", "default schedule", "rejected R1: WRONG_ANSWER", "100.0", "66.7% of the")
+    words = ("3.00 times", "| 200 ms |", "default schedule", "faster; rejected R1: WRONG_ANSWER", "66.7% of the")
     for word in words:
         assert word in text
 
@@ -77,6 +77,31 @@ def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_pa
     winner = replace(WINNER, program=Guess("steps", transferred=True), seconds=0.01)
     again = Report.of("RUN", report.request, spent, (winner,), COMPARISON, report.coverage, tmp_path, tmp_path)
     assert again.tasks[0].served_by == "program of a similar kernel"
+
+
+def test_a_busy_machine_is_admitted_at_the_top(report: Report, tmp_path: Path) -> None:
+    assert "machine was busy" not in report.markdown()
+    for spent, comparison in (
+        (TuningSummary(64, 12.0, 3, (ROW,), 0.3), COMPARISON),
+        (TuningSummary(64, 12.0, 3, (ROW,)), replace(COMPARISON, contention=0.3)),
+    ):
+        busy = Report.of("RUN", report.request, spent, (WINNER,), comparison, report.coverage, tmp_path, tmp_path)
+        _, _, warning, *_ = busy.markdown().splitlines()
+        assert "busy (contention 30%)" in warning
+        assert "retune doctor" in warning
+
+
+def test_kernels_that_take_most_of_the_time_come_first(report: Report) -> None:
+    (task,) = report.tasks
+    hot, unused = replace(task, name="hot", weight=9), replace(task, name="unused", weight=99, used=False)
+    assert [one.name for one in replace(report, tasks=(unused, task, hot)).hottest] == ["hot", "conv", "unused"]
+
+
+def test_a_way_that_nobody_measured_is_not_called_slower(report: Report, tmp_path: Path) -> None:
+    unmeasured = replace(ROW, name="winograd4_conv", task_key="third", trials=0, best_seconds=math.inf)
+    spent = TuningSummary(64, 12.0, 3, (ROW, unmeasured))
+    made = Report.of("RUN", report.request, spent, (WINNER,), COMPARISON, report.coverage, tmp_path, tmp_path)
+    assert made.tasks[1].note == "not measured; another way to compute it is used"
 
 
 def test_a_way_that_was_not_taken_says_so(report: Report, tmp_path: Path) -> None:

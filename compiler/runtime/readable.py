@@ -1,0 +1,33 @@
+"""Figures and names for people, and the warning that a busy machine spoiled timings."""
+
+import math
+
+BUSY = 0.05
+"""From this share of contention on, timings are rough enough to say so."""
+
+
+def milliseconds(seconds: float | None, unknown: str = "-") -> str:
+    """A time in milliseconds with the three digits that a timing is good for."""
+    if seconds is None or not math.isfinite(seconds):
+        return unknown
+    value = float(f"{seconds * 1e3:.3g}")
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{max(0, digits)}f}"
+
+
+def cut_middle(name: str, width: int) -> str:
+    """The name with part of its middle left out where it is too long: kernels differ at both ends."""
+    if len(name) <= width:
+        return name
+    head = (width - 1) * 2 // 3
+    return f"{name[:head]}…{name[head + 1 - width :]}"
+
+
+def busy_warning(contention: float | None) -> str:
+    """What to say of timings from which other processes took this share; empty where the machine was quiet."""
+    if (contention or 0.0) <= BUSY:
+        return ""
+    return (
+        f"The machine was busy (contention {contention:.0%}): other processes ran during the timings, so these are too "
+        "long and rough. Stop other programs (`retune doctor` shows the load) and run the same command again."
+    )
