@@ -29,7 +29,7 @@ def curve_chart(title: str, figures: Sequence[Searched]) -> str:
     """A row of two panels for every case and thread count, in the order of the figures."""
     backends = list(dict.fromkeys(figure.backend for figure in figures))
     colours = {backend: colour_of(place) for place, backend in enumerate(backends)}
-    parts = list(svg_legend(LEFT, backends))
+    parts = list(svg_legend(LEFT, colours))
     top = float(TOP)
     for (case, threads), group in groupby(figures, key=lambda one: (one.case, one.threads)):
         shown = [one for one in group if math.isfinite(one.value)]

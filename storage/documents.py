@@ -50,19 +50,23 @@ class Comparison(TypedDict):
     note: NotRequired[str | None]
 
 
-class Share(TypedDict):
-    """Kernels that come from one kind of source."""
+class CoveredKernel(TypedDict):
+    """A kernel, and where its program comes from."""
 
-    origin: str
-    kernels: Count
-    share_of_calls: Number
-    share_of_flops: Number
+    task: str
+    workload_key: str
+    weight: Count
+    tunable: bool
+    record_id: NotRequired[str | None]
+    note: NotRequired[str]
+    origin: NotRequired[str]
+    flops: NotRequired[Number]
 
 
 class Coverage(TypedDict, total=False):
     """What the kernels come from."""
 
-    shares: list[Share]
+    kernels: list[CoveredKernel]
 
 
 class KernelRow(TypedDict):
@@ -102,6 +106,7 @@ class RunReport(TypedDict, total=False):
     tasks: list[KernelRow]
     limits: Limits | None
     is_right: bool
+    contention: Number
     artifact: str
     records: str
 

@@ -73,7 +73,7 @@ class CoverageReport:
             own_calls = sum(kernel.weight for kernel in served)
             own_flops = sum(kernel.weight * kernel.flops for kernel in served)
             tunable = sum(kernel.tunable for kernel in served)
-            parts = own_calls / calls, own_flops / (flops or 1.0)
+            parts = own_calls / (calls or 1), own_flops / (flops or 1.0)
             shares.append(Share(origin, len(served), tunable, own_calls, own_flops, *parts))
         return cls(tuple(shares), tuple(kernels))
 

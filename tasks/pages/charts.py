@@ -1,9 +1,15 @@
-"""In: the facts of a run. Out: its charts as SVG. Always: a chart that has nothing to show is empty text."""
+"""The charts of a page about a run, as SVG. A chart that has nothing to show is empty text.
+
+What is tuned, untuned and ONNX Runtime's has one colour each in all charts. A solid line is the search, a dashed one a
+time to compare with.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 
 from compiler.driver.limits import MachineLimits
+from compiler.driver.tuning import DEFAULT_SCHEDULE
+from compiler.runtime.readable import milliseconds
 from tasks.pages.facts import Kernel, Programs, RunFacts, Trial
 from tasks.pages.svg import (
     Frame,
@@ -18,9 +24,19 @@ from tasks.pages.svg import (
     svg_text,
 )
 
-WIDE, TALL = 460.0, 300.0
+WIDE, TALL = 540.0, 320.0
 PANEL, PANEL_HEIGHT = 300.0, 170.0
 BAR = 22.0
+DASHES = "5 3"
+
+CONTENDERS = {"tuned": 0, "untuned": 1, "ONNX Runtime": 2}
+"""Ways to run the network, and the numbers of their colours."""
+TUNED, UNTUNED, OTHER = map(colour_of, (0, 1, 3))
+
+
+def contender_colour(name: str, place: int = 0) -> str:
+    """The colour of a way to run the network, the same in all charts; others differ by their `place`."""
+    return colour_of(CONTENDERS.get(name, 3 + place % 3))
 
 
 def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str:
@@ -32,17 +48,17 @@ def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str
     parts = []
     for place, (name, seconds) in enumerate(known.items()):
         top = 6 + place * (BAR + 8)
-        colour = colour_of({"tuned": 0, "untuned": 1}.get(name, 2 + place % 4))
+        words = f"{milliseconds(seconds)} ms"
         parts.append(svg_text(94, top + 15, name, "end", size=12))
-        parts.append(rect(100, top, scale(seconds) - 100, BAR, colour, f"{name}: {seconds * 1e3:.4f} ms"))
-        parts.append(svg_text(scale(seconds) + 6, top + 15, f"{seconds * 1e3:.3f} ms", size=12))
+        parts.append(rect(100, top, scale(seconds) - 100, BAR, contender_colour(name, place), f"{name}: {words}"))
+        parts.append(svg_text(scale(seconds) + 6, top + 15, words, size=12))
     return _sheet("Latency of the network", WIDE, 6 + len(known) * (BAR + 8), parts, alone)
 
 
 def network_chart(
     course: Sequence[tuple[float, float]], levels: Mapping[str, float], *, alone: bool = False
 ) -> str:
-    """The estimated latency against the seconds spent, with levels to compare with; `alone` makes it a picture file."""
+    """The estimated latency over the seconds spent, with levels to compare with; `alone` makes it a picture file."""
     if len(course) < 2:
         return ""
     frame = Frame(52, 40, WIDE - 14, TALL - 36, "seconds of tuning", "ms")
@@ -51,17 +67,21 @@ def network_chart(
     y = Scale.over(
         [latency * 1e3 for _, latency in course] + [s * 1e3 for s in shown.values()], frame.bottom, frame.top, log=True
     )
-    parts = [*svg_legend(frame.left, ["estimate", *shown], 4, 102), *frame.axes(x, y)]
-    parts.append(polyline(_stairs([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course]), colour_of(0)))
-    for place, seconds in enumerate(shown.values(), 1):
+    colours = {name: contender_colour(name, place) for place, name in enumerate(shown)}
+    parts = [*svg_legend(frame.left, {"estimate": TUNED}, 4), *frame.axes(x, y)]
+    parts += svg_legend(frame.left + 110, colours, 4, 110, DASHES)
+    for name, seconds in shown.items():
         level = y(seconds * 1e3)
-        parts.append(polyline([(frame.left, level), (frame.right, level)], colour_of(place), dashes="5 3"))
+        parts.append(polyline([(frame.left, level), (frame.right, level)], colours[name], dashes=DASHES))
+    line = _stairs([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course])
+    parts.append(polyline(line, TUNED, width=2))
     return _sheet("Estimated latency of the network while it was tuned", WIDE, TALL, parts, alone)
 
 
-def task_chart(name: str, trials: Sequence[Trial], default: float) -> str:
-    """Every trial of a task in turn, the best so far, and the untuned program's time."""
+def task_chart(name: str, trials: Sequence[Trial]) -> str:
+    """Every trial of a task in turn, the best so far, and the time of the untuned program among them."""
     timed = [trial for trial in trials if math.isfinite(trial.seconds)]
+    default = min((trial.seconds for trial in trials if trial.origin == DEFAULT_SCHEDULE), default=math.inf)
     if not timed:
         return ""
     frame = Frame(46, 22, PANEL - 8, PANEL_HEIGHT - 34, "trial", "ms")
@@ -74,16 +94,16 @@ def task_chart(name: str, trials: Sequence[Trial], default: float) -> str:
     for place, trial in enumerate(trials, 1):
         if math.isfinite(trial.seconds):
             best = min(best, trial.seconds)
-            tip = f"trial {place}: {trial.seconds * 1e3:.4f} ms, {trial.origin}"
-            parts.append(circle(x(place), y(trial.seconds * 1e3), 2, colour_of(1), tip, 0.6))
+            tip = f"trial {place}: {milliseconds(trial.seconds)} ms, {trial.origin}"
+            parts.append(circle(x(place), y(trial.seconds * 1e3), 2, TUNED, tip, 0.5))
         else:
             parts.append(circle(x(place), frame.top, 2.5, "var(--bad)", f"trial {place}: {trial.origin}"))
         if math.isfinite(best):
             course.append((x(place), y(best * 1e3)))
     if math.isfinite(default):
         level = y(default * 1e3)
-        parts.append(polyline([(frame.left, level), (frame.right, level)], colour_of(2), dashes="5 3"))
-    parts.append(polyline(_stairs(course), colour_of(0), width=2))
+        parts.append(polyline([(frame.left, level), (frame.right, level)], UNTUNED, dashes=DASHES))
+    parts.append(polyline(_stairs(course), TUNED, width=2))
     return svg_figure(f"Trials of {name}", PANEL, PANEL_HEIGHT, parts)
 
 
@@ -101,18 +121,20 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
     speeds = [one.gflops for one in points]
     y = Scale.over([*speeds, limits.peak_gflops], frame.bottom, frame.top, log=True)
     names = [f"memory, {limits.memory_gbs:.0f} GB/s", f"caches, {limits.cache_gbs:.0f} GB/s"]
-    parts = [*frame.axes(x, y), *svg_legend(frame.left, ["kernels", *names], 4, 128)]
-    for place, rate in enumerate((limits.memory_gbs, limits.cache_gbs), 1):
+    colours = {name: colour_of(place) for place, name in enumerate(names, 3)}
+    parts = [*frame.axes(x, y), *svg_legend(frame.left, {"kernels": TUNED}, 4)]
+    parts += svg_legend(frame.left + 90, colours, 4, 140, DASHES)
+    for colour, rate in zip(colours.values(), (limits.memory_gbs, limits.cache_gbs), strict=True):
         ridge = limits.peak_gflops / rate
         foot = max(x.low, y.low / rate)
         corners = [(foot, foot * rate), (ridge, limits.peak_gflops), (x.high, limits.peak_gflops)]
         line = [(x(across), y(up)) for across, up in corners if across >= foot]
-        parts.append(polyline(line, colour_of(place), dashes="5 3"))
+        parts.append(polyline(line, colour, dashes=DASHES))
     label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} thread{'s' if limits.threads > 1 else ''}"
     parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
     for one, across in zip(points, reach, strict=True):
         tip = f"{one.name}: {one.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {one.share:.1%} of the time"
-        parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(one.share), colour_of(0), tip, 0.55))
+        parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(one.share), TUNED, tip, 0.55))
     return svg_figure("Roofline", WIDE, TALL, parts)
 
 
@@ -120,12 +142,12 @@ def calibration_chart(programs: Programs) -> str:
     """What the cost model said of every program against what was measured; the diagonal is a perfect model."""
     if not programs:
         return ""
-    frame = Frame(52, 22, WIDE - 14, TALL - 36, "foretold", "measured: best time of the task over the program's")
+    frame = Frame(52, 22, WIDE - 14, TALL - 36, "predicted", "measured: best time of the task over the program's")
     x = Scale.over([0.0, 1.0, *(predicted for predicted, _ in programs)], frame.left, frame.right)
     y = Scale(0.0, 1.0, frame.bottom, frame.top)
     parts = list(frame.axes(x, y))
-    parts.append(polyline([(x(0.0), y(0.0)), (x(1.0), y(1.0))], colour_of(2), dashes="5 3"))
-    parts += [circle(x(predicted), y(speed), 2.2, colour_of(0), opacity=0.5) for predicted, speed in programs]
+    parts.append(polyline([(x(0.0), y(0.0)), (x(1.0), y(1.0))], "var(--muted)", dashes=DASHES))
+    parts += [circle(x(predicted), y(speed), 2.2, OTHER, opacity=0.5) for predicted, speed in programs]
     return svg_figure("Scores of the cost model against measured speeds", WIDE, TALL, parts)
 
 
@@ -137,7 +159,7 @@ def ranking_chart(rounds: Sequence[tuple[int, float]]) -> str:
     x = Scale.over([float(number) for number, _ in rounds], frame.left, frame.right)
     y = Scale(0.0, 1.0, frame.bottom, frame.top)
     parts = list(frame.axes(x, y))
-    parts.append(polyline([(frame.left, y(0.5)), (frame.right, y(0.5))], colour_of(2), dashes="5 3"))
+    parts.append(polyline([(frame.left, y(0.5)), (frame.right, y(0.5))], "var(--muted)", dashes=DASHES))
     parts.append(svg_text(frame.right, y(0.5) + 13, "guessing", "end", muted=True))
     window = max(1, len(rounds) // 12)
     means = [
@@ -145,9 +167,9 @@ def ranking_chart(rounds: Sequence[tuple[int, float]]) -> str:
         for place, (number, _) in enumerate(rounds)
     ]
     counts = [len(rounds[max(0, place - window) : place + window + 1]) for place in range(len(rounds))]
-    parts += [circle(x(number), y(share), 2, colour_of(1), opacity=0.7) for number, share in rounds]
+    parts += [circle(x(number), y(share), 2, OTHER, opacity=0.5) for number, share in rounds]
     course = [(x(number), y(total / count)) for (number, total), count in zip(means, counts, strict=True)]
-    parts.append(polyline(course, colour_of(0), width=2))
+    parts.append(polyline(course, OTHER, width=2))
     return svg_figure("Ranking by the cost model", WIDE, TALL, parts)
 
 
@@ -155,7 +177,7 @@ def task_charts(facts: RunFacts) -> list[tuple[Kernel, str]]:
     """The chart of every task that was measured, those that take most of the network's time first."""
     found = []
     for kernel in sorted(facts.kernels, key=lambda one: -one.share):
-        chart = task_chart(kernel.name, facts.trials.get(kernel.task_key, ()), kernel.default_seconds)
+        chart = task_chart(kernel.name, facts.trials.get(kernel.task_key, ()))
         if chart:
             found.append((kernel, chart))
     return found

@@ -1,4 +1,4 @@
-"""Everything that a page about a run shows, as plain data.
+"""Everything that a page about a run shows, as plain data, read from a state folder.
 
 An interrupted run has facts too, as far as it came; what was never measured is infinite or missing, not 0.
 """
@@ -11,9 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
-from compiler.driver.tuning import cause_of
+from compiler.driver.report import TaskOutcome
+from compiler.driver.tuning import cause_of, contention_of, typical
+from compiler.driver.winners import GUESSES
 from compiler.errors import CorruptRecordError, OptionError
+from compiler.executor.network import Coverage
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.artifacts import ArtifactStore, key_of
 from storage.documents import REPORT, RunReport, parse_document, read_document
@@ -39,8 +43,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel of the network, or one that was tuned in place of another and lost; times are seconds per call,
-    `share` is its part of the time of all kernels.
+    """One kernel of the network, or one that was tuned in place of another and lost; times are seconds per call, those
+    of the confirmation at the end, but for `search_seconds`, the best of the search. `share` is its part of the time
+    of all kernels.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Kernel:
     trials: int
     default_seconds: float
     best_seconds: float
+    search_seconds: float
     share: float
     served_by: str
     note: str
@@ -60,16 +66,6 @@ class Kernel:
     def gflops(self) -> float:
         """Speed of the program that serves, in 10^9 operations a second; 0 where it is not known."""
         return self.flops / self.best_seconds / 1e9 if math.isfinite(self.best_seconds) and self.best_seconds else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Kernels that come from the same kind of source: how many, and which share of calls and operations they are."""
-
-    name: str
-    kernels: int
-    share_of_calls: float
-    share_of_flops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ class RunFacts:
     errors: Mapping[str, float | None]
     kernels: tuple[Kernel, ...]
     limits: MachineLimits | None
-    origins: tuple[Origin, ...]
+    coverage: CoverageReport
     course: tuple[tuple[float, float], ...]
     trials: Mapping[str, tuple[Trial, ...]]
     programs: Programs
@@ -116,7 +112,8 @@ class RunFacts:
 
 
 def find_run(home: Place, wanted: str) -> RunInfo:
-    """The run with this id, or the only one whose id begins or ends like this, or the newest for "latest".
+    """The run with this id, or the only one whose id begins or ends like this; "latest" is the newest one that has
+    measured something.
 
     Raises: OptionError when there is none, or more than one.
     """
@@ -141,10 +138,10 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     rounds = rounds_of(home, info.run_id)
     keys = dict.fromkeys(str(row["task_key"]) for row in rounds if row.get("task_key"))
     store = ParquetRecordStore(home)
-    records = [record for key in keys for record in store.records(task_key=key, run_id=info.run_id)]
+    found = (record for key in keys for record in store.records(task_key=key, run_id=info.run_id))
+    records = [record for record in found if record.mutation not in GUESSES]  # these are of no round
     records.sort(key=lambda record: (record.round, record.timestamp, record.record_id))
     contenders = report.get("comparison", {}).get("contenders", [])
-    contended = sorted(record.contention for record in records if record.contention is not None)
     return RunFacts(
         info=info,
         report=report,
@@ -152,17 +149,14 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
         errors={one["name"]: one["error"] for one in contenders},
         kernels=_kernels(report, records),
         limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
-        origins=tuple(
-            Origin(one["origin"], one["kernels"], one["share_of_calls"], one["share_of_flops"])
-            for one in report.get("coverage", {}).get("shares", ())
-        ),
+        coverage=CoverageReport.of([Coverage(**one) for one in report.get("coverage", {}).get("kernels", ())]),
         course=tuple(_pairs(rounds, "elapsed", "latency")),
         trials={key: tuple(_trial(one) for one in records if one.task_key == key) for key in keys},
         programs=_programs(records),
         ranking=tuple((int(number), share) for number, share in _pairs(rounds, "round", "model_pair_accuracy")),
         failures=_failures(records),
         versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
-        contention=contended[len(contended) // 2] if contended else 0.0,
+        contention=report.get("contention", typical(contention_of(records))),
     )
 
 
@@ -212,10 +206,13 @@ def _kernels(report: RunReport, records: Sequence[MeasureRecord]) -> tuple[Kerne
     whole = sum(taken) or 1.0
     keys = {record.record_id: record.task_key for record in records}
     names = {record.task_name: record.task_key for record in records}
+    fastest: dict[str, float] = {}
+    for record in records:
+        fastest[record.task_key] = min(record.seconds, fastest.get(record.task_key, math.inf))
     return tuple(
         Kernel(
             name=row["name"],
-            task_key=row.get("task_key") or keys.get(row["record_id"]) or names.get(row["name"], ""),
+            task_key=_key_of(row, keys, names),
             weight=row["weight"],
             flops=row["flops"],
             moved_bytes=row.get("moved_bytes", 0),
@@ -223,7 +220,8 @@ def _kernels(report: RunReport, records: Sequence[MeasureRecord]) -> tuple[Kerne
             default_seconds=_seconds(row["default_seconds"]),
             best_seconds=_seconds(row["best_seconds"]),
             share=mine / whole,
-            served_by=_server(row),
+            search_seconds=fastest.get(_key_of(row, keys, names), math.inf),
+            served_by=TaskOutcome(**{"transferred": False, **row}).served_by,
             note=row["note"],
             is_used=row.get("used", True),
         )
@@ -231,12 +229,9 @@ def _kernels(report: RunReport, records: Sequence[MeasureRecord]) -> tuple[Kerne
     )
 
 
-def _server(row: Mapping[str, Any]) -> str:
-    """What a kernel was made from, in words."""
-    if not row.get("used", True):
-        return "not used"
-    guess = "program of a similar kernel" if row.get("transferred") else "first guess"
-    return row["record_id"] or (guess if row["guessed"] else "default schedule")
+def _key_of(row: Mapping[str, Any], keys: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """The task of a reported kernel; older reports name its record only."""
+    return row.get("task_key") or keys.get(row["record_id"]) or names.get(row["name"], "")
 
 
 def _unreported(records: Sequence[MeasureRecord]) -> list[dict[str, Any]]:
@@ -257,6 +252,7 @@ def _unreported(records: Sequence[MeasureRecord]) -> list[dict[str, Any]]:
                 "best_seconds": best.seconds if is_known else None,
                 "record_id": best.record_id if is_known else "",
                 "guessed": False,
+                "transferred": False,
                 "note": "the run has not come to its end; nothing serves yet",
             }
         )

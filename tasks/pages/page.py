@@ -1,9 +1,11 @@
-"""In: the facts of a run. Out: one HTML page. Always: complete in itself, no script, nothing fetched, all escaped."""
+"""The HTML page about a run: complete in itself, without scripts, everything escaped."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from compiler.driver.coverage import WORDS
+from compiler.runtime.readable import busy_warning, milliseconds
 from tasks.pages.charts import (
     calibration_chart,
     latency_chart,
@@ -12,7 +14,7 @@ from tasks.pages.charts import (
     roofline_chart,
     task_charts,
 )
-from tasks.pages.facts import RunFacts, moment
+from tasks.pages.facts import Kernel, RunFacts, moment
 from tasks.pages.style import STYLE
 
 SECTIONS = {
@@ -57,6 +59,7 @@ def page(facts: RunFacts) -> str:
             f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
             f"<h1>{escape(network)}</h1>",
             f'<p class="note">{escape(_subtitle(facts))}</p>',
+            f'<p class="banner">{escape(warning)}</p>' if (warning := busy_warning(facts.contention)) else "",
             _figures(facts),
             f"<nav>{links}</nav>",
             *sections,
@@ -76,13 +79,13 @@ def _figures(facts: RunFacts) -> str:
     tuned, untuned = (facts.latencies.get(name, math.inf) for name in ("tuned", "untuned"))
     figures = []
     if math.isfinite(tuned):
-        figures.append((f"{tuned * 1e3:.3f} ms", "latency, tuned"))
+        figures.append((f"{milliseconds(tuned)} ms", "latency, tuned"))
         figures.append((f"{untuned / tuned:.2f}×", "as fast as untuned"))
         for name, seconds in facts.latencies.items():
             if name not in ("tuned", "untuned") and math.isfinite(seconds):
                 figures.append((f"{seconds / tuned:.2f}×", f"as fast as {name}"))
     elif facts.course:
-        figures.append((f"{facts.course[-1][1] * 1e3:.3f} ms", "estimated latency so far"))
+        figures.append((f"{milliseconds(facts.course[-1][1])} ms", "estimated latency so far"))
     figures.append((f"{facts.report.get('trials', facts.trial_count)}", "trials"))
     elapsed = facts.report.get("elapsed") or (facts.course[-1][0] if facts.course else 0.0)
     figures.append((f"{elapsed / 60:.1f} min" if elapsed >= 90 else f"{elapsed:.0f} s", "of tuning"))
@@ -95,16 +98,18 @@ def _latency(facts: RunFacts) -> Iterator[str]:
     if comparison is None:
         yield _note("The run has not come to its end: nothing is compared yet. The same command goes on with it.")
         return
-    yield _figure(latency_chart(facts.latencies))
-    yield _note(
-        "All were timed in turn in one process. Errors are the largest difference of the outputs from "
-        f"{comparison['reference']}, relative to its largest output."
-    )
     rows = [
-        (name, _ms(facts.latencies[name]), "reference" if error is None else f"{error:.1e}")
+        (name, milliseconds(facts.latencies[name]), "reference" if error is None else f"{error:.1e}")
         for name, error in facts.errors.items()
     ]
-    yield _table(("network", "latency ms", "error of outputs"), rows, numeric=(1, 2))
+    yield _beside(
+        latency_chart(facts.latencies),
+        _table(("network", "latency ms", "error of outputs"), rows, numeric=(1, 2)),
+        _note(
+            "All were timed in turn in one process. Errors are the largest difference of the outputs from "
+            f"{comparison['reference']}, relative to its largest output."
+        ),
+    )
     if not facts.report.get("is_right", True):
         yield '<p class="bad">The outputs are wrong: an error is beyond what rounding explains.</p>'
     if comparison.get("note"):
@@ -113,13 +118,19 @@ def _latency(facts: RunFacts) -> Iterator[str]:
 
 def _progress(facts: RunFacts) -> Iterator[str]:
     chart = network_chart(facts.course, facts.latencies)
-    if chart:
-        yield _figure(chart)
-    yield _note(
-        "The estimate is the sum of the best times of all kernels, each as often as the network uses it; it begins "
-        "when every task has a time. Levels are what the compiled networks took at the end."
-        if chart
-        else "The run has not measured enough to estimate the network's latency."
+    if not chart:
+        yield _note("The run has not measured enough to estimate the network's latency.")
+        return
+    yield _beside(
+        chart,
+        _note(
+            "The solid line is an estimate during the search: the sum of the best times of all kernels, each as often "
+            "as the network uses it. It begins when every task has a time."
+        ),
+        _note(
+            "The dashed lines are whole networks, timed at the end. They differ from the estimate, which adds up "
+            "kernels that were timed alone."
+        ),
     )
 
 
@@ -129,16 +140,28 @@ def _tasks(facts: RunFacts) -> Iterator[str]:
         yield _note("No program was measured in this run.")
         return
     yield _note(
-        "A dot is a trial, red at the top if it failed; the line is the best so far, the dashed line the untuned "
-        "program. Tasks that take most of the network's time come first."
+        "The charts show the search: a dot is a trial, red at the top if it failed; the line is the best so far, the "
+        "dashed line the untuned program. The captions name two measurements: the best of the search, and the time of "
+        "the program that is used, which was confirmed at the end in turn with the others. Tasks that take most of "
+        "the network's time come first."
     )
     panels = "".join(
         f"<div><h3>{escape(kernel.name)}</h3>{chart}"
-        f'<p class="note">{kernel.share:.1%} of the time, {kernel.weight} uses, {_ms(kernel.best_seconds)} ms, '
-        f"{_speed(kernel.gflops)} GFLOP/s</p></div>"
+        f'<p class="note">{escape(_caption(kernel))}</p></div>'
         for kernel, chart in charts
     )
     yield f'<div class="panels">{panels}</div>'
+
+
+def _caption(kernel: Kernel) -> str:
+    """Which time is the search's, and which was confirmed at the end."""
+    search = f"search: best {milliseconds(kernel.search_seconds)} ms"
+    if not kernel.is_used:
+        return f"{search}; not used: {kernel.note}"
+    uses = "1 use" if kernel.weight == 1 else f"{kernel.weight} uses"
+    kind = f" ({kernel.served_by})" if " " in kernel.served_by else ""
+    confirmed = f"confirmed: {milliseconds(kernel.best_seconds)} ms, {_speed(kernel.gflops)} GFLOP/s{kind}"
+    return f"{kernel.share:.1%} of the time, {uses}; {search}; {confirmed}"
 
 
 def _roofline(facts: RunFacts) -> Iterator[str]:
@@ -146,11 +169,13 @@ def _roofline(facts: RunFacts) -> Iterator[str]:
     if not chart:
         yield _note("This run did not measure what the machine can do at best; a run of this version does.")
         return
-    yield _figure(chart)
-    yield _note(
-        "How fast each kernel is against what it computes for every byte that it has to read and write. Dots are as "
-        "large as the kernel's share of the network's time. The limits were measured in this run: multiply-adds and "
-        "nothing else, streams through memory and through the caches."
+    yield _beside(
+        chart,
+        _note(
+            "How fast each kernel is against what it computes for every byte that it has to read and write. Dots are "
+            "as large as the kernel's share of the network's time. The limits were measured in this run: multiply-adds "
+            "and nothing else, streams through memory and through the caches."
+        ),
     )
 
 
@@ -161,9 +186,9 @@ def _calibration(facts: RunFacts) -> Iterator[str]:
         return
     yield f'<div class="pair">{_figure(scatter)}{_figure(ranking)}</div>'
     yield _note(
-        f"What the cost model foretold of {len(facts.programs)} programs before they were measured, and how well it "
-        "ranked those of each round. 1 is the best program of a task, 0 one that failed. The search takes what is "
-        "foretold to be best, so most dots lie to the right."
+        f"What the cost model predicted for {len(facts.programs)} programs before they were measured, and how well it "
+        "ranked those of each round. 1 is the best program of a task, 0 one that failed. The search measures what is "
+        "predicted to be best, so most dots lie to the right."
     )
 
 
@@ -183,20 +208,27 @@ def _coverage(facts: RunFacts) -> Iterator[str]:
     if not facts.kernels:
         yield _note("No kernels are known yet.")
         return
-    if facts.origins:
+    if facts.coverage.kernels:
         shares = [
-            (one.name, one.kernels, f"{one.share_of_calls:.1%}", f"{one.share_of_flops:.1%}") for one in facts.origins
+            (WORDS[one.origin], one.kernels, one.tunable, f"{one.share_of_calls:.1%}", f"{one.share_of_flops:.1%}")
+            for one in facts.coverage.shares
         ]
-        yield _table(("programs from", "kernels", "of the calls", "of the operations"), shares, numeric=(1, 2, 3))
-    yield _note("Shares of time are those of the kernels, each as often as the network uses it.")
+        origins = ("programs from", "kernels", "worth tuning", "of the calls", "of the operations")
+        yield _table(origins, shares, numeric=(1, 2, 3, 4))
+        if fallen := facts.coverage.fallback_text():
+            yield _note(f"{fallen}.")
+    yield _note(
+        "Shares of time are those of the kernels, each as often as the network uses it. Times are those of the "
+        "confirmation at the end."
+    )
     rows = [
         (
             kernel.name,
             kernel.weight,
             f"{kernel.share:.1%}",
             kernel.trials,
-            _ms(kernel.default_seconds),
-            _ms(kernel.best_seconds),
+            milliseconds(kernel.default_seconds),
+            milliseconds(kernel.best_seconds),
             _speed(kernel.gflops),
             f"{kernel.served_by}{f' ({kernel.note})' if kernel.note else ''}",
         )
@@ -215,7 +247,7 @@ def _run(facts: RunFacts) -> Iterator[str]:
         ("resumed", f"{len(info.resumed)} times"),
         *((name, str(value)) for name, value in info.describe.items() if value not in (None, "")),
         ("versions", facts.versions or "-"),
-        ("contention", f"{facts.contention:.1%} of a typical timing was taken by other processes"),
+        ("contention", f"{facts.contention:.1%} of the timings was taken by other processes"),
         *((name, str(value)) for name, value in facts.report.items() if name in ("artifact", "records")),
     ]
     yield _table(("", ""), rows)
@@ -233,16 +265,17 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[Cell]], numeric: Seq
     return f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
+def _beside(chart: str, *words: str) -> str:
+    """A chart with what is to be said of it beside it, or below it where there is no room."""
+    return f'<div class="beside">{_figure(chart)}<div>{"".join(words)}</div></div>'
+
+
 def _figure(chart: str) -> str:
     return f"<figure>{chart}</figure>"
 
 
 def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4f}" if math.isfinite(seconds) else "-"
 
 
 def _speed(gflops: float) -> str:

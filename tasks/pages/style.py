@@ -1,4 +1,4 @@
-"""In: nothing. Out: the style sheet of a page. Always: light and dark as the reader has it, light on paper."""
+"""The style sheet of a page: light and dark as the reader has it, light on paper."""
 
 from tasks.pages.svg import DARK, LIGHT
 
@@ -15,6 +15,9 @@ h3{font-size:.85rem;font-weight:600;margin:0 0 .2em}
 p{margin:.4em 0;max-width:75ch}
 .note{color:var(--muted);font-size:.87rem}
 .bad{color:var(--bad);font-weight:600}
+.banner{border:2px solid var(--c5);border-radius:6px;padding:8px 12px;max-width:none;font-weight:600}
+.beside{display:grid;grid-template-columns:minmax(0,8fr) minmax(0,5fr);gap:24px;align-items:center}
+@media (max-width:760px){.beside{grid-template-columns:minmax(0,1fr)}}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,150px),1fr));gap:12px;margin:1em 0}
 .figures div{border:1px solid var(--line);border-radius:6px;padding:8px 12px}
 .figures b{display:block;font-size:1.35rem}

@@ -1,10 +1,10 @@
-"""In: numbers and words. Out: pieces of SVG as text, scales and axes. Always: escaped, and coloured by CSS variables.
+"""Pieces of SVG as text, scales and axes. Words are escaped, and colours are CSS variables.
 
 A page gives the variables a value, light or dark; a file of its own (`svg_document`) brings them along.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -25,7 +25,7 @@ LEGEND_STEP = 130.0
 
 
 def colour_of(place: int) -> str:
-    """The colour of the contender that is named in that place."""
+    """One of the colours, by number."""
     return f"var(--c{place % COLOURS})"
 
 
@@ -40,19 +40,22 @@ def svg_document(title: str, width: float, height: float, parts: Iterable[str]) 
 
 
 def svg_figure(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """A chart inside a page: as wide as there is room, up to its own size; `title` is for those who cannot see it."""
-    head = (
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title, {chr(34): "&quot;"})}" '
-        f'style="max-width:{width:g}px">'
-    )
+    """A chart inside a page, as wide as there is room; `title` is for those who cannot see it."""
+    label = escape(title, {'"': "&quot;"})
+    head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}">'
     return "\n".join([head, *parts, "</svg>"])
 
 
-def svg_legend(left: float, names: Sequence[str], top: float = 26.0, step: float = LEGEND_STEP) -> Iterator[str]:
-    """The names in a row, each with its colour; `step` is the room that each has."""
-    for place, name in enumerate(names):
+def svg_legend(
+    left: float, entries: Mapping[str, str], top: float = 26.0, step: float = LEGEND_STEP, dashes: str = ""
+) -> Iterator[str]:
+    """Names in a row, each with its colour, as a box or as a dashed line; `step` is the room that each has."""
+    for place, (name, colour) in enumerate(entries.items()):
         x = left + step * place
-        yield rect(x, top, 10, 10, colour_of(place))
+        if dashes:
+            yield polyline([(x - 6, top + 5), (x + 10, top + 5)], colour, width=2.5, dashes=dashes)
+        else:
+            yield rect(x, top, 10, 10, colour)
         yield svg_text(x + 14, top + 9, name)
 
 

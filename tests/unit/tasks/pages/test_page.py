@@ -3,14 +3,25 @@
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from compiler.driver.coverage import CoverageReport
 from compiler.errors import OptionError
+from compiler.executor.network import Coverage
 from storage.runs import RunLedger
-from tasks.pages.charts import latency_chart, network_chart, ranking_chart, roofline_chart, task_chart
+from tasks.pages.charts import (
+    UNTUNED,
+    contender_colour,
+    latency_chart,
+    network_chart,
+    ranking_chart,
+    roofline_chart,
+    task_chart,
+)
 from tasks.pages.facts import RunFacts, Trial, facts_of, find_run
 from tasks.pages.page import SECTIONS, page
 from tests.unit.tasks.pages.runs import HOSTILE, finished_run, interrupted_run
@@ -70,11 +81,11 @@ def test_every_section_is_there_and_says_something(finished: RunFacts) -> None:
     reader = read(page(finished))
     assert set(reader.text) - {""} == set(SECTIONS)
     words = {
-        "latency": ("untuned", "100.000 ms", "2.0e-07", "ONNX Runtime"),
+        "latency": ("untuned", "100 ms", "2.0e-07", "ONNX Runtime"),
         "progress": ("estimate", "seconds of tuning"),
-        "tasks": ("conv2d_3x3_c64_8", "trial 7: RUN_TIMEOUT: no answer within # s"),
+        "tasks": ("conv2d_3x3_c64_8", "trial 7: RUN_TIMEOUT: no answer", "search: best 1.80 ms; confirmed: 1.80 ms"),
         "roofline": ("460 GFLOP/s on 2 threads", "memory, 70 GB/s"),
-        "calibration": ("foretold", "pairs in the right order", "135 programs"),
+        "calibration": ("predicted", "pairs in the right order", "135 programs"),
         "failures": ("18 (12.5%) RUN_TIMEOUT: no answer within # s", HOSTILE),
         "coverage": ("first guess", "too small for trials", HOSTILE, finished.kernels[0].served_by),
         "run": (finished.info.run_id, "Retune 0.1, 20"),
@@ -106,10 +117,8 @@ def test_figures_add_up(finished: RunFacts) -> None:
     assert finished.trial_count == 9 * 16
     (lost,) = (kernel for kernel in finished.kernels if not kernel.is_used)
     assert (lost.served_by, lost.share) == ("not used", 0.0)
-    assert [(one.name, one.kernels, round(one.share_of_flops, 3)) for one in finished.origins] == [
-        ("record", 1, 0.857),
-        ("guess", 1, 0.143),
-    ]
+    shares = [(one.origin, one.kernels, one.tunable, round(one.share_of_flops, 3)) for one in finished.coverage.shares]
+    assert shares == [("record", 1, 1, 0.857), ("guess", 1, 1, 0.143)]
     assert [failure.count for failure in finished.failures] == [18]
     assert len(finished.programs) == 9 * 15
     assert max(speed for _, speed in finished.programs) == 1.0
@@ -150,9 +159,48 @@ def test_a_report_of_an_older_version_is_read(tmp_path: Path) -> None:
 def test_charts_without_figures_are_empty() -> None:
     assert latency_chart({"tuned": math.inf}) == ""
     assert network_chart([(1.0, 0.1)], {}) == ""
-    assert task_chart("x", [Trial(math.inf, "failed")], 1.0) == ""
+    assert task_chart("x", [Trial(math.inf, "failed")]) == ""
     assert roofline_chart([], None) == ""
     assert ranking_chart([(1, 0.5)]) == ""
+
+
+def test_a_busy_machine_is_admitted_before_any_figure(finished: RunFacts) -> None:
+    assert "machine was busy" not in page(finished)
+    text = page(replace(finished, contention=0.4))
+    assert 0 < text.index("busy (contention 40%)") < text.index("latency, tuned")
+
+
+def test_the_page_counts_default_schedules_as_the_command_line_does(finished: RunFacts) -> None:
+    kernels = (*finished.coverage.kernels, Coverage("softmax", "ws", 1, True), Coverage("copy", "wc", 1, False))
+    coverage = CoverageReport.of(kernels)
+    text = read(page(replace(finished, coverage=coverage))).text["coverage"]
+    assert coverage.fallback_text() == "1 of 3 kernels worth tuning uses the default schedule: softmax"
+    assert coverage.fallback_text() in text
+    assert "the default schedule2140.0%" in text  # 2 kernels, 1 of them worth tuning, 40% of the calls
+
+
+def test_the_line_of_the_untuned_program_is_the_one_that_the_search_timed() -> None:
+    trials = [Trial(4e-3, "default"), Trial(1e-3, "tile")]
+    assert UNTUNED in task_chart("x", trials)
+    assert UNTUNED not in task_chart("x", trials[1:])
+
+
+def test_every_contender_has_one_colour_in_all_charts() -> None:
+    levels = {"untuned": 0.2, "tuned": 0.1, "ONNX Runtime": 0.15}
+    assert [contender_colour(name) for name in levels] == ["var(--c1)", "var(--c0)", "var(--c2)"]
+    for chart in (latency_chart(levels), network_chart([(0.0, 0.2), (1.0, 0.1)], levels)):
+        assert all(chart.count(contender_colour(name)) for name in levels)
+        for name in levels:  # alone it has the same colour
+            alone = latency_chart({name: 0.1})
+            assert re.findall(r"var\(--c\d\)", alone) == [contender_colour(name)]
+
+
+def test_the_latest_run_is_one_that_measured_something(tmp_path: Path) -> None:
+    measured = interrupted_run(tmp_path)
+    with RunLedger(tmp_path).open_or_resume("stopped at once", {"network": "mlp"}) as run:
+        empty = run.run_id
+    assert find_run(tmp_path, "latest").run_id == measured
+    assert find_run(tmp_path, empty).run_id == empty
 
 
 def test_runs_are_found_by_pieces_of_their_ids(tmp_path: Path) -> None:
