@@ -1,6 +1,6 @@
-"""In: the events of a run. Out: what a terminal shows of it: a table of tasks, what goes on now, how far it is.
+"""The live view of a run on a terminal: a table of tasks, what the run does now, and how far it is.
 
-Always: what it draws comes from the events and a clock alone; it fits the terminal, whatever its size.
+It draws from the events and a clock alone, and fits the terminal, whatever its size.
 """
 
 import math
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.driver.tuning import TaskRow
+from compiler.runtime.readable import cut_middle, milliseconds
 from flows.progress import (
     Event,
     PhaseAdvanced,
@@ -25,14 +26,22 @@ from flows.progress import (
     duration,
 )
 
-SHARE_WIDTH = 12
-"""Letters of the bars that show where the network's time goes."""
+COLUMNS = (
+    (60, "share", 5),
+    (110, "uses", 4),
+    (0, "trials", 6),
+    (110, "default ms", 10),
+    (0, "best ms", 7),
+    (96, "speedup", 7),
+    (0, "GFLOP/s", 7),
+)
+"""Width of the terminal from which on a column is shown, its heading, and its own width."""
 
-WIDE, MIDDLE = 110, 76
-"""Letters from which on a terminal has room for all columns, for most columns."""
+NAME_WIDTH = 50
+"""Letters of the longest name; a longer one is cut in the middle."""
 
-CHROME = 8
-"""Lines of a screen that are not rows of the table."""
+CHROME = 6
+"""Lines of the board that are not rows of tasks."""
 
 
 class Board:
@@ -89,14 +98,16 @@ class Board:
         self._since = self._clock()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Group(self._table(options.max_width, console.size.height), self._now(), self._progress())
+        width = options.max_width
+        network = Text(f"  network {self._estimate or '?'}", no_wrap=True, overflow="ellipsis")
+        yield Group(self._table(width, console.size.height), network, self._now(width), self._progress(width))
 
-    def _now(self) -> RenderableType:
+    def _now(self, width: int) -> RenderableType:
         pieces = f" ({self._pieces[0]}/{self._pieces[1]})" if self._pieces else ""
-        self._spinner.update(text=Text(f" {self._activity}{pieces}", no_wrap=True, overflow="ellipsis"))
+        self._spinner.update(text=Text(f" {cut_middle(self._activity + pieces, width - 4)}"))
         return self._spinner
 
-    def _progress(self) -> RenderableType:
+    def _progress(self, width: int) -> RenderableType:
         """The bar of the budget, or of the phase that goes on, with the words that belong to it."""
         if not self._tuning:
             done, total = self._pieces or (0, 0)
@@ -106,10 +117,8 @@ class Board:
         trials = f"{self._trials}" + (f"/{self._limits[0]}" if self._limits[0] else "")
         words = f"{self.share:4.0%}  left {duration(left)}  {trials} trials  elapsed {duration(elapsed)}"
         line = Table.grid(padding=(0, 2))
-        line.add_row(
-            ProgressBar(total=1.0, completed=self.share, width=30),
-            Text(f"{words}  network {self._estimate or '?'}", no_wrap=True, overflow="ellipsis"),
-        )
+        bar = ProgressBar(total=1.0, completed=self.share, width=max(4, min(30, width - len(words) - 4)))
+        line.add_row(bar, Text(words, no_wrap=True, overflow="ellipsis"))
         return line
 
     @property
@@ -120,38 +129,36 @@ class Board:
         return min(1.0, max(self._trials / trials if trials else 0.0, elapsed / seconds if seconds else 0.0))
 
     def _table(self, width: int, height: int) -> Table:
+        columns = [(heading, letters) for least, heading, letters in COLUMNS if width >= least]
+        room = width - 2 - sum(letters + 2 for _, letters in columns)
+        names = max(12, min(NAME_WIDTH, room - 2, max((len(row.name) for row in self._rows), default=0)))
         table = Table(box=None, padding=(0, 1), header_style="dim")
-        table.add_column("task", no_wrap=True, overflow="ellipsis", max_width=32)
-        headings = ["trials", "best ms", "GFLOP/s"]
-        if width >= MIDDLE:
-            table.add_column("share of time", no_wrap=True)
-            headings = ["uses", "trials", "best ms", "speedup", "GFLOP/s"]
-        if width >= WIDE:
-            headings = ["uses", "rounds", "trials", "default ms", "best ms", "speedup", "GFLOP/s"]
-        for heading in headings:
-            table.add_column(heading, justify="right", no_wrap=True)
-        shown = self._shown(max(3, height - CHROME))
+        table.add_column("  task", no_wrap=True, width=names + 2)
+        for heading, letters in columns:
+            table.add_column(heading, justify="right", no_wrap=True, width=letters)
+        shown = self._shown(max(3, height // 2 - CHROME))
         whole = sum(_weighted(row) for row in self._rows)
         for index in shown:
             row = self._rows[index]
             style = "bold" if index == self._active else "dim" if row.stop_reason else ""
-            marked = f"{'▸' if index == self._active else ' '} {row.name}"
-            cells = _cells(row)
-            shares = [_share(row, whole)] if width >= MIDDLE else []
-            table.add_row(marked, *shares, *(cells[heading] for heading in headings), style=style)
+            marked = f"{'▸' if index == self._active else ' '} {cut_middle(row.name, names)}"
+            cells = _cells(row, whole)
+            table.add_row(marked, *(cells[heading] for heading, _ in columns), style=style)
         if len(shown) < len(self._rows):
-            table.add_row(f"  and {len(self._rows) - len(shown)} more tasks", style="dim")
+            table.add_row(f"  and {len(self._rows) - len(shown)} more", style="dim")
         return table
 
     def _shown(self, room: int) -> list[int]:
-        """The tasks for which there is room: the active one and those that take most of the network's time."""
-        if len(self._rows) <= room:
-            return list(range(len(self._rows)))
+        """The tasks for which there is room, those that take most of the network's time first; the active one is among
+        them.
+        """
         heavy = sorted(range(len(self._rows)), key=lambda index: -_weighted(self._rows[index]))
+        if len(heavy) <= room:
+            return heavy
         kept = heavy[: room - 1]
         if self._active is not None and self._active not in kept:
             kept[-1] = self._active
-        return sorted(kept)
+        return kept
 
 
 def _weighted(row: TaskRow) -> float:
@@ -159,28 +166,16 @@ def _weighted(row: TaskRow) -> float:
     return row.weight * row.best_seconds if math.isfinite(row.best_seconds) and not row.behind else 0.0
 
 
-def _share(row: TaskRow, whole: float) -> Text:
-    """The task's share of the known time of the network as a bar of letters."""
-    if not math.isfinite(row.best_seconds) or not whole:
-        return Text("-")
-    share = _weighted(row) / whole
-    full = round(share * SHARE_WIDTH)
-    return Text.assemble(("━" * full, "cyan"), ("─" * (SHARE_WIDTH - full), "dim"), f" {share:4.0%}")
-
-
-def _cells(row: TaskRow) -> dict[str, str]:
+def _cells(row: TaskRow, whole: float) -> dict[str, str]:
+    """A row of the table; `whole` is the known time of the network."""
     known = math.isfinite(row.best_seconds)
     faster = known and math.isfinite(row.default_seconds)
     return {
         "uses": f"{row.weight}",
-        "rounds": f"{row.rounds}",
+        "share": f"{_weighted(row) / whole:.0%}" if known and whole else "-",
         "trials": f"{row.trials}",
-        "default ms": _cell(row.default_seconds * 1e3, 3),
-        "best ms": _cell(row.best_seconds * 1e3, 3),
+        "default ms": milliseconds(row.default_seconds),
+        "best ms": milliseconds(row.best_seconds),
         "speedup": f"{row.default_seconds / row.best_seconds:.1f}x" if faster else "-",
         "GFLOP/s": f"{row.gflops:.1f}" if known else "-",
     }
-
-
-def _cell(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"

@@ -61,7 +61,7 @@ def event_fields(event: Event) -> dict[str, Any]:
                 "elapsed": event.elapsed,
                 "seconds_left": event.seconds_left,
                 "latency": event.latency,
-                "latency_is_complete": event.is_complete,
+                "latency_is_complete": not event.untimed,
                 "contention": event.contention,
             }
             return {"event": "round_done", **fields}

@@ -1,4 +1,4 @@
-"""In: the report of a run. Out: tables on a stream. Always: the same facts as in `report.md`, made to fit a screen."""
+"""The report of a run on a terminal: the same facts as in `report.md`, made to fit the screen."""
 
 import math
 from typing import TextIO
@@ -6,15 +6,24 @@ from typing import TextIO
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from compiler.driver.report import Report
+from compiler.runtime.readable import busy_warning, cut_middle, milliseconds
 from flows.commands.output import PIPE_WIDTH
+
+WIDE = 110
+"""Columns from which on a terminal has room for all columns of the table."""
 
 
 def show_report(report: Report, stream: TextIO) -> None:
     """Write what a run brought: the network's latencies, its kernels, and where everything lies."""
     console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False)
-    console.print(_kernels(report))
+    console.print(_kernels(report, console.width))
+    if unused := sum(not task.used for task in report.tasks):
+        console.print(f"not used: {unused} more ways to compute these kernels; the page says why", soft_wrap=True)
+    if warning := busy_warning(report.contention):
+        console.print(warning, style="bold yellow", soft_wrap=True)
     console.print(_latencies(report))
     console.print(
         f"tuned is {report.speedup:.2f} times as fast as untuned, "
@@ -28,46 +37,46 @@ def show_report(report: Report, stream: TextIO) -> None:
         console.print(report.comparison.note, soft_wrap=True)
     if not report.is_right:
         console.print(f"THE OUTPUTS ARE WRONG: an error is larger than {report.comparison.tolerance:g}", soft_wrap=True)
-    for name, path in (("network", report.artifact), ("records", report.records), ("report", report.folder)):
+    for name, path in (("network", report.artifact), ("records", report.records)):
         console.print(f"{name:<8} {path}", soft_wrap=True)
+    page = report.page.absolute()
+    console.print(f"{'page':<8}", Text(str(page), style=f"link {page.as_uri()}"), soft_wrap=True)
 
 
 def _latencies(report: Report) -> Table:
-    table = _table(report.title)
+    table = Table(box=box.SIMPLE)
+    table.add_column(report.title, overflow="fold")
     for heading in ("latency ms", "error of outputs"):
         table.add_column(heading, justify="right")
     for each in report.comparison.contenders:
         error = "reference" if each.error is None else f"{each.error:.1e}"
-        table.add_row(each.name, _ms(each.seconds), error)
+        table.add_row(each.name, milliseconds(each.seconds), error)
     return table
 
 
-def _kernels(report: Report) -> Table:
-    table = _table("kernel")
-    for heading in ("uses", "trials", "default ms", "best ms", "GFLOP/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("served by", overflow="fold")
-    for task in report.tasks:
-        known = task.flops > 0 and math.isfinite(task.best_seconds)
-        speed = f"{task.flops / task.best_seconds / 1e9:.1f}" if known else "-"
-        served = task.served_by
-        table.add_row(
-            task.name,
-            f"{task.weight}",
-            f"{task.trials}",
-            _ms(task.default_seconds),
-            _ms(task.best_seconds),
-            speed,
-            f"{served} ({task.note})" if task.note else served,
-        )
-    return table
-
-
-def _table(first: str) -> Table:
+def _kernels(report: Report, width: int) -> Table:
+    """The kernels that are used; on a narrow terminal without the columns that the page has too."""
+    wide = width >= WIDE
     table = Table(box=box.SIMPLE)
-    table.add_column(first, overflow="fold")
+    table.add_column("kernel", overflow="fold")
+    headings = ("uses", "trials", "default ms", "best ms", "GFLOP/s") if wide else ("default ms", "best ms")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    table.add_column("served by", overflow="fold")
+    for task in report.hottest:
+        if not task.used:
+            continue
+        known = task.flops > 0 and math.isfinite(task.best_seconds)
+        cells = {
+            "uses": f"{task.weight}",
+            "trials": f"{task.trials}",
+            "default ms": milliseconds(task.default_seconds),
+            "best ms": milliseconds(task.best_seconds),
+            "GFLOP/s": f"{task.flops / task.best_seconds / 1e9:.1f}" if known else "-",
+        }
+        tuned = bool(task.record_id) and not task.guessed
+        served = f"{task.served_by}{f' ({task.note})' if task.note else ''}" if wide else task.served_by
+        served = "tuned record" if tuned and not wide else served
+        name = task.name if wide else cut_middle(task.name, max(20, width - 48))
+        table.add_row(name, *(cells[heading] for heading in headings), served)
     return table
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4f}" if math.isfinite(seconds) else "-"

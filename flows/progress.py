@@ -8,7 +8,6 @@ picks the event from the record and draws it (see `flows.live`).
 
 import logging
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Self
@@ -17,14 +16,12 @@ from prefect import get_run_logger
 
 from compiler.cost_model import ModelMetrics
 from compiler.driver.budget import Budget
-from compiler.driver.tuning import TaskRow, Tuning
+from compiler.driver.tuning import TaskRow, Tuning, contention_of, typical
 from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.runtime.readable import BUSY, milliseconds
 
 EVENT = "retune_event"
 """The attribute of a log record that holds its event."""
-
-BUSY = 0.05
-"""From this share on, timings are rough enough to say so."""
 
 LOGGER = "prefect.flow_runs"
 """The logger that Prefect gives to flow runs; a view listens here."""
@@ -84,10 +81,10 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """A round is stored and learned. `latency` is the estimated network latency, of the tasks with a time, all of
-    them if `is_complete`, and `seconds_left` the time left, both in seconds. `contention` is the share of its timings
-    that other processes took, typical for the round, `model` says how well the cost model foretold it; that is for the
-    ledger, since a small round says little on its own.
+    """A round is stored and learned. `latency` is the estimated network latency without the `untimed` kernels, which
+    have no time yet, and `seconds_left` the time left, both in seconds. `contention` is the share of a typical timing
+    that other processes took, `model` says how well the cost model predicted the round; that is for the ledger, since
+    a small round says little on its own.
     """
 
     index: int
@@ -98,7 +95,7 @@ class RoundDone:
     trials_limit: int | None
     elapsed: float
     latency: float
-    is_complete: bool
+    untimed: int
     seconds_left: float | None
     contention: float = 0.0
     model: ModelMetrics | None = None
@@ -115,9 +112,9 @@ class RoundDone:
             budget.trials,
             tuning.elapsed,
             tuning.latency_so_far,
-            math.isfinite(tuning.latency),
+            tuning.untimed,
             budget.seconds_left(tuning.trials, tuning.elapsed),
-            statistics.median([record.contention or 0.0 for record in records if record.costs] or [0.0]),
+            typical(contention_of(records)),
             tuning.metrics,
         )
 
@@ -132,7 +129,7 @@ class RoundDone:
             "trials": self.trials,
             "elapsed": self.elapsed,
             "best_seconds": self.row.best_seconds if math.isfinite(self.row.best_seconds) else None,
-            "latency": self.latency if self.is_complete else None,
+            "latency": None if self.untimed else self.latency,
             "contention": self.contention,
             **{f"model_{name}": value for name, value in model.items()},
         }
@@ -149,8 +146,11 @@ class RoundDone:
 
     @property
     def estimate(self) -> str:
-        """The network's latency for people; while some tasks have no time yet, the others' with a `>`."""
-        return f"{'' if self.is_complete else '> '}{milliseconds(self.latency)}"
+        """The network's latency for people; while kernels have no time yet it is a lower bound, and says so."""
+        if not self.untimed:
+            return f"{milliseconds(self.latency)} ms"
+        kernels = "1 kernel" if self.untimed == 1 else f"{self.untimed} kernels"
+        return f"> {milliseconds(self.latency)} ms ({kernels} not timed yet)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +196,6 @@ def announce(event: Event) -> None:
     """Log `event` to the current flow run."""
     level = logging.DEBUG if isinstance(event, DETAILS) else logging.INFO
     get_run_logger().log(level, str(event), extra={EVENT: event})
-
-
-def milliseconds(seconds: float) -> str:
-    """A latency for people: `8.31 ms`, or `?` while it is unknown."""
-    return f"{seconds * 1e3:.3f} ms" if math.isfinite(seconds) else "?"
 
 
 def duration(seconds: float | None) -> str:

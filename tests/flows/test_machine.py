@@ -23,7 +23,7 @@ ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
 EVENTS: tuple[Event, ...] = (
     RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, (ROW,), 200, None),
     RoundStarted(0, "conv2d_3x3", 0),
-    RoundDone(0, ROW, 1, 2, 64, 200, 8.0, math.inf, False, None, 0.0, ModelMetrics(1, 2, 0.5, 1, 0.5, 0.5)),
+    RoundDone(0, ROW, 1, 2, 64, 200, 8.0, math.inf, 2, None, 0.0, ModelMetrics(1, 2, 0.5, 1, 0.5, 0.5)),
     TaskStopped(0, "conv2d_3x3", "reason"),
     PhaseStarted("comparing"),
     PhaseAdvanced(1, 2),

@@ -1,0 +1,67 @@
+"""The report of a run on a terminal."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from compiler.driver.coverage import CoverageReport
+from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
+from flows import outcome
+from flows.outcome import show_report
+
+HOT = "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu"
+TASKS = (
+    TaskOutcome("dense", 1, 1e6, 0, 2e-4, 1e-4, "R1", True, False, ""),
+    TaskOutcome(HOT, 2, 2e9, 64, 40e-3, 34.3524e-3, "01M82BMPGX8NBQE442RT3XEF4N", False, False, ""),
+    TaskOutcome("unused", 1, 2e9, 0, 1.0, 1.0, "", False, False, "not measured", used=False),
+)
+
+
+def report(folder: Path) -> Report:
+    comparison = Comparison("untuned", (Contender("untuned", 0.1, None), Contender("tuned", 0.05, 1e-7)))
+    request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(folder)}
+    covered = CoverageReport.of(())
+    return Report("RUN", request, 64, 9.0, comparison, covered, TASKS, "net.retune", "records", str(folder))
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_has_whole_headings_and_the_hottest_kernel_first(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome, "PIPE_WIDTH", width)
+    stream = io.StringIO()
+    show_report(report(tmp_path), stream)
+    text = stream.getvalue()
+    lines = text.splitlines()
+    heading = next(line for line in lines if "kernel" in line)
+    assert "default ms   best ms   " in heading
+    assert "served by" in heading
+    assert ("GFLOP/s" in heading) == (width == 140)
+    first, second = (line for line in lines if "relu" in line or "dense" in line)
+    assert "winograd4_conv2d" in first
+    assert "34.4" in first
+    assert "first guess" in second
+    assert ("tuned record" in first) == (width == 80)
+    assert "not used: 1 more ways to compute these kernels" in text
+    assert "busy" not in text.replace(str(tmp_path), "")
+
+
+def test_a_busy_machine_is_admitted_before_the_latencies(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    show_report(replace(report(tmp_path), contention=0.5), stream)
+    assert 0 < stream.getvalue().index("busy (contention 50%)") < stream.getvalue().index("latency ms")
+
+
+def test_it_ends_with_a_link_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "report.html"
+    stream = io.StringIO()
+    show_report(report(tmp_path), stream)
+    assert stream.getvalue().splitlines()[-1].split() == ["page", str(page)]
+    terminal = io.StringIO()
+    made = Console(file=terminal, force_terminal=True, color_system="standard", width=200, highlight=False)
+    monkeypatch.setattr(outcome, "Console", lambda **_: made)
+    show_report(report(tmp_path), terminal)
+    assert f";{page.as_uri()}" in terminal.getvalue().splitlines()[-1]
