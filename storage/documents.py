@@ -32,6 +32,7 @@ class Summary(TypedDict, total=False):
     trials: Count | None
     untuned_seconds: float | None
     tuned_seconds: float | None
+    artifact: Any
 
 
 class Contender(TypedDict):

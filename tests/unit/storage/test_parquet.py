@@ -316,7 +316,7 @@ def test_check_finds_the_rows_of_files_that_a_compaction_joins_meanwhile(
 ) -> None:
     for seconds in (0.1, 0.2, 0.3):
         ParquetRecordStore(tmp_path).append([timed("w0", seconds)])
-    store, read, calls = ParquetRecordStore(tmp_path), parquet.read_part, iter(range(99))
+    store, read, calls = ParquetRecordStore(tmp_path), read_part, iter(range(99))
 
     def read_late(medium: Medium, name: str) -> Any:
         if next(calls) == 1:
