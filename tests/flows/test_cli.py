@@ -35,7 +35,7 @@ from tests.ir_kernels import artifact
     [
         (("tune", "missing.onnx"), ("missing.onnx", "resnet18")),
         (("tune", "text.onnx"), ("text.onnx", "not an ONNX model")),
-        (("tune", "unsupported.onnx"), ("MaxRoiPool", "pooled", "Relu")),
+        (("tune", "unsupported.onnx"), ("MaxRoiPool", "pooled", "MaxPool", "docs/onnx.md")),
         (("tune", "dynamic.onnx"), ("static", "many")),
         (("tune", "dynamic.onnx", "--shape", "x=2,many"), ("x=2,many", "NAME=1,3,224,224")),
         (("tune", "dynamic.onnx", "--shape", "y=2,16"), ("y",)),

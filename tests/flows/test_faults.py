@@ -33,7 +33,7 @@ from tests.flows.networks import write_mlp
 from tests.unit.storage.samples import part_paths
 
 TRIALS, BATCH = 40, 4
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 
 Outcome = list[tuple[int, str, str, tuple[float, ...], str]]
 """What a run has stored that does not depend on when it did: by round, task and program."""
@@ -113,7 +113,7 @@ class Lab:
             self.wait_for_rounds(process, count)
             before = {record.record_id for record in self.stored()}
             process.send_signal(number)
-            code = process.wait(20)
+            code = process.wait(PATIENCE_SECONDS)
         assert before <= {record.record_id for record in self.stored()}
         return code
 

@@ -36,7 +36,7 @@ def test_a_signal_to_the_group_ends_a_run(tmp_path: Path, signum: int, code: int
             time.sleep(0.05)
         time.sleep(1.0)  # past the exec that follows the making of the folder
         os.killpg(process.pid, signum)
-        assert process.wait(10) == code, log.read_text()
+        assert process.wait(PATIENCE_SECONDS) == code, log.read_text()
     finally:
         process.kill()
         process.wait()

@@ -235,7 +235,7 @@ def test_a_signal_ends_a_run_whose_server_is_away(tmp_path: Path, signum: int, c
     try:
         until(process, log, lambda: "does not answer" in log.read_text())
         process.send_signal(signum)
-        assert process.wait(10) == code, log.read_text()
+        assert process.wait(PATIENCE_SECONDS) == code, log.read_text()
     finally:
         process.kill()
         process.wait()

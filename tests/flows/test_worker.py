@@ -55,7 +55,7 @@ class GpuBench(Bench):
         """Which GPU this is."""
         del message, objects
         if verb == "meet":
-            self.meeting.wait(20)
+            self.meeting.wait(120)
         return str(self.number).encode()
 
 
@@ -78,7 +78,7 @@ def test_workers_of_two_gpus_share_errands_and_keep_to_their_own(tmp_path: Path)
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     assert {store.take(device_queue("cuda"), ticket) for ticket in shared} == {b"0", b"1"}
     for number, ticket in own:
         assert store.take(device_queue(f"cuda:{number}"), ticket) == str(number).encode()

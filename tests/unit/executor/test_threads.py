@@ -80,7 +80,7 @@ def test_threads_that_share_an_executor_get_right_results_or_an_error(locked: bo
     refused: list[OptionError] = []
 
     def work(value: float) -> None:
-        start.wait(20)
+        start.wait(120)
         for _ in range(_RUNS):
             if locked:
                 lock.acquire()
@@ -99,7 +99,7 @@ def test_threads_that_share_an_executor_get_right_results_or_an_error(locked: bo
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert not wrong
     assert not (locked and refused)
 
@@ -116,11 +116,11 @@ held, forked = threading.Event(), threading.Event()
 def hold():
     with executor.lock:
         held.set()
-        forked.wait(30)
+        forked.wait(120)
 
 thread = threading.Thread(target=hold)
 thread.start()
-held.wait(30)
+held.wait(120)
 child = os.fork()
 if not child:
     signal.alarm(30)  # ends a child that waits for a thread of the parent

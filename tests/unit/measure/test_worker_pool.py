@@ -36,7 +36,7 @@ def test_results_are_taken_as_they_come() -> None:
 
     def work(_: WorkerProcess, item: int) -> int:
         if item == 0:
-            gate.wait(10)
+            gate.wait(120)
         return item * item
 
     with WorkerPool([Local(), Local()]).start(work, range(6)) as running:
@@ -47,10 +47,8 @@ def test_results_are_taken_as_they_come() -> None:
 
 
 def test_leaving_early_ends_what_is_under_way(pool: WorkerPool) -> None:
-    began = time.monotonic()
-    with pytest.raises(KeyError), pool.start(lambda worker, _: worker.call("time:sleep", 60), range(4)):
+    with pytest.raises(KeyError), pool.start(lambda worker, _: worker.call("time:sleep", 6000), range(4)):
         raise KeyError
-    assert time.monotonic() - began < 20
     assert pool.map(lambda worker, item: worker.call("math:sqrt", item), [4]) == [2]
 
 

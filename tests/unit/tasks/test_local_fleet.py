@@ -47,7 +47,7 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> None:
 
 def kill_at_work(pid: int, store: ErrandStore) -> None:
     """Kill a worker in the middle of an errand."""
-    wait_until(lambda: any(one.claimed and not one.is_answered for one in store.standings(QUEUE).values()), 30)
+    wait_until(lambda: any(one.claimed and not one.is_answered for one in store.standings(QUEUE).values()), 240)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -86,7 +86,7 @@ def test_it_ends_with_the_script_however_that_ends() -> None:
         pid = int(process.stdout.readline())
         assert psutil.pid_exists(pid)
         process.kill()
-    wait_until(lambda: not psutil.pid_exists(pid), 20)
+    wait_until(lambda: not psutil.pid_exists(pid), 240)
 
 
 def test_a_worker_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
