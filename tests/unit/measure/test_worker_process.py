@@ -38,7 +38,7 @@ def count_then_crash(limit: int) -> Iterator[int]:
 def count_then_hang(limit: int) -> Iterator[int]:
     """Stream 0 to limit, then never answer."""
     yield from range(limit)
-    time.sleep(60)
+    time.sleep(6000)
 
 
 def fail(text: str) -> None:
@@ -238,8 +238,8 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path, busy: bool) -> None:
         time.sleep(0.7)
         pid = worker.call("os:getpid")
         pathlib.Path({str(pid_file)!r}).write_text(str(pid))
-        worker.call("time:sleep", {60 if busy else 0})
-        time.sleep(60)
+        worker.call("time:sleep", {6000 if busy else 0})
+        time.sleep(6000)
     """)
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
     try:
