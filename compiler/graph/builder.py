@@ -79,8 +79,8 @@ class GraphBuilder:
             return self.emit(op, inputs, attrs, name=name, output=wish)
         output = self._fresh(wish)
         node = Node(op, tuple(inputs), (output,), dict(attrs or {}), name)
-        value = infer_value(node, tuple(self._values[operand] for operand in inputs))
-        described = [self._values[operand] for operand in inputs]
+        described = tuple([self._values[operand] for operand in inputs])
+        value = infer_value(node, described)
         if value.size > _MOST_ELEMENTS:
             raise misfit(node, described, f"{value} has too many elements")
         if op not in _KEPT and all(operand in self._constants for operand in inputs):

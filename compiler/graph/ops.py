@@ -271,7 +271,7 @@ def infer_value(node: Node, operands: tuple[Value, ...]) -> Value:
         raise DefinitionError(f"node {node.name or node.op!r}: no operator {node.op!r}")
     if len(operands) != spec.operands and not (spec.operands is None and operands):
         raise infer.misfit(node, operands, f"takes {spec.operands} operands")
-    if set(node.attrs) != set(spec.attrs):
+    if node.attrs.keys() != spec.attrs.keys():
         raise infer.misfit(node, operands, f"attributes must be {sorted(spec.attrs)}, not {sorted(node.attrs)}")
     for key, kind in spec.attrs.items():
         if not _is_a(node.attrs[key], kind):

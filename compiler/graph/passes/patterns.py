@@ -130,6 +130,7 @@ class Matcher:
         self._outputs = frozenset(graph.outputs)
         self._producers = graph.producers()
         self._consumers = graph.consumers()
+        self._sums: dict[str, _Flat] = {}
 
     def find(self, pattern: Pattern, node: Node) -> Match | None:
         """The first way in which the result of `node` has the form, if there is one."""
@@ -197,7 +198,7 @@ class Matcher:
         yield from self._some(wanted, flat.parts, match.covering(flat.inner), pattern.rest)
 
     def _sum(self, pattern: Sum, name: str, match: Match) -> Iterator[Match]:
-        flat = self._terms(name)
+        flat = self._sums[name] = self._sums.get(name) or self._terms(name)
         found: Match | None = match
         if isinstance(pattern.constant, Wanted):
             found = match.with_attr(pattern.constant, flat.scale)
