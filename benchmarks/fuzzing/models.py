@@ -1,9 +1,12 @@
-"""In: nothing. Out: small ONNX models, and the importer as a `FuzzCase`.
+"""Small ONNX models, and the importer as a `FuzzCase`.
 
-Always: the models are valid and import in milliseconds; they have convolutions, quantised values, indices, branches and
-loops.
+The models are valid and import in milliseconds; they have convolutions, quantised values, indices, branches, loops,
+scans and local functions. Some inputs are models made to ask for much: long chains, functions that call each other
+often, long scans, names that are not UTF-8, external data with odd names.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,12 +20,12 @@ from benchmarks.fuzzing.mutations import mutated_message
 from compiler.errors import ModelError
 from compiler.frontend.onnx.importer import load_model
 
-_OPSET = 17
+_IMPORTS = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
 
 
 def small_models() -> list[bytes]:
     """The models."""
-    return [_dense(), _convolutional(), _controlled(), _places()]
+    return [_dense(), _convolutional(), _controlled(), _places(), _functions(3, 2), _scan(3)]
 
 
 def _dense() -> bytes:
@@ -100,7 +103,35 @@ def _controlled() -> bytes:
     return _model(nodes, {"turns": np.array(3), "go0": np.array(True), "axes": np.array([0])}, (2, 3))
 
 
-def _model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], shape: tuple[int, ...]) -> bytes:
+def _in_row(ops: Sequence[str], domain: str = "", names: tuple[str, str] = ("x", "y")) -> list[onnx.NodeProto]:
+    steps = pairwise([names[0], *(f"v{number}" for number in range(1, len(ops))), names[1]])
+    return [helper.make_node(op, [one], [two], domain=domain) for op, (one, two) in zip(ops, steps, strict=True)]
+
+
+def _functions(levels: int, calls: int) -> bytes:
+    """A chain of functions, each of which calls the next so often."""
+    functions = []
+    for level in range(levels):
+        callee, domain = ("Relu", "") if level == levels - 1 else (f"f{level + 1}", "own")
+        nodes = _in_row([callee] * calls, domain, ("a", "b"))
+        functions.append(helper.make_function("own", f"f{level}", ["a"], ["b"], nodes, _IMPORTS))
+    return _model(_in_row(["f0"], "own"), {}, (2, 3), functions)
+
+
+def _scan(length: int) -> bytes:
+    row = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3,)) for name in "abcd"]
+    nodes = [helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("Relu", ["c"], ["d"])]
+    body = helper.make_graph(nodes, "body", row[:2], row[2:])
+    scan = helper.make_node("Scan", ["zero", "x"], ["last", "y"], body=body, num_scan_inputs=1)
+    return _model([scan], {"zero": np.zeros(3, np.float32)}, (length, 3))
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    weights: dict[str, np.ndarray],
+    shape: tuple[int, ...],
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> bytes:
     graph = helper.make_graph(
         nodes,
         "net",
@@ -108,8 +139,7 @@ def _model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], shape: t
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
-    model.ir_version = 8
+    model = helper.make_model(graph, opset_imports=_IMPORTS, functions=functions, ir_version=8)
     return bytes(model.SerializeToString())
 
 
@@ -121,8 +151,34 @@ def _edited(data: bytes, draw: Random) -> bytes:
     return bytes(model.SerializeToString())
 
 
+def _demanding(data: bytes, draw: Random) -> bytes:
+    """A small file that asks for much, or a model with odd names."""
+    kind = draw.randrange(5)
+    if kind == 0:
+        return _functions(draw.choice((5, 12, 30, 199, 500)), draw.choice((1, 2, 3)))
+    if kind == 1:
+        return _scan(draw.choice((0, 1, 200, 20_000, 300_000)))
+    if kind == 2:
+        return _model(_in_row(draw.choices(("Relu", "Sqrt", "Neg"), k=draw.choice((30, 300, 3000)))), {}, (2, 3))
+    model = onnx.load_model_from_string(data)
+    if kind == 3:
+        names = [name for node in model.graph.node for name in (node.op_type, *node.input, *node.output) if name]
+        name = draw.choice(names).encode()
+        return data.replace(name, draw.choice((b"\xff", b"\x80", b"\xc0")) + name[1:])
+    for tensor in model.graph.initializer:
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        name = draw.choice(("w" * draw.choice((1, 255, 256, 5000)), "../w", "/dev/zero", "w/" * 3000, "", "w\0"))
+        tensor.external_data.add(key="location", value=name)
+    return bytes(model.SerializeToString())
+
+
 def _load(path: Path) -> object:
     return load_model(path)
 
 
-CASES = (FuzzCase("onnx", small_models, drawn(_edited), _load, (ModelError,), ".onnx"),)
+_MAKE = drawn(_edited, _edited, _edited, _demanding)
+CASES = tuple(
+    FuzzCase(name, small_models, _MAKE, _load, (ModelError,), suffix)
+    for name, suffix in (("onnx", ".onnx"), ("onnx-json", ".json"))
+)
