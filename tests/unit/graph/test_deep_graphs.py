@@ -1,5 +1,6 @@
 """Graphs of many nodes in a row compile within Python's recursion limit, and give the right numbers."""
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 
@@ -17,6 +18,7 @@ from compiler.graph.memory import Request, plan_memory
 from compiler.graph.ops import OPS, FusionKind
 from compiler.graph.passes.activations import ACTIVATIONS
 from compiler.graph.passes.patterns import Matcher
+from compiler.graph.passes.recognise import FORMS
 from compiler.graph.pipeline import optimize
 from compiler.target import Target
 from compiler.te.ops import OpCall, lower_op
@@ -105,6 +107,21 @@ def test_patterns_are_looked_for_in_long_sums() -> None:
     graph = _graph(3000, STEPS["plus_input"])
     matcher = Matcher(graph)
     assert all(matcher.find(form.pattern, node) is None for form in ACTIVATIONS for node in graph.nodes[-50:])
+
+
+def test_a_sum_is_flattened_once_for_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    flattened, flatten = Counter[str](), Matcher._terms
+
+    def counted(self: Matcher, name: str, depth: int = 0) -> object:
+        flattened[name] += depth == 0
+        return flatten(self, name, depth)
+
+    monkeypatch.setattr(Matcher, "_terms", counted)
+    graph = _graph(20, STEPS["plus_input"])
+    matcher = Matcher(graph)
+    assert all(matcher.find(form.pattern, node) is None for form in FORMS for node in graph.nodes)
+    assert flattened["y"] == 1
+    assert max(flattened.values()) == 1
 
 
 def test_post_dominators_are_those_of_their_definition() -> None:
