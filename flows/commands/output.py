@@ -47,11 +47,14 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table for people: its heading, what a cell says of a row, and whether it may be folded."""
+    """A column of a table for people: its heading, what a cell says of a row, whether it may be folded, and the width
+    of the terminal from which on it is shown.
+    """
 
     heading: str
     cell: Callable[[Row], object]
     folds: bool = True
+    from_width: int = 0
 
 
 class Group(TyperGroup):
@@ -91,12 +94,14 @@ class Output:
             for row in rows:
                 self.object(row)
         elif self.mode is Mode.PEOPLE:
+            console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+            shown = [column for column in columns if column.from_width <= console.width]
             table = Table(box=box.SIMPLE)
-            for column in columns:  # cells are never cut: ids are copied from them
+            for column in shown:  # cells are never cut: ids are copied from them
                 table.add_column(column.heading, overflow="fold", no_wrap=not column.folds)
             for row in rows:
-                table.add_row(*(_text(column.cell(row)) for column in columns))
-            Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False).print(table)
+                table.add_row(*(_text(column.cell(row)) for column in shown))
+            console.print(table)
 
 
 def json_line(fields: Row) -> str:

@@ -45,14 +45,18 @@ def runs(
         (
             Column("run", lambda row: row["run_id"], folds=False),
             Column("network", lambda row: row["network"]),
-            Column("threads", lambda row: row["threads"]),
-            Column("begun", lambda row: moment(row["started"])),
-            Column("ended", lambda row: moment(row["completed"]) if row["completed"] else "not yet"),
-            Column("trials", lambda row: row["trials"]),
-            Column("untuned ms", lambda row: milliseconds(row["untuned_seconds"])),
-            Column("tuned ms", lambda row: milliseconds(row["tuned_seconds"])),
+            Column("threads", lambda row: row["threads"], folds=False, from_width=110),
+            Column("begun UTC", lambda row: moment(row["started"])[:16], folds=False),
+            Column("ended UTC", lambda row: _ended(row["completed"]), folds=False, from_width=130),
+            Column("trials", lambda row: row["trials"], folds=False),
+            Column("untuned ms", lambda row: milliseconds(row["untuned_seconds"]), folds=False, from_width=96),
+            Column("tuned ms", lambda row: milliseconds(row["tuned_seconds"]), folds=False),
         ),
     )
+
+
+def _ended(completed: float | None) -> str:
+    return moment(completed)[:16] if completed else "not yet"
 
 
 WhichRun = Annotated[str, typer.Argument(help="A run's id, its beginning or its end, or `latest`.")]

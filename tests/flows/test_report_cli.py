@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.commands import output as command_output
 from storage.artifacts import ArtifactStore, content_key
 from storage.runs import RunLedger
 from tests.flows.command_line import Refused, run
@@ -33,6 +34,21 @@ def test_runs_are_listed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert [row["tuned_seconds"] for row in rows] == [0.01, None]
     assert run(monkeypatch, "runs") == 0
     assert "not yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 96, 110, 130])
+def test_a_run_takes_one_line_below_whole_headings(
+    width: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished_run(folder / "state", tasks=1)
+    monkeypatch.setattr(command_output, "PIPE_WIDTH", width)
+    assert run(monkeypatch, "runs") == 0
+    heading, _, *lines = filter(str.strip, capsys.readouterr().out.splitlines())
+    wide = {"threads": 110, "ended UTC": 130, "untuned ms": 96}
+    names = ("run", "network", "threads", "begun UTC", "ended UTC", "trials", "untuned ms", "tuned ms")
+    shown = [name for name in names if wide.get(name, 0) <= width]
+    assert [name.strip() for name in heading.split("  ") if name.strip()] == shown
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("arguments", [("latest",), ("NOBODY",), ("latest", "-o", "missing/page.html")])
