@@ -216,7 +216,7 @@ class Report:
             f"The network is {self.coverage}.",
             *([f"{fallen[:1].upper()}{fallen[1:]}."] if (fallen := self.coverage.fallback_text()) else []),
             "",
-            "| kernel | uses | trials | default ms | best ms | GFLOP/s | served by |",
+            "| kernel | uses | trials | default ms | confirmed ms | GFLOP/s | served by |",
             "|---|---:|---:|---:|---:|---:|---|",
             *(_table_line(task) for task in self.hottest),
             "",

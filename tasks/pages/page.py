@@ -234,7 +234,8 @@ def _coverage(facts: RunFacts) -> Iterator[str]:
         )
         for kernel in sorted(facts.kernels, key=lambda one: -one.share)
     ]
-    headings = ("kernel", "uses", "share", "trials", "default ms", "best ms", "GFLOP/s", "served by")
+    timed = "confirmed ms" if facts.report else "best ms"
+    headings = ("kernel", "uses", "share", "trials", "default ms", timed, "GFLOP/s", "served by")
     yield _table(headings, rows, numeric=(1, 2, 3, 4, 5, 6))
 
 
