@@ -1,62 +1,66 @@
-"""Which thread set the inputs of an executor and ran it last, so that threads that disturb each other are noticed."""
+"""Notices threads that disturb each other between setting inputs, running and reading outputs.
 
-import threading
+The calls of one computation may come from several threads, as long as one computation ends before the next begins: a
+lock, or whatever else brings them into order, is enough. Without order an input is replaced before a run has used it,
+or outputs are before anybody has read them; the thread that lost them is told when it goes on.
+"""
+
+from collections.abc import Hashable
+from threading import get_ident
 
 from compiler.errors import OptionError
-from compiler.executor.plan import Plan
 
 _REMEDY = 'make an executor for each thread, library["default"](cpu()), or hold a lock from set_input to get_output'
 
 
-class _Thread(threading.local):
-    """What one thread did: `here` is the same object whenever it is asked for in the same thread."""
-
-    def __init__(self) -> None:
-        self.here = _History()
-
-
-class _History:
-    __slots__ = ("buffers", "has_run")
-
-    def __init__(self) -> None:
-        self.buffers: set[int] = set()
-        self.has_run = False
-
-
 class Claims:
-    """Who did what last. A thread that sets or runs nothing itself may read what another one computed."""
+    """What threads have set and computed, and what they have lost since. Called with the lock of the executor held."""
 
-    __slots__ = ("_contested", "_plan", "_runner", "_setters", "_thread")
+    __slots__ = ("_lost_inputs", "_lost_runs", "_outputs", "_runner", "_set", "_unread")
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._thread = _Thread()
-        self._setters: dict[int, _History] = {}
-        self._runner: _History | None = None
-        self._contested = False
+    def __init__(self, outputs: int) -> None:
+        self._outputs = outputs
+        self._set: dict[Hashable, int] = {}  # which thread set what since the last run
+        self._runner: int | None = None  # the thread that ran last, until its outputs are read
+        self._unread: set[int] = set()
+        self._lost_inputs: dict[int, dict[Hashable, str]] = {}  # by thread, then by what it had set: the name
+        self._lost_runs: set[int] = set()
 
-    def note_set(self, number: int) -> None:
-        """This thread has set a buffer."""
-        mine = self._thread.here
-        if (setter := self._setters.get(number)) is not mine:
-            self._contested |= setter is not None
-            self._setters[number] = mine
-            mine.buffers.add(number)
+    def note_set(self, key: Hashable, name: str) -> None:
+        """This thread has set an input, or an array for an output."""
+        thread = get_ident()
+        before = self._set.get(key, thread)
+        if before != thread:
+            self._lost_inputs.setdefault(before, {})[key] = name
+        self._set[key] = thread
+        if self._lost_inputs and thread in self._lost_inputs:
+            self._lost_inputs[thread].pop(key, None)
+        self._lost_runs.discard(thread)
+        if self._runner == thread:  # it begins another computation, so it has no use for these outputs
+            self._runner = None
+
+    def take_inputs(self) -> None:
+        """This thread begins a run. Raises: OptionError when another one replaced what this one had set for it."""
+        if self._lost_inputs and (lost := self._lost_inputs.pop(get_ident(), None)):
+            raise OptionError(f"{next(iter(lost.values()))} was set by another thread since this one set it: {_REMEDY}")
+        self._set.clear()
 
     def note_run(self) -> None:
-        """This thread begins a run. Raises: OptionError when another one has set a buffer since this one did."""
-        mine = self._thread.here
-        if self._contested:
-            for number in mine.buffers:
-                if self._setters[number] is not mine:
-                    name = self._plan.buffers[number].name
-                    raise OptionError(f"{name} was set by another thread since this one set it: {_REMEDY}")
-        if self._runner is not mine:
-            self._runner = mine
-            mine.has_run = True
+        """This thread computes outputs, which replace those of the last run."""
+        thread = get_ident()
+        if self._runner is not None and self._runner != thread:
+            self._lost_runs.add(self._runner)
+        self._lost_runs.discard(thread)
+        self._runner = thread
+        self._unread = set(range(self._outputs))
 
-    def check_outputs(self) -> None:
-        """Raises: OptionError when another thread has run the network since this one did."""
-        mine = self._thread.here
-        if mine is not self._runner and mine.has_run:
+    def note_read(self, output: int) -> None:
+        """This thread reads an output. Raises: OptionError when another one replaced what this one had computed."""
+        thread = get_ident()
+        if thread in self._lost_runs:
+            self._lost_runs.discard(thread)
             raise OptionError(f"another thread has run this network since this one did: {_REMEDY}")
+        if self._runner is not None:
+            self._unread.discard(output)
+            if thread != self._runner or not self._unread:  # another thread has taken over, or all is read
+                self._runner = None

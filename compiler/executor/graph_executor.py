@@ -109,7 +109,7 @@ class GraphExecutor(TimedFunctions):
         self._lent: dict[int, int] = {}
         """Which output has an array of the caller's, by the buffer that owns its memory."""
         add_lock(self)
-        self._claims = Claims(plan)
+        self._claims = Claims(len(plan.outputs))
 
     def _bind(
         self, kernels: Mapping[str, Kernel], functions: Mapping[str, HostFunction]
@@ -203,7 +203,7 @@ class GraphExecutor(TimedFunctions):
 
     def _set(self, place: int, value: AnyArray) -> None:
         self._copy_input(place, value)
-        self._claims.note_set(self.network.plan.inputs[place])
+        self._claims.note_set(self.network.plan.inputs[place], self._input_specs[place].name)
 
     def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Read the input from `value` in coming runs, in place, until it is set again.
@@ -213,7 +213,7 @@ class GraphExecutor(TimedFunctions):
         number = self.network.plan.inputs[self._place(key)]
         with self.lock:
             self._read_from(number, value)
-            self._claims.note_set(number)
+            self._claims.note_set(number, self.network.plan.buffers[number].name)
 
     def _read_from(self, number: int, value: AnyArray) -> None:
         """Have an input read from the caller's array from now on."""
@@ -241,7 +241,7 @@ class GraphExecutor(TimedFunctions):
         with self.lock:
             self._write_to(place, value)
             self._lent[root.storage] = place
-            self._claims.note_set(plan.outputs[place])
+            self._claims.note_set(plan.outputs[place], self._output_specs[place].name)
 
     def _write_to(self, place: int, value: AnyArray) -> None:
         """Have an output written into the caller's array from now on."""
@@ -250,11 +250,12 @@ class GraphExecutor(TimedFunctions):
     def run(self, /, **inputs: AnyArray) -> None:
         """Set the given inputs and compute all outputs.
 
-        Raises: OptionError as `set_input` does, and when another thread has set an input since this one did.
+        Raises: OptionError as `set_input` does, and when another thread has replaced an input that this one had set.
         """
         with self.lock:
             if inputs:
                 self.set_input(**inputs)
+            self._claims.take_inputs()
             self._claims.note_run()
             self._compute()
 
@@ -266,12 +267,12 @@ class GraphExecutor(TimedFunctions):
     def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
         """A copy of an output, by index or name, in `out` when given.
 
-        Raises: OptionError when there is no such output, `out` has another shape or dtype, or another thread has run
-        the network since this one did.
+        Raises: OptionError when there is no such output, `out` has another shape or dtype, or another thread's run has
+        replaced what this one had computed.
         """
         place = self._output_place(index)
         with self.lock:
-            self._claims.check_outputs()
+            self._claims.note_read(place)
             return self._fetch(place, out)
 
     def _fetch(self, place: int, out: AnyArray | None) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from compiler import config
 from compiler.errors import ArtifactError, MachineError, OptionError
+from compiler.executor.claims import Claims
 from compiler.executor.debug_report import Report
 from compiler.executor.executors import gpus_of
 from compiler.executor.params import load_param_dict_from_file
@@ -39,8 +40,8 @@ MemoryConfig = str | int | Mapping[Device, str | int] | None
 
 
 class VirtualMachine:
-    """Runs an executable. Threads may share one: a call with arguments computes them alone, and without arguments each
-    thread has those, and gets the outputs, of its own.
+    """Runs an executable. Threads may share one: a call with arguments is computed alone, and returns its own result.
+    Threads that set arguments, run and get outputs in separate calls must take turns, or one of them gets an error.
 
     machine = VirtualMachine(vm.compile("model.onnx"), cpu())
     scores = machine.run(image)
@@ -81,7 +82,11 @@ class VirtualMachine:
         self._link()
         self._params = {function.name: _signature(exe, function.name) for function in exe.contents.functions}
         add_lock(self)
-        self._mine = _Mine()
+        self._inputs: dict[str, list[Any]] = {}
+        self._outputs: list[Any] = []
+        self._ready: dict[str, tuple[int, list[Any]]] = {}
+        """Functions, by number, whose arguments are all there and fit each other."""
+        self._claims = Claims(1)
 
     def __reduce__(self) -> NoReturn:
         raise ArtifactError("a virtual machine cannot be copied or pickled: make another one of its executable")
@@ -120,8 +125,11 @@ class VirtualMachine:
         if missing:
             raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
         values = [argument(given[param.name], param.dtype) for param in params]
-        self._mine.inputs[func_name] = values = self._checked(func_name, params, values)
-        self._mine.ready[func_name] = self._exe.function_index(func_name), values
+        values = self._checked(func_name, params, values)
+        with self.lock:
+            self._inputs[func_name] = values
+            self._ready[func_name] = self._exe.function_index(func_name), values
+            self._claims.note_set(func_name, f"what {func_name} takes")
 
     def set_one_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
         """Give a function one argument: by its number or name and the array, or by keyword.
@@ -136,9 +144,13 @@ class VirtualMachine:
         place = names.index(key) if isinstance(key, str) and key in names else key
         if isinstance(place, (str, bool)) or not isinstance(place, (int, np.integer)) or not 0 <= place < len(params):
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
-        held = self._mine.inputs.setdefault(func_name, [None] * len(params))
-        held[place] = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
-        self._mine.ready.pop(func_name, None)  # it fits alone, perhaps not beside the others
+        checked = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
+        with self.lock:
+            held = list(self._inputs.get(func_name) or [None] * len(params))
+            held[place] = checked
+            self._inputs[func_name] = held
+            self._ready.pop(func_name, None)  # it fits alone, perhaps not beside the others
+            self._claims.note_set((func_name, place), f"{names[place]} of {func_name}")
 
     def get_input_index(self, input_name: str, func_name: str = MAIN) -> int:
         """The number of an argument, -1 when there is none of that name. Raises: ArtifactError for another function."""
@@ -153,10 +165,11 @@ class VirtualMachine:
 
         Raises: as `set_input`; what the function meets.
         """
-        if args or kwargs:
-            self.set_input(func_name, *args, **kwargs)
-        number, inputs = self._call(func_name)
         with self.lock:
+            if args or kwargs:
+                self.set_input(func_name, *args, **kwargs)
+            self._claims.take_inputs()
+            number, inputs = self._call(func_name)
             return result(self._interpreter.run(number, inputs), inputs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,12 +178,16 @@ class VirtualMachine:
 
     def invoke_stateful(self, func_name: str, *args: Any, **kwargs: Any) -> None:
         """Run a function and keep its results for `get_outputs`. Raises: as `invoke`."""
-        found = self.invoke(func_name, *args, **kwargs)
-        self._mine.outputs = list(found) if isinstance(found, ADT) else [found]
+        with self.lock:
+            found = self.invoke(func_name, *args, **kwargs)
+            self._outputs = list(found) if isinstance(found, ADT) else [found]
+            self._claims.note_run()
 
     def get_outputs(self) -> list[Any]:
         """The results of the last `invoke_stateful`."""
-        return list(self._mine.outputs)
+        with self.lock:
+            self._claims.note_read(0)
+            return list(self._outputs)
 
     def invoke_with_outputs(self, func_name: str, input_args: Mapping[str, Any], output_args: Sequence[Array]) -> None:
         """Run a function and copy its results, which must be arrays, into arrays of the caller.
@@ -277,15 +294,15 @@ class VirtualMachine:
 
     def _call(self, func_name: str) -> tuple[int, list[Any]]:
         """The number of a function and its arguments. Raises: MachineError when some are missing; as `set_input`."""
-        ready = self._mine.ready.get(func_name) if isinstance(func_name, str) else None
+        ready = self._ready.get(func_name) if isinstance(func_name, str) else None
         if ready is not None:
             return ready
         params = self._signature(func_name)
-        inputs = self._mine.inputs.get(func_name, [None] * len(params))
+        inputs = self._inputs.get(func_name, [None] * len(params))
         missing = [param.name for param, each in zip(params, inputs, strict=True) if each is None]
         if missing:
             raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
-        self._mine.ready[func_name] = ready = (
+        self._ready[func_name] = ready = (
             self._exe.function_index(func_name),
             self._checked(func_name, params, inputs),
         )
@@ -299,16 +316,6 @@ class VirtualMachine:
         arrays = {p.name: each for p, each in zip(params, values, strict=True) if isinstance(each, np.ndarray)}
         bind([param for param in params if param.name in arrays], arrays, func_name)
         return values
-
-
-class _Mine(threading.local):
-    """What one thread has given to a machine, and got from it."""
-
-    def __init__(self) -> None:
-        self.inputs: dict[str, list[Any]] = {}
-        self.outputs: list[Any] = []
-        self.ready: dict[str, tuple[int, list[Any]]] = {}
-        """Functions, by number, whose arguments are all there and fit each other."""
 
 
 def _listed(device: Device | Sequence[Device]) -> list[Device]:

@@ -65,6 +65,28 @@ def test_a_run_into_an_array_that_another_thread_replaced_is_refused() -> None:
         module.run(x=_filled(1))
 
 
+def test_computations_in_order_may_change_threads_at_any_call() -> None:
+    """As with an asyncio.Lock around calls that a pool of threads makes."""
+    module, order = _module(), [0, 1, 2, 2, 1, 0, 0, 2, 1]
+    pools = [ThreadPoolExecutor(1) for _ in range(3)]
+    module.run(x=_filled(9))  # a warm-up, whose output nobody reads
+    for number in range(27):
+        setter, runner, reader = (pools[order[(number * step) % 9]] for step in (1, 2, 4))
+        setter.submit(module.set_input, "x", _filled(number)).result()
+        runner.submit(module.run).result()
+        assert np.all(reader.submit(module.get_output, 0).result() == 8 * number)
+    for pool in pools:
+        pool.shutdown()
+
+
+def test_a_warm_up_whose_output_nobody_reads_disturbs_nobody() -> None:
+    module = _module()
+    module.run(x=_filled(1))
+    module.set_input("x", _filled(2))
+    _elsewhere(module.run)
+    assert np.all(module.get_output(0) == 16)
+
+
 def test_one_thread_sets_another_runs_a_third_reads() -> None:
     module = _module()
     module.set_input("x", _filled(1))

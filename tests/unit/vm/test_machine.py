@@ -455,22 +455,29 @@ def test_a_number_of_threads_that_cannot_be_started_is_refused() -> None:
     np.testing.assert_array_equal(machine.run(floats(5, 24)), by_executor(layers(), x=floats(5, 24))[0])
 
 
-def test_each_thread_has_its_own_arguments_and_outputs() -> None:
+def test_the_calls_of_a_computation_may_come_from_several_threads() -> None:
+    machine = vm.VirtualMachine(vm.compile(sums()), cpu())
+    for seed in range(3):
+        x = floats(3, 4, seed=seed)
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+            one.submit(machine.set_input, "main", x, x).result()
+            two.submit(machine.invoke_stateful, "main").result()
+            np.testing.assert_array_equal(machine.get_outputs()[0], x + x)
+
+
+def test_arguments_and_outputs_that_another_thread_replaced_are_refused() -> None:
     machine = vm.VirtualMachine(vm.compile(sums()), cpu())
     one, two = floats(3, 4), floats(3, 4, seed=1)
-
-    def elsewhere() -> None:
-        machine.set_input("main", two, two)
-        machine.invoke_stateful("main")
-        np.testing.assert_array_equal(machine.get_outputs()[0], two + two)
-
-    machine.set_input("main", one, one)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(elsewhere).result()
-    machine.invoke_stateful("main")
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(elsewhere).result()
-    np.testing.assert_array_equal(machine.get_outputs()[0], one + one)
+        machine.set_input("main", one, one)
+        np.testing.assert_array_equal(pool.submit(machine.run, two, two).result()[0], two + two)
+        with pytest.raises(OptionError, match="what main takes was set by another thread"):
+            machine.invoke_stateful("main")
+        machine.invoke_stateful("main", one, one)
+        pool.submit(machine.invoke_stateful, "main", two, two).result()
+        with pytest.raises(OptionError, match="another thread has run"):
+            machine.get_outputs()
+        np.testing.assert_array_equal(pool.submit(machine.get_outputs).result()[0], two + two)
 
 
 def test_a_machine_is_not_copied() -> None:
