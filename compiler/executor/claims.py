@@ -19,10 +19,10 @@ class Claims:
     __slots__ = ("_lost_inputs", "_lost_runs", "_outputs", "_runner", "_set", "_unread")
 
     def __init__(self, outputs: int) -> None:
-        self._outputs = outputs
+        self._outputs = (1 << outputs) - 1
         self._set: dict[Hashable, int] = {}  # which thread set what since the last run
         self._runner: int | None = None  # the thread that ran last, until its outputs are read
-        self._unread: set[int] = set()
+        self._unread = 0  # a bit for each output
         self._lost_inputs: dict[int, dict[Hashable, str]] = {}  # by thread, then by what it had set: the name
         self._lost_runs: set[int] = set()
 
@@ -43,16 +43,18 @@ class Claims:
         """This thread begins a run. Raises: OptionError when another one replaced what this one had set for it."""
         if self._lost_inputs and (lost := self._lost_inputs.pop(get_ident(), None)):
             raise OptionError(f"{next(iter(lost.values()))} was set by another thread since this one set it: {_REMEDY}")
-        self._set.clear()
+        if self._set:
+            self._set.clear()
 
     def note_run(self) -> None:
         """This thread computes outputs, which replace those of the last run."""
         thread = get_ident()
-        if self._runner is not None and self._runner != thread:
-            self._lost_runs.add(self._runner)
-        self._lost_runs.discard(thread)
-        self._runner = thread
-        self._unread = set(range(self._outputs))
+        if self._runner != thread:
+            if self._runner is not None:
+                self._lost_runs.add(self._runner)
+            self._lost_runs.discard(thread)
+            self._runner = thread
+        self._unread = self._outputs
 
     def note_read(self, output: int) -> None:
         """This thread reads an output. Raises: OptionError when another one replaced what this one had computed."""
@@ -61,6 +63,6 @@ class Claims:
             self._lost_runs.discard(thread)
             raise OptionError(f"another thread has run this network since this one did: {_REMEDY}")
         if self._runner is not None:
-            self._unread.discard(output)
+            self._unread &= ~(1 << output)
             if thread != self._runner or not self._unread:  # another thread has taken over, or all is read
                 self._runner = None
