@@ -10,7 +10,6 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.winners import GUESSES
 from compiler.features import FEATURE_VERSION
 from compiler.measure.record import MeasureRecord
 from storage.compaction import Compaction, Retention, compact
@@ -55,7 +54,7 @@ def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: s
     found = {key: records.records(task_key=key, target=target, device=device, threads=threads) for key in keys}
     best = [one for key, one in records.best_per_task(target, device, threads).items() if key not in found]
     mine = (record for each in found.values() for record in each if record.run_id == run_id)
-    own = tuple(record for record in mine if record.mutation not in GUESSES)  # these are of no round
+    own = tuple(record for record in mine if not record.is_guess)
     others = [*best, *(record for each in found.values() for record in each if record.run_id != run_id)]
     lessons = LessonStore(home, target, device, threads, FEATURE_VERSION).latest
     horizon = _horizon(home, run_id, [lessons, *(record.timestamp for record in others)])

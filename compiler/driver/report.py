@@ -10,7 +10,8 @@ from typing import Self
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.tuning import TaskRow, TuningSummary
-from compiler.driver.winners import FITTED_GUESS, GUESSES, Winner
+from compiler.driver.winners import Winner
+from compiler.measure.record import FITTED_GUESS, GUESSES
 from compiler.runtime.published import publish_text
 from compiler.runtime.readable import busy_warning, milliseconds
 from compiler.target import Target

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from compiler.driver.shares import are_small
 from compiler.measure.record import MeasureRecord
 from compiler.runtime.readable import milliseconds
 from compiler.schedule.structure import structure_of
@@ -50,16 +51,21 @@ def prospect(
     """Judge a network by the records of its tasks on one machine, by workload key. Tasks with the same number in
     `layers` compute the same result, and one of them is enough; without numbers each task is a layer.
 
-    Records of another version than `engine` do not count: what the generator makes of their steps has changed.
+    Records of another version than `engine` do not count: what the generator makes of their steps has changed. Nor do
+    first guesses, which no search has measured, and tasks too small for trials, which have nothing else.
     """
-    present = {key: [record for record in found if record.engine_version == engine] for key, found in records.items()}
+    present = {
+        key: [record for record in found if record.engine_version == engine and not record.is_guess]
+        for key, found in records.items()
+    }
     numbers = list(layers) or list(range(len(tasks)))
     states = [
         replace(task_state(present.get(task.workload_key, ()), task, weight), layer=f"layer {number}")
-        for task, weight, number in zip(tasks, weights, numbers, strict=True)
+        for task, weight, number, small in zip(tasks, weights, numbers, are_small(tasks, weights), strict=True)
+        if not small
     ]
     tuned = {state.layer for state in states if math.isfinite(state.best_seconds)}
-    total, latency = len(set(numbers)), network_latency(states)
+    total, latency = len({state.layer for state in states}), network_latency(states)
     untuned = total - len(tuned)
     if untuned or not states:
         return Prospect(network, math.inf if untuned else 0.0, latency, total, untuned)

@@ -73,6 +73,7 @@ class TaskProgress:
     fastest: tuple[Relative, ...] = ()
     trials: int = 0
     default_seconds: float = math.inf
+    guessed_seconds: float = math.inf
     stop_reason: str = ""
 
     def remember(self, records: Sequence[MeasureRecord]) -> None:
@@ -235,8 +236,9 @@ class Tuning:
             records = history.get(task.task.workload_key, ())
             if records:
                 self._learn(task, records)
-                best = min(record.seconds for record in records)
-                task.state = replace(task.state, best_seconds=min(task.state.best_seconds, best))
+                task.guessed_seconds = min((one.seconds for one in records if one.is_guess), default=math.inf)
+                if not all(one.is_guess for one in records):  # a task with guesses alone was never searched
+                    task.state = replace(task.state, best_seconds=min(record.seconds for record in records))
         self._end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
         mine = sorted((record for record in own if record.task_key in by_key), key=lambda record: record.round)
@@ -302,7 +304,7 @@ class Tuning:
         best = min((record.seconds for record in records), default=math.inf)
         first_try = task.state.rounds == 0 and math.isinf(task.state.best_seconds)
         task.stop_reason = common_failure(records) if first_try else ""
-        task.state = task.state.after_round(best, exhausted=bool(task.stop_reason))
+        task.state = task.state.after_round(min(best, task.guessed_seconds), exhausted=bool(task.stop_reason))
         if leaves_group([other.state for other in self.tasks], index, SchedulerOptions()):
             task.state = replace(task.state, group="")
         self._end_losers()

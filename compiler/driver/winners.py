@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from compiler.cost_model.random import RandomModel
 from compiler.driver.tuning import Origin, record_of
 from compiler.measure.measurer import Builder, Runner
-from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
 from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.steps import load_steps
@@ -29,8 +29,6 @@ REACH = 2.0
 """Programs slower than so many times the fastest do not take part in the comparison."""
 CLOSE = 1.2
 """A way to compute a layer whose record is so many times slower than that of the fastest way is not timed again."""
-GUESSES = FIRST_GUESS, FITTED_GUESS = "guess", "guess, transfer"
-"""The `mutation` of the record of a first guess, and of one that was fitted from a similar task."""
 
 
 @dataclass(frozen=True, slots=True)

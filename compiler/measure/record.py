@@ -9,6 +9,9 @@ from enum import IntEnum
 SCHEMA_VERSION = 2
 """Version of the row layout; a store refuses files of a higher one."""
 
+GUESSES = FIRST_GUESS, FITTED_GUESS = "guess", "guess, transfer"
+"""The `mutation` of the record of a first guess, and of one that was fitted from a similar task."""
+
 MOMENTS = range(-62_135_596_800, 253_402_300_800)
 """The seconds since 1970 of the years 1 to 9999, which is what dates of Python can show."""
 
@@ -77,6 +80,11 @@ class MeasureRecord:
     censored: bool = False
     contention: float | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether it was measured when a network was compiled: it belongs to no round of a search."""
+        return self.mutation in GUESSES
 
     @property
     def seconds(self) -> float:

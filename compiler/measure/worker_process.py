@@ -275,7 +275,10 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether a worker has ended. It is not reaped, which would free its process id and thereby the id of its group."""
     if process.returncode is not None:
         return True
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # where SIGCHLD is ignored, the kernel has reaped it
+        return True
 
 
 def _signal_group(process: subprocess.Popen[bytes]) -> None:

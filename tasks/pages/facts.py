@@ -15,7 +15,6 @@ from compiler.driver.coverage import CoverageReport
 from compiler.driver.limits import MachineLimits
 from compiler.driver.report import TaskOutcome
 from compiler.driver.tuning import cause_of, contention_of, typical
-from compiler.driver.winners import GUESSES
 from compiler.errors import CorruptRecordError, OptionError
 from compiler.executor.network import Coverage
 from compiler.measure.record import MeasureRecord, MeasureStatus
@@ -139,7 +138,7 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     keys = dict.fromkeys(str(row["task_key"]) for row in rounds if row.get("task_key"))
     store = ParquetRecordStore(home)
     found = (record for key in keys for record in store.records(task_key=key, run_id=info.run_id))
-    records = [record for record in found if record.mutation not in GUESSES]  # these are of no round
+    records = [record for record in found if not record.is_guess]
     records.sort(key=lambda record: (record.round, record.timestamp, record.record_id))
     contenders = report.get("comparison", {}).get("contenders", [])
     return RunFacts(

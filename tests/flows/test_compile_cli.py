@@ -8,11 +8,10 @@ import pytest
 
 from compiler import config
 from compiler.driver.extract import extract_network
-from compiler.driver.winners import FIRST_GUESS, FITTED_GUESS
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.executor.network import CompiledNetwork
 from compiler.measure.log import append_log, to_record
-from compiler.measure.record import MeasureRecord
+from compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord
 from compiler.schedule.default_gpu import default_gpu_steps
 from compiler.schedule.steps import dump_steps
 from compiler.schedule.task import SearchTask

@@ -156,10 +156,14 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
 
 def _check_functions(model: onnx.ModelProto) -> None:
     """Refuse functions that call themselves, deeply nested ones, and those that are huge once they are inlined."""
-    bodies = {(one.domain, one.name, one.overload): list(all_nodes(one)) for one in model.functions}
+
+    def named(domain: str, name: str, overload: str) -> tuple[str, str, str]:
+        return "" if is_standard(domain) else domain, name, overload  # one domain has two names
 
     def key(node: onnx.NodeProto) -> tuple[str, str, str]:
-        return node.domain, node.op_type, node.overload
+        return named(node.domain, node.op_type, node.overload)
+
+    bodies = {named(one.domain, one.name, one.overload): list(all_nodes(one)) for one in model.functions}
 
     waiting = {name: {key(node) for node in nodes} & bodies.keys() for name, nodes in bodies.items()}
     order: list[tuple[str, str, str]] = []

@@ -1,12 +1,13 @@
 """Which network gains most from being tuned again, as its records tell."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from compiler import te
 from compiler.driver.stale import ROUND, Prospect, most_promising, prospect, task_state
-from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
 from compiler.target import HardwareParams, Target
@@ -51,12 +52,26 @@ def test_a_network_with_an_untuned_task_comes_first() -> None:
         assert "1 of 2 tasks" in str(found)
 
 
+def test_a_task_with_a_first_guess_alone_is_untuned() -> None:
+    (guess,) = records(1.0)
+    found = judged(records(1.0), [replace(guess, mutation=FIRST_GUESS)])
+    assert (found.gain, found.untuned) == (math.inf, 1)
+
+
+def test_a_task_too_small_for_trials_is_not_waited_for() -> None:
+    x = te.placeholder((8,), name="X")
+    copy = te.compute((8,), lambda i: x[i] + 1.0, "Y")
+    tiny = SearchTask("tiny", ComputeDAG([x, copy]), Target.host(), HardwareParams(num_cores=1))
+    found = prospect("net", [LARGE, tiny], [1, 1], {LARGE.workload_key: records(2.0)}, "2")
+    assert (found.untuned, found.tasks, found.latency) == (0, 1, 2.0)
+
+
 def test_the_gain_is_that_of_the_best_next_round_per_minute() -> None:
     found = judged(records(*[1.0] * ROUND), records(*[3.0] * ROUND))
     assert found.latency == 7.0
     round_minutes = ROUND * 0.1 / 60
     assert found.gain == pytest.approx(0.8 * 2 * 3.0 / 7.0 / round_minutes)
-    assert "7000.000 ms" in str(found)
+    assert "7000 ms" in str(found)
 
 
 def test_more_rounds_promise_less() -> None:

@@ -12,7 +12,7 @@ import pytest
 from compiler import te
 from compiler.cost_model import RandomModel, TrainingBatch
 from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
-from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
 from compiler.measure.results import Measurement
 from compiler.schedule.dag import ComputeDAG
 from compiler.schedule.task import SearchTask
@@ -112,6 +112,28 @@ def test_history_is_known_but_costs_nothing_of_the_budget() -> None:
     asked = {candidate.steps_text for candidate in second.ask(0, 8)}
     assert asked
     assert asked.isdisjoint({record.steps for record in records})
+
+
+def test_first_guesses_of_earlier_runs_are_known_but_no_progress_of_the_search() -> None:
+    guess = replace(one_round(tuning(), 1)[1], mutation=FIRST_GUESS)
+    run = tuning()
+    run.replay({guess.task_key: [guess]}, ())
+    assert math.isinf(run.row(1).best_seconds)
+    assert guess.steps not in {candidate.steps_text for candidate in run.ask(1, 8)}
+    better = replace(guess, costs=(1e-6,))
+    run.replay({guess.task_key: [better]}, one_round(run, 1))
+    assert run.row(1).best_seconds == 1e-6
+    failing = tuning()
+    failing.replay({guess.task_key: [guess]}, one_round(failing, 1, status=MeasureStatus.COMPILE_HOST))
+    assert failing.tasks[1].state.exhausted
+
+
+def test_no_way_to_compute_a_layer_is_given_up_for_a_first_guess() -> None:
+    guess = replace(one_round(tuning(), 0)[1], mutation=FIRST_GUESS, costs=(3.1e-3,))
+    rival = replace(one_round(tuning(), 1)[1], costs=(2e-3,))
+    run = Tuning(ORIGIN, [matmul(8), matmul(16)], [1, 1], CountingPolicy, layers=[0, 0])
+    run.replay({guess.task_key: [guess], rival.task_key: [rival]}, ())
+    assert not run.tasks[0].state.exhausted
 
 
 def test_a_first_round_that_fails_alike_stops_its_task_also_after_a_replay() -> None:

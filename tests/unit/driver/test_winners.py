@@ -8,7 +8,6 @@ import pytest
 from compiler import te
 from compiler.driver.tuning import Origin
 from compiler.driver.winners import (
-    FITTED_GUESS,
     TRIED,
     Guess,
     Winner,
@@ -19,7 +18,7 @@ from compiler.driver.winners import (
     record_guesses,
 )
 from compiler.measure.builder import LocalBuilder
-from compiler.measure.record import MeasureRecord, MeasureStatus
+from compiler.measure.record import FITTED_GUESS, MeasureRecord, MeasureStatus
 from compiler.measure.results import BuildResult, MeasureResult
 from compiler.measure.runner import LocalRunner
 from compiler.schedule.dag import ComputeDAG

@@ -320,3 +320,15 @@ def test_a_stopped_worker_that_takes_no_message_is_ended(monkeypatch: pytest.Mon
             worker.call("builtins:len", bytes(64 << 20))
         assert _ends(pid)
         assert worker.call("builtins:len", bytes(4 << 20)) == 4 << 20
+
+
+def test_a_lost_worker_is_noticed_where_sigchld_is_ignored() -> None:
+    """A process inherits that through `exec`, and then the kernel reaps its children."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with WorkerProcess() as worker:
+            with pytest.raises(WorkerLostError):
+                worker.call("os:_exit", 3, timeout_s=20.0)
+            assert worker.call("os:getpid", timeout_s=20.0)
+    finally:
+        signal.signal(signal.SIGCHLD, before)

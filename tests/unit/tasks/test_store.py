@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from compiler.driver.winners import FIRST_GUESS
+from compiler.measure.record import FIRST_GUESS
 from storage.parquet import ParquetRecordStore
 from storage.runs import RunLedger
 from tasks.store import recall

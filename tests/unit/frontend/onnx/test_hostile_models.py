@@ -40,6 +40,18 @@ def test_functions_of_too_many_nodes_are_refused_before_they_are_inlined(levels:
         load_model(_of_functions(levels, 2))
 
 
+@pytest.mark.parametrize(("defined", "called"), [("", "ai.onnx"), ("ai.onnx", "")])
+def test_both_names_of_the_standard_domain_are_counted_as_one(defined: str, called: str) -> None:
+    model = _of_functions(18, 2)
+    for function in model.functions:
+        function.domain = defined
+        for node in function.node:
+            node.domain = called if node.op_type != "Relu" else ""
+    model.graph.node[0].domain = called
+    with pytest.raises(ModelFormatError, match="more than 200,000 nodes once its functions are inlined"):
+        load_model(model)
+
+
 def test_functions_of_too_many_bytes_are_refused_before_they_are_inlined() -> None:
     model = _of_functions(16, 2)
     weight = numpy_helper.from_array(np.zeros(1 << 14, np.float32))
