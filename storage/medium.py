@@ -170,7 +170,8 @@ class LocalMedium(Medium):
             try:
                 handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
             except OSError as error:
-                if path.is_symlink() or error.errno == errno.ENXIO:
+                # any other error, as of a share that is away, may pass: the file is not to blame
+                if error.errno == errno.ENXIO or (error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink()):
                     raise CorruptRecordError(f"{path} cannot be read: it is a socket, or a link to nothing") from None
                 raise
             if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -1,9 +1,11 @@
 """In: runs that end, stop and die. Out: proof that each is resumed exactly when it should be. Always: one owner."""
 
+import errno
 import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +101,36 @@ def test_a_file_that_names_another_run_is_set_aside(said: object, tmp_path: Path
         ledger.get(run.run_id)
     assert ledger.list() == ()
     assert (tmp_path / "quarantine" / "runs" / path.name).exists()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_linked_entry_stays_when_it_cannot_be_opened_now(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {}) as run:
+        pass
+    path = tmp_path / "runs" / f"{run.run_id}.json"
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    real = os.open
+
+    def refuse(name: Any, *rest: Any, **more: Any) -> int:
+        if str(name) == str(path):
+            raise OSError(code, os.strerror(code), name)
+        return real(name, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(StoreError, match=os.strerror(code)):
+            ledger.list()
+    assert [info.run_id for info in ledger.list()] == [run.run_id]
+
+
+@pytest.mark.parametrize("target", ["nowhere", "itself"])
+def test_a_link_to_nothing_is_set_aside(target: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "01ARZ3NDEKTSV4RRFFQ69G5FAV.json"
+    path.parent.mkdir()
+    path.symlink_to(path if target == "itself" else tmp_path / "nowhere")
+    assert RunLedger(tmp_path).list() == ()
+    assert (tmp_path / "quarantine" / "runs" / path.name).is_symlink()
