@@ -53,11 +53,16 @@ def part_names(medium: Medium, target: str | None = None, task_key: str | None =
     folder = RECORDS
     if target is not None:
         folder += f"/{_SLUG}{target_slug(target)}" + (f"/{workload}" if task_key is not None else "")
+    found = parts_below(medium, folder)
+    return found if task_key is None else [name for name in found if name.split("/")[-2] == workload]
+
+
+def parts_below(medium: Medium, folder: str) -> list[str]:
+    """The record files below `RECORDS`, or in one of its folders, oldest first."""
     found = []
     for name in medium.files(folder):
         _, *folders, base = name.split("/")
-        if base.endswith(SUFFIX) and not base.startswith(".") and len(folders) == 2:
-            slug, place = folders
-            if slug.startswith(_SLUG) and (place.startswith(_WORKLOAD) if task_key is None else place == workload):
-                found.append((base, name))
+        is_part = base.endswith(SUFFIX) and not base.startswith(".") and len(folders) == 2
+        if is_part and folders[0].startswith(_SLUG) and folders[1].startswith(_WORKLOAD):
+            found.append((base, name))
     return [name for _, name in sorted(found)]

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compiler.errors import CorruptRecordError
+from compiler.errors import CorruptRecordError, StoreError
 from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
 from storage.codec import canonical, from_table
 from storage.documents import MARKER_KIND, read_document
 from storage.files import TEMPORARY_SUFFIX
-from storage.layout import RECORDS, part_folder, part_names
+from storage.layout import RECORDS, part_folder, part_names, parts_below
 from storage.parts import Key, Outline, PartCache, encode, part_name, read_columns, read_part
 from storage.place import open_medium
 from storage.schema import SCHEMA, refuse_newer
@@ -28,6 +28,9 @@ from storage.schema import SCHEMA, refuse_newer
 MARKER = "store.json"
 
 _ALL = Selection()
+
+_LISTINGS = 5
+"""How often a check lists a folder whose files go while it reads them."""
 
 _ORDER = ("timestamp", "round", "record_id")
 """The columns that order records and tell them apart."""
@@ -193,23 +196,34 @@ class ParquetRecordStore(RecordStore):
         Raises:
             CorruptRecordError: a file cannot be read back, or lies in another task's folder.
             SchemaError: a file was written by a newer Retune.
+            StoreError: a folder's files are replaced faster than they are read.
         """
         self._check_marker()
         files = rows = found = 0
-        for folder in sorted({name.rpartition("/")[0] for name in part_names(self.medium)}):
-            counts = None
-            while counts is None:
-                with suppress(FileNotFoundError):  # a compaction has replaced files: read the folder again
-                    counts = self._check_folder(folder)
+        folders: dict[str, list[str]] = {}
+        for name in part_names(self.medium):
+            folders.setdefault(name.rpartition("/")[0], []).append(name)
+        for folder, names in sorted(folders.items()):
+            counts = self._check_folder(folder, names)
             files, rows, found = files + counts[0], rows + counts[1], found + counts[2]
         temporaries = sorted(name for name in self.medium.files(RECORDS) if name.endswith(TEMPORARY_SUFFIX))
         return StoreCheck(files, rows, tuple(map(self.medium.where, temporaries)), found - rows)
 
-    def _check_folder(self, folder: str) -> tuple[int, int, int]:
-        """How many files, records and rows a folder has. Raises: as `check`; FileNotFoundError when a file is gone."""
+    def _check_folder(self, folder: str, names: Sequence[str]) -> tuple[int, int, int]:
+        """How many files, records and rows a folder has, listed again when files are gone. Raises: as `check`."""
+        for _ in range(_LISTINGS):
+            with suppress(FileNotFoundError):  # a compaction has replaced files
+                return self._check_files(folder, names)
+            names = parts_below(self.medium, folder)
+        raise StoreError(
+            f"{self.medium.where(folder)} cannot be checked: its files are replaced all the time; "
+            "check again when no other process works on the store"
+        )
+
+    def _check_files(self, folder: str, names: Iterable[str]) -> tuple[int, int, int]:
         ids: set[str] = set()
         files = rows = 0
-        for name in (name for name in part_names(self.medium) if name.rpartition("/")[0] == folder):
+        for name in names:
             where = self.medium.where(name)
             records = from_table(read_part(self.medium, name), where)
             if any(part_folder(r.target, r.task_key) != folder for r in records):

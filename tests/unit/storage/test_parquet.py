@@ -1,5 +1,6 @@
 """In: files in every bad state. Out: proof that readers see whole records. Always: real files, processes."""
 
+import itertools
 import logging
 import os
 import signal
@@ -326,6 +327,34 @@ def test_check_finds_the_rows_of_files_that_a_compaction_joins_meanwhile(
     monkeypatch.setattr(parquet, "read_part", read_late)
     found = store.check()
     assert (found.files, found.rows, found.repeats) == (1, 3, 0)
+
+
+def test_check_lists_the_store_once_however_many_tasks_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed(f"w{number}", 0.1) for number in range(5)])
+    listed, files = list[str](), LocalMedium.files
+
+    def counted(self: LocalMedium, folder: str) -> list[str]:
+        listed.append(folder)
+        return files(self, folder)
+
+    monkeypatch.setattr(LocalMedium, "files", counted)
+    assert store.check().files == 5
+    assert listed == ["records"] * 2  # for record files, and for temporaries
+
+
+def test_check_ends_when_files_are_replaced_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ParquetRecordStore(tmp_path)
+    store.append([timed("w0", 0.1)])
+    calls = itertools.count()
+
+    def gone(*_: object) -> Any:
+        assert next(calls) < 99, "the check does not end"
+        raise FileNotFoundError
+
+    monkeypatch.setattr(parquet, "read_part", gone)
+    with pytest.raises(StoreError, match="replaced all the time; check again"):
+        store.check()
 
 
 def test_a_folder_that_is_linked_into_itself_is_walked_once(tmp_path: Path) -> None:
