@@ -24,7 +24,7 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from compiler.errors import CorruptRecordError, StoreError
-from compiler.runtime.temporaries import process_space, process_start
+from compiler.runtime.temporaries import is_gone, process_space, process_start
 from storage.documents import Count, parse_document
 from storage.files import new_id
 
@@ -178,7 +178,7 @@ def _is_here(claim: Mapping[str, Any]) -> bool:
 
 def _is_gone(claim: Mapping[str, Any]) -> bool:
     """Whether the owner is known to be gone: this process would see it."""
-    return bool(claim["space"] == process_space() and claim["born"] != process_start(claim["pid"]))
+    return bool(claim["space"] == process_space() and is_gone(claim["pid"], claim["born"]))
 
 
 def _highest(objects: Objects, folder: str) -> int:

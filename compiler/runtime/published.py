@@ -3,12 +3,15 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EISDIR
+from errno import EACCES, EINVAL, EISDIR, ENOSYS, ENOTSUP, EPERM
 from pathlib import Path
 from uuid import uuid4
 
 from compiler.errors import ArtifactError
 from compiler.runtime.temporaries import temporary_in
+
+_REFUSALS = (EACCES, EPERM, EINVAL, ENOTSUP, ENOSYS)
+"""Errors of a folder that may not be read, or of a file system that cannot flush folders. A fault of a disk is none."""
 
 
 @contextmanager
@@ -53,9 +56,13 @@ def publish_text(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the entries of a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make the entries of a folder durable, where its permissions and the file system allow it."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,49 +15,78 @@ FOREIGN_SECONDS = 7 * 86400.0
 """A temporary of a process that this one cannot see, as on another machine, is left over after so long."""
 
 _OURS = re.compile(r"\.[0-9A-Z]{26}(?:-(?P<space>[0-9a-f]{8})-(?P<pid>\d{1,9})-(?P<start>\d{1,19}))?\.tmp")
-_OLDER = re.compile(r"\.(?:.+\.)?[0-9a-f]{32}\.tmp")
-"""What earlier versions called a temporary beside a compiled network."""
 
 
 def temporary_in(folder: Path) -> Path:
     """A fresh name in a folder that exists. The first call for a folder removes what killed writers left there."""
     remove_abandoned(folder)
-    space = hashlib.sha256(process_space().encode()).hexdigest()[:8]
-    return folder / f".{ULID()}-{space}-{os.getpid()}-{process_start(os.getpid())}.tmp"
+    start = process_start(os.getpid())
+    writer = "" if start is None else f"-{_short_space()}-{os.getpid()}-{start}"
+    return folder / f".{ULID()}{writer}.tmp"
 
 
 @functools.cache
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporaries of writers that are gone: this process would see them."""
+    """Remove the temporaries, files and folders, of writers that are gone: this process would see them."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if _is_abandoned(entry):
-                with suppress(OSError):
+            with suppress(OSError):
+                if not _is_abandoned(entry):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry)
+                else:
                     os.unlink(entry)
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    if not entry.name.endswith(".tmp"):
-        return False
     ours = _OURS.fullmatch(entry.name)
-    if ours and ours["space"] == hashlib.sha256(process_space().encode()).hexdigest()[:8]:
-        return process_start(int(ours["pid"])) != int(ours["start"])
-    known = ours or _OLDER.fullmatch(entry.name)
-    return bool(known) and time.time() - entry.stat(follow_symlinks=False).st_mtime > FOREIGN_SECONDS
+    if ours and ours["space"] == _short_space():
+        return is_gone(int(ours["pid"]), int(ours["start"]))
+    return bool(ours) and time.time() - entry.stat(follow_symlinks=False).st_mtime > FOREIGN_SECONDS
+
+
+def _short_space() -> str:
+    return hashlib.sha256(process_space().encode()).hexdigest()[:8]
 
 
 @functools.cache
 def process_space() -> str:
-    """What two processes have in common that see each other by their numbers: the boot and the space of numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    """What two processes have in common that see each other by their numbers: the boot and the space of numbers. It is
+    nobody else's where the kernel does not tell, as without /proc.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return str(ULID())
 
 
 def process_start(pid: int) -> int | None:
-    """When a process began, in ticks since the boot, which no change of the clock touches; None when there is none."""
+    """When a process began, in ticks since the boot, which no change of the clock touches; None when there is none, or
+    it cannot be seen.
+    """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return _start_of(pid)
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(fields[18])
+
+
+def is_gone(pid: int, start: int | None) -> bool:
+    """Whether the process of this number and start has ended; one that is hidden from this user has not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # of another user
+        pass
+    try:
+        return _start_of(pid) != start
+    except OSError:
+        return False
+
+
+def _start_of(pid: int) -> int | None:
+    """As `process_start`; None for one that has ended. Raises: OSError."""
+    state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return None if state in b"ZX" else int(fields[18])

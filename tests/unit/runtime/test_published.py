@@ -1,5 +1,6 @@
 """A file takes its name when it is whole, and not before."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from compiler.errors import ArtifactError
-from compiler.runtime.published import publish_text, published, require_writable
+from compiler.runtime import temporaries
+from compiler.runtime.published import publish_text, published, require_writable, sync_folder
 from compiler.runtime.temporaries import FOREIGN_SECONDS, remove_abandoned, temporary_in
 
 
@@ -91,11 +93,81 @@ def test_the_next_writer_removes_what_a_killed_one_left_and_nothing_else(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "b", "c"]
 
 
-@pytest.mark.parametrize("name", [".01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp", f".report.json.{'a' * 32}.tmp"])
+@pytest.mark.parametrize("writer", ["", "-00000000-1-1"])
 @pytest.mark.parametrize(("age", "stays"), [(FOREIGN_SECONDS - 3600, True), (FOREIGN_SECONDS + 3600, False)])
-def test_a_temporary_of_an_unknown_writer_goes_after_a_week(name: str, age: float, stays: bool, tmp_path: Path) -> None:
-    path = tmp_path / name
+def test_a_temporary_of_an_unknown_writer_goes_after_a_week(
+    writer: str, age: float, stays: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / f".01ARZ3NDEKTSV4RRFFQ69G5FAV{writer}.tmp"
     path.write_text("half")
     os.utime(path, (time.time() - age,) * 2)
     temporary_in(tmp_path)
     assert path.exists() == stays
+
+
+def test_temporaries_of_other_programs_stay_however_old(tmp_path: Path) -> None:
+    names = {f".mydata.db.{'0123456789abcdef' * 2}.tmp", f".{'a' * 32}.tmp", "x.tmp"}
+    for name in names:
+        (tmp_path / name).write_text("of another program")
+        os.utime(tmp_path / name, (0, 0))
+    temporary_in(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def hide_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a /proc that is mounted with hidepid=2 does to other users."""
+
+    def hidden(pid: int) -> int:
+        raise FileNotFoundError(errno.ENOENT, "hidden", f"/proc/{pid}/stat")
+
+    def refused(*_: int) -> None:
+        raise PermissionError(errno.EPERM, "of another user")
+
+    monkeypatch.setattr(temporaries, "_start_of", hidden)
+    monkeypatch.setattr(os, "kill", refused)
+
+
+def test_the_temporary_of_a_hidden_writer_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = temporary_in(tmp_path)
+    path.write_text("half")
+    hide_processes(monkeypatch)
+    remove_abandoned.cache_clear()  # as in another process
+    remove_abandoned(tmp_path)
+    assert path.exists()
+
+
+def test_a_file_is_written_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path, *_: object, **__: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+
+    temporaries.process_space.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", missing)
+        patch.setattr(Path, "read_bytes", missing)
+        try:
+            assert len(temporary_in(tmp_path).name) == len(".01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp")
+            assert temporaries.process_space() == temporaries.process_space()
+            publish_text(tmp_path / "a", "text")
+        finally:
+            temporaries.process_space.cache_clear()
+    assert (tmp_path / "a").read_text() == "text"
+
+
+@pytest.mark.parametrize(("call", "code"), [("fsync", errno.EINVAL), ("open", errno.EACCES)])
+def test_a_folder_that_cannot_be_flushed_is_no_error(
+    call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, refuse)
+    sync_folder(tmp_path)
+
+
+def test_a_folder_that_a_faulty_disk_cannot_keep_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_folder(tmp_path)

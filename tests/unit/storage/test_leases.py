@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compiler.errors import StoreError
+from compiler.runtime import temporaries
 from storage import leases
 from storage.leases import Lease, acquire
 from storage.place import open_medium
@@ -169,3 +170,14 @@ def test_stray_files_and_damaged_claims_hold_no_lease(claim: bytes, objects: Any
     acquire(objects, "lock").close()
     assert "lock/00000008" in objects.files("lock")
     assert {"lock/notes.txt", "lock/00000009/deep", "lock/x9"} <= set(objects.files("lock"))
+
+
+def test_an_owner_that_is_hidden_from_this_user_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = leases._process()
+
+    def hidden(pid: int) -> int:
+        raise FileNotFoundError(f"/proc/{pid}/stat")
+
+    monkeypatch.setattr(temporaries, "_start_of", hidden)
+    assert not leases._is_gone(claim)
+    assert not leases._is_here(claim)
