@@ -51,6 +51,8 @@ def network_bytes(name_or_path: str) -> bytes:
 
 
 def _existing(path: str, names: Sequence[str] = zoo.NAMES) -> Path:
+    if Path(path).is_dir():
+        raise ModelFormatError(f"{path} is a folder: name the ONNX file in it")
     if not Path(path).is_file():
         raise ModelFormatError(f"no network {path!r}: neither a file nor one of the zoo: {', '.join(names)}")
     return Path(path)

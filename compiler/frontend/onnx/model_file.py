@@ -4,6 +4,7 @@ What is wrong with a file is a ModelFormatError of one sentence.
 """
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ _LARGE_BYTES = 1 << 16
 _DOMAINS = ("", "ai.onnx")
 _TEXT_FORMS = (".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".pbtxt", ".prototxt", ".textproto")
 """Endings by which `onnx.save` writes a text form."""
+_TEXT = re.compile(rb'\s*(ir_version:|<\s*ir_version:|\{\s*"ir_?[vV]ersion")')
+"""How a text form begins."""
 _REMARKS = ("doc_string", "metadata_props", "producer_name", "producer_version")
 MOST_NODES = 200_000
 """Of a model whose functions are inlined and whose loops are unrolled: nobody could compile more."""
@@ -33,7 +36,6 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         _check_names(source)
         return source
     label = "these bytes" if isinstance(source, bytes) else str(source)
-    text = label.endswith(_TEXT_FORMS)
     try:
         if isinstance(source, bytes):
             model = onnx.load_model_from_string(source)
@@ -50,13 +52,21 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
     except (onnx.checker.ValidationError, RuntimeError) as error:  # the latter for external data with an endless name
         raise ModelFormatError(f"{label}: {_first_line(error):.300}") from None
     except (DecodeError, UnicodeDecodeError):
-        advice = ": text forms are not read; onnx.save(onnx.load(...), 'model.onnx') writes the binary one" * text
-        raise ModelFormatError(f"{label} is not an ONNX model in binary form{advice}") from None
+        raise ModelFormatError(f"{label} is not an ONNX model in binary form{_advice(source)}") from None
     except ValueError as error:  # a file of weights that is cut off, for one
         raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_first_line(error)}") from None
     if not model.graph.node or not model.opset_import:
         raise ModelFormatError(f"{label} is not an ONNX model: it has no graph")
     return model
+
+
+def _advice(source: str | Path | bytes) -> str:
+    """How to convert what is not binary, where its ending or its beginning is that of a text form."""
+    data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    if not _TEXT.match(data) and (isinstance(source, bytes) or not str(source).endswith(_TEXT_FORMS)):
+        return ""
+    form = {b"{": "json", b"<": "onnxtxt"}.get(data.lstrip()[:1], "textproto")
+    return f": text forms are not read; onnx.save(onnx.load(..., '{form}'), 'model.onnx') writes the binary one"
 
 
 def _check_names(model: onnx.ModelProto) -> None:

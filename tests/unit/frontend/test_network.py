@@ -1,5 +1,6 @@
 """A network is found by name or path, and its bytes are what other runtimes read."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,13 @@ def test_neither(load: object) -> None:
     assert callable(load)
     with pytest.raises(ModelFormatError, match=r"no network 'resnet': neither a file nor .* mlp, mobilenet_v2"):
         load("resnet")
+
+
+@pytest.mark.parametrize("load", [load_network, load_network_program, network_bytes])
+def test_a_folder_is_called_one(load: Callable[[str], object], tmp_path: Path) -> None:
+    (folder := tmp_path / "dir.onnx").mkdir()
+    with pytest.raises(ModelFormatError, match=r"dir\.onnx is a folder: name the ONNX file in it"):
+        load(str(folder))
 
 
 def test_loading_twice_gives_the_same_text_and_fingerprint() -> None:

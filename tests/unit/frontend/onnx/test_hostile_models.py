@@ -127,6 +127,20 @@ def test_files_with_the_endings_of_text_forms_are_refused(ending: str, text: str
         load_model(path)
 
 
+@pytest.mark.filterwarnings("ignore:The onnxtxt format is experimental")
+@pytest.mark.parametrize("form", ["textproto", "json", "onnxtxt"])
+def test_a_text_form_with_the_ending_of_the_binary_one_gets_advice_that_works(
+    form: str, model_of: ModelOf, tmp_path: Path
+) -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": (2,)})
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, form)
+    with pytest.raises(ModelFormatError, match=rf"onnx\.load\(\.\.\., '{form}'\), 'model\.onnx'\) writes the binary"):
+        load_model(path)
+    onnx.save(onnx.load(path, form), path)
+    assert len(load_model(path).nodes) == 1
+
+
 def test_a_binary_model_is_read_whatever_its_ending(model_of: ModelOf, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": (2,)}).SerializeToString())
