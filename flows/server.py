@@ -128,7 +128,7 @@ def _start_embedded() -> "SubprocessASGIServer":
             server.running = True
             return server
         if left:
-            complain("the embedded Prefect server did not start; trying once more")
+            complain("warning: the embedded Prefect server did not start; trying once more")
     raise ServerError(
         "the embedded Prefect server did not start: try again when the machine is less busy, "
         "or set PREFECT_API_URL to the address of a server"
@@ -156,8 +156,8 @@ def _watch_process(server: "SubprocessASGIServer", over: threading.Event) -> Non
         if over.is_set():
             return
         if is_first:
-            complain(f"the embedded Prefect server ended with code {code}; starting it again")
+            complain(f"warning: the embedded Prefect server ended with code {code}; starting it again")
             if _start(server):  # at the same port, so that clients find it, and on the same database
-                complain("the embedded Prefect server answers again")
+                complain("warning: the embedded Prefect server answers again")
                 continue
         end(f"the embedded Prefect server ended with code {code} and stays away; {_KEPT}", exits.UNAVAILABLE)

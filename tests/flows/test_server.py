@@ -129,7 +129,10 @@ def test_an_embedded_server_is_started_again_once(
     monkeypatch.setattr(server, "end", lambda *end: ends.append(end))
     watched: Any = Embedded(-9, -15)
     run_once(lambda: server._watch_process(watched, threading.Event()))
-    assert "ended with code -9; starting it again" in capsys.readouterr().err
+    assert (
+        "retune: warning: the embedded Prefect server ended with code -9; starting it again\n"
+        in capsys.readouterr().err
+    )
     assert ends[0][1] == exits.UNAVAILABLE
     assert f"ended with code {code} and stays away; what was measured is kept" in ends[0][0]
 
