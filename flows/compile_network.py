@@ -17,6 +17,7 @@ from compiler.driver.limits import MachineLimits
 from compiler.driver.operators import label_of
 from compiler.driver.report import Comparison, Report
 from compiler.driver.winners import Winner, decided, finalists, record_guesses
+from compiler.runtime.readable import count
 from flows.located import located, reaching_fleet
 from flows.parameters import TuneJob
 from flows.progress import PhaseAdvanced, PhaseStarted, announce
@@ -106,7 +107,7 @@ def compile_best(job: TuneJob, run_id: str, rounds: int = 0, elapsed: float = 0.
     known = best_of_every_task(job.place, job.target, job.device, job.threads)
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
-    announce(PhaseStarted(f"confirming the best programs of {sum(map(len, layers))} tasks"))
+    announce(PhaseStarted(f"confirming the best programs of {count(sum(map(len, layers)), 'task')}"))
     measuring = job.measuring(extracted.constant_bytes)
     with open_workers(measuring, job.plan, job.gpu) as workers:
         chosen: list[Winner] = []

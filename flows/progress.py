@@ -18,7 +18,7 @@ from compiler.cost_model import ModelMetrics
 from compiler.driver.budget import Budget
 from compiler.driver.tuning import TaskRow, Tuning, contention_of, typical
 from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.runtime.readable import BUSY, milliseconds
+from compiler.runtime.readable import BUSY, count, milliseconds
 
 EVENT = "retune_event"
 """The attribute of a log record that holds its event."""
@@ -64,7 +64,9 @@ class RunOpened:
     def __str__(self) -> str:
         verb = f"resumed after {self.trials} trials" if self.resumed else "opened"
         warm = f", {self.known} measured programs known from earlier runs" if self.known else ""
-        return f"run {self.run_id} {verb}: {self.network}, {len(self.rows)} tasks{warm}; state in {self.folder}"
+        return (
+            f"run {self.run_id} {verb}: {self.network}, {count(len(self.rows), 'task')}{warm}; state in {self.folder}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

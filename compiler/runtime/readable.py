@@ -15,6 +15,11 @@ def milliseconds(seconds: float | None, unknown: str = "-") -> str:
     return f"{value:.{max(0, digits)}f}"
 
 
+def count(number: int, noun: str) -> str:
+    """So many of something whose plural ends in s: 1 task, 2 tasks."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def cut_middle(name: str, width: int) -> str:
     """The name with part of its middle left out where it is too long: kernels differ at both ends."""
     if len(name) <= width:

@@ -13,7 +13,7 @@ from compiler import config
 from compiler.errors import LogFormatError, OptionError
 from compiler.measure.log import append_log, from_record, read_log, to_record, write_line
 from compiler.measure.record import MeasureRecord
-from compiler.runtime.readable import milliseconds
+from compiler.runtime.readable import count, milliseconds
 from flows.commands.arguments import Store, home_of
 from flows.commands.output import Column, Group, Json, Output, Quiet, finite
 from storage.compaction import Retention, compact
@@ -106,7 +106,7 @@ def records_import(
     fresh = _without_known(named, into)
     added = sum(into.add(fresh[at : at + _IMPORTED_AT_ONCE]) for at in range(0, len(fresh), _IMPORTED_AT_ONCE))
     tasks = len({record.task_key for record in records})
-    said = f"{len(records)} trials of {tasks} tasks read from {log}, {added} of them new"
+    said = f"{len(records)} trials of {count(tasks, 'task')} read from {log}, {added} of them new"
     output.say(said, trials=len(records), tasks=tasks, added=added, log=log)
 
 

@@ -82,7 +82,8 @@ def tune(
     extract_network(job.network, job.target or HOST, job.threads or 1, job.shapes, job.winograd)
     ParquetRecordStore(job.place)  # refuses records of a newer version
     make_folder(home / "prefect")
-    _announce(output, f"connecting to Prefect at {url}" if (url := config.load().prefect_api) else "starting Prefect")
+    url = config.load().prefect_api
+    _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
     settings = {**config.prefect_environment(home), config.SESSION: new_id()}
     settings[config.PLACES] = json.dumps(veiled_places())
     become("flows.session", [output.mode.value, json.dumps(asdict(job))], config.child_environment(settings))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from compiler.runtime.readable import BUSY, busy_warning, milliseconds
+from compiler.runtime.readable import BUSY, busy_warning, count, milliseconds
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,8 @@ def test_only_a_busy_machine_is_warned_of() -> None:
     assert busy_warning(None) == busy_warning(BUSY) == ""
     assert "contention 34%" in busy_warning(0.34)
     assert "`retune doctor`" in busy_warning(0.34)
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 tasks"), (1, "1 task"), (2, "2 tasks")])
+def test_a_single_thing_has_no_plural(number: int, text: str) -> None:
+    assert count(number, "task") == text
