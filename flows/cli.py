@@ -119,6 +119,10 @@ def _run() -> int | None:
         return _complain("stopped", exits.TERMINATED)
     except typer.Abort:
         code = exits.INTERRUPTED
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer makes exit code 1 of it, which means wrong outputs
+            raise error.__context__ from None
+        raise
     if code == exits.INTERRUPTED:  # which typer makes of a Ctrl-C, without a word
         complain("stopped")
     return code

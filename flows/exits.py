@@ -17,6 +17,9 @@ UNAVAILABLE = 69
 BUG = 70
 """Retune itself is at fault; the traceback says where."""
 
+CUT_OFF = 141
+"""The reader of stdout went away before the end, 128 + SIGPIPE, which is what shells show for it."""
+
 INTERRUPTED = 130
 """Ctrl-C."""
 

@@ -61,6 +61,7 @@ def end_on_signals_within(seconds: float, module: str) -> None:
     receiver, sender = os.pipe()
     os.set_blocking(sender, False)
     signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # signals to a child do not end its parent
 
     def watch() -> None:
         while (number := os.read(receiver, 1)[0]) not in SIGNALS:

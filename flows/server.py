@@ -76,7 +76,8 @@ def server_errors() -> Iterator[None]:
                 where = PREFECT_API_URL.value() or "of this run"
                 reason = str(cause) or type(cause).__name__
                 raise ServerError(f"the Prefect server {where} failed ({reason}); {_KEPT}") from error
-            cause = cause.__cause__ or cause.__context__
+            is_theirs = type(cause).__module__.partition(".")[0] in ("prefect", "httpx")
+            cause = cause.__cause__ or (cause.__context__ if is_theirs else None)
         raise
 
 

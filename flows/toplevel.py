@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,7 +20,9 @@ _UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def guarded(main: Callable[[], int | None], stopped: str = "stopped") -> int:
     """Call `main`. Returns its exit code, or that of the exception it ends with; `stopped` is what Ctrl-C means."""
     try:
-        return main() or exits.OK
+        code = main() or exits.OK
+        print(end="", flush=True)  # so that what cannot be written is noticed here
+        return code
     except RetuneError as error:
         complain(str(error))
         return exits.UNAVAILABLE if isinstance(error, ServerError) else exits.USER_ERROR
@@ -27,13 +30,20 @@ def guarded(main: Callable[[], int | None], stopped: str = "stopped") -> int:
         complain(stopped)
         return exits.INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _UNWRITTEN:
+        if isinstance(error, OSError) and error.errno in _UNWRITTEN and (error.errno != errno.EPIPE or _is_cut_off()):
             # Python would try to write the rest when it flushes at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if error.errno == errno.EPIPE:  # the reader of a pipe, such as `head`, has seen enough
-                return exits.OK
+            if error.errno == errno.EPIPE:
+                return exits.CUT_OFF
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
             return exits.USER_ERROR
         typer.echo(without_passwords(traceback.format_exc()), err=True)
         complain(f"a fault of Retune itself, please report it: {type(error).__name__}: {error}")
         return exits.BUG
+
+
+def _is_cut_off() -> bool:
+    """Whether the reader of stdout is gone; other pipes and sockets break too."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are reported always
+    return bool(poll.poll(0))

@@ -59,9 +59,10 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
     if is_installed():
         try:
             session = OnnxRuntime(model, threads)
-            exact = OnnxRuntime(model, threads, is_optimized=False) if _is_quantized(loaded.values()) else session
-            outputs[REFERENCE] = exact.run(inputs)
+            outputs[REFERENCE] = session.run(inputs)
             runs[REFERENCE] = lambda: session.run(inputs)
+            if _is_quantized(loaded.values()):
+                outputs[REFERENCE] = OnnxRuntime(model, threads, is_optimized=False).run(inputs)
         except MeasureError as error:
             note = str(error)
     reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))

@@ -68,3 +68,16 @@ launch.end_on_signals("flows.cli")
 os.kill(os.getpid(), signal.SIGINT)
 """
     assert ended(script) == (0, [])
+
+
+def test_a_signal_to_a_forked_child_does_not_end_its_parent() -> None:
+    script = """
+launch.end_on_signals_within(0.0, "flows.session")
+child = os.fork()
+if not child:
+    signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.5) or os._exit(5))
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(50)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert ended(script) == (5, [])

@@ -84,6 +84,17 @@ def test_an_error_on_the_way_to_the_server_is_one_of_the_server(error: Exception
         fail()
 
 
+def test_a_fault_while_an_error_of_the_server_is_handled_stays_one() -> None:
+    def fail() -> None:
+        try:
+            raise httpx.ConnectTimeout("a request that was got over")
+        except httpx.TransportError:
+            raise KeyError("a fault")  # noqa: B904 - as by mistake
+
+    with pytest.raises(KeyError, match="a fault"), server.server_errors():
+        fail()
+
+
 @pytest.mark.parametrize("error", [OptionError("a mistake"), ValueError("a fault")])
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error), match="a "), server.server_errors():

@@ -1,6 +1,7 @@
 """What programs end with: the exit code tells a user's mistake, a server that is gone and a fault of ours apart."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -43,8 +44,19 @@ def test_an_unknown_exception_is_a_fault_of_ours_with_its_traceback(capsys: pyte
     assert said.splitlines()[-1].startswith("retune: a fault of Retune itself, please report it: KeyError")
 
 
-def test_a_program_whose_reader_has_seen_enough_ends_well() -> None:
-    code = "import sys\nfrom flows.toplevel import guarded\nsys.exit(guarded(lambda: print('x' * 10**6)))"
+GUARDED = "import errno, sys\nfrom flows.toplevel import guarded\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        GUARDED + "sys.exit(guarded(lambda: print('x' * 10**6)))",
+        GUARDED + "sys.exit(guarded(lambda: print('in the buffer until the end')))",
+        "import sys\nfrom flows import cli\nsys.argv[1:] = ['--version']\ncli.main()",
+        "import sys\nfrom flows import cli\nsys.argv[1:] = ['networks', '--json']\ncli.main()",
+    ],
+)
+def test_a_program_whose_reader_went_away_ends_as_if_by_sigpipe(code: str) -> None:
     receiver, sender = os.pipe()
     os.close(receiver)
     try:
@@ -53,7 +65,14 @@ def test_a_program_whose_reader_has_seen_enough_ends_well() -> None:
         )
     finally:
         os.close(sender)
-    assert (done.returncode, done.stderr) == (exits.OK, b"")
+    assert (done.returncode, done.stderr) == (exits.CUT_OFF, b"") == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_broken_pipe_other_than_stdout_is_a_fault_of_ours() -> None:
+    code = GUARDED + "def main(): raise BrokenPipeError(errno.EPIPE, 'a socket')\nsys.exit(guarded(main))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == exits.BUG
+    assert "BrokenPipeError" in done.stderr
 
 
 @pytest.mark.parametrize("module", ["cli", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])

@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
+from compiler.driver import compare
 from compiler.driver.compare import compare_networks
 from compiler.driver.compile_network import compile_graph
+from compiler.driver.onnx_runtime import OnnxRuntime
+from compiler.errors import MeasureError
 from compiler.executor.graph_executor import GraphExecutor
 from compiler.frontend.onnx.importer import load_model
 from compiler.graph.evaluate import evaluate
@@ -166,6 +169,23 @@ def test_a_comparison_takes_exact_sums_of_bytes_for_right(tmp_path: Path) -> Non
     model = quantised("mlp", FORMS[0], tmp_path)
     compile_graph(_optimised(model), Target.host()).save(tmp_path / "network.retune")
     assert compare_networks({"tuned": tmp_path / "network.retune"}, model.SerializeToString(), 1, 0).is_right
+
+
+def test_a_comparison_times_the_reference_though_it_has_no_exact_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Optimized(OnnxRuntime):
+        def __init__(self, model: bytes | str, threads: int, *, is_optimized: bool = True) -> None:
+            if not is_optimized:
+                raise MeasureError("no kernel")
+            super().__init__(model, threads)
+
+    monkeypatch.setattr(compare, "OnnxRuntime", Optimized)
+    model = quantised("mlp", FORMS[0], tmp_path)
+    compile_graph(_optimised(model), Target.host()).save(tmp_path / "network.retune")
+    found = compare_networks({"tuned": tmp_path / "network.retune"}, model.SerializeToString(), 1, 0)
+    assert [one.name for one in found.contenders] == ["tuned", compare.REFERENCE]
+    assert (found.reference, found.note) == (compare.REFERENCE, "no kernel")
 
 
 @pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT8])
