@@ -157,6 +157,10 @@ class CorruptRecordError(StoreError):
     """A record file cannot be read back."""
 
 
+class UnknownFormError(CorruptRecordError):
+    """A JSON object has other fields, or fields of other types, than this version knows."""
+
+
 class LogFormatError(RetuneError):
     """A tuning log in TVM's form cannot be read or written."""
 

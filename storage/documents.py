@@ -1,13 +1,16 @@
 """The JSON documents of a store: their types, and the one reader that validates them."""
 
+import logging
 from typing import Annotated, Any, NotRequired, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from compiler.errors import CorruptRecordError
+from compiler.errors import CorruptRecordError, UnknownFormError
 from compiler.measure.record import MOMENTS
 from storage.medium import Medium
+
+logger = logging.getLogger(__name__)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
@@ -124,10 +127,21 @@ def read_document(medium: Medium, name: str, kind: TypeAdapter[Document]) -> Doc
 
 
 def parse_document(data: bytes, kind: TypeAdapter[Document], where: str) -> Document:
-    """A document from its bytes; `where` names it in errors. Raises: CorruptRecordError."""
+    """A document from its bytes; `where` names it in errors. Raises: CorruptRecordError, for an object of another form
+    UnknownFormError.
+    """
     try:
         return kind.validate_json(data)
     except ValidationError as error:
         first: Any = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:80]
-        raise CorruptRecordError(f"{where} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from error
+        kind_of_error = UnknownFormError if place else CorruptRecordError
+        raise kind_of_error(f"{where} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from error
+
+
+def set_aside(medium: Medium, name: str, error: CorruptRecordError) -> None:
+    """Quarantine a file that is no JSON object. Others stay, with a warning: newer versions may read them."""
+    if isinstance(error, UnknownFormError):
+        logger.warning("ignored, and left as it is: %s", error)
+    else:
+        medium.quarantine(name, error)

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, TypeAdapter
 
-from compiler.errors import CorruptRecordError, StoreError
-from storage.documents import Moment, Summary, read_document
+from compiler.errors import CorruptRecordError, StoreError, UnknownFormError
+from storage.documents import Moment, Summary, read_document, set_aside
 from storage.files import ID, new_id
 from storage.medium import Lock
 from storage.place import open_medium
@@ -146,14 +146,14 @@ class RunLedger:
             raise StoreError(f"cannot read {self._medium.where(name)}: it is gone") from error
 
     def list(self) -> tuple[RunInfo, ...]:
-        """Every run, oldest first; a file that cannot be read is set aside with a warning."""
+        """Every run, oldest first; one that cannot be read is left out with a warning, see `set_aside`."""
         runs = []
         for name in self._names():
             with suppress(FileNotFoundError):  # it was removed since it was listed
                 try:
                     runs.append(self._read(name))
                 except CorruptRecordError as error:
-                    self._medium.quarantine(name, error)
+                    set_aside(self._medium, name, error)
         return tuple(runs)
 
     def _names(self) -> Sequence[str]:
@@ -170,7 +170,7 @@ class RunLedger:
     def _read(self, name: str) -> RunInfo:
         info = read_document(self._medium, name, RUN)
         if f"{RUNS}/{info.run_id}.json" != name:
-            raise CorruptRecordError(f"{self._medium.where(name)} says that it is the run {info.run_id}")
+            raise UnknownFormError(f"{self._medium.where(name)} says that it is the run {info.run_id}")
         return info
 
 

@@ -19,7 +19,7 @@ from compiler.errors import CorruptRecordError, OptionError
 from compiler.executor.network import Coverage
 from compiler.measure.record import MeasureRecord, MeasureStatus
 from storage.artifacts import ArtifactStore, key_of
-from storage.documents import REPORT, RunReport, parse_document, read_document
+from storage.documents import REPORT, RunReport, parse_document, read_document, set_aside
 from storage.medium import LocalMedium
 from storage.parquet import ParquetRecordStore
 from storage.place import Place, local_folder
@@ -180,7 +180,7 @@ def _report(path: Path) -> RunReport:
     except FileNotFoundError:
         return {}
     except CorruptRecordError as error:
-        medium.quarantine(name, error)
+        set_aside(medium, name, error)
         return {}
 
 

@@ -90,7 +90,7 @@ def test_an_unreadable_entry_is_set_aside(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("said", ["../../elsewhere", "01ARZ3NDEKTSV4RRFFQ69G5FAV", 5])
-def test_a_file_that_names_another_run_is_set_aside(said: object, tmp_path: Path) -> None:
+def test_a_file_that_names_another_run_is_left_out(said: object, tmp_path: Path) -> None:
     """Ids become part of paths, so they are taken from nobody."""
     ledger = RunLedger(tmp_path)
     with ledger.open_or_resume("f", {}) as run:
@@ -100,7 +100,18 @@ def test_a_file_that_names_another_run_is_set_aside(said: object, tmp_path: Path
     with pytest.raises(CorruptRecordError, match=r"cannot be read|says that it is the run"):
         ledger.get(run.run_id)
     assert ledger.list() == ()
-    assert (tmp_path / "quarantine" / "runs" / path.name).exists()
+    assert path.exists()
+
+
+def test_an_entry_of_a_newer_version_stays_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ledger = RunLedger(tmp_path)
+    with ledger.open_or_resume("f", {}) as run:
+        pass
+    path = tmp_path / "runs" / f"{run.run_id}.json"
+    path.write_text(text := json.dumps({**json.loads(path.read_text()), "started": "2030-01-01"}))
+    assert ledger.list() == ()
+    assert path.read_text() == text
+    assert "started: Input should be a valid number" in caplog.text
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE])

@@ -156,6 +156,15 @@ def test_a_report_of_an_older_version_is_read(tmp_path: Path) -> None:
     assert "did not measure" in read(page(found)).text["roofline"]
 
 
+def test_a_report_of_a_newer_version_stays_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_id = finished_run(tmp_path, tasks=2)
+    path = tmp_path / "runs" / run_id / "report.json"
+    path.write_text(text := json.dumps({**json.loads(path.read_text()), "contention": None}))
+    assert not facts(tmp_path, run_id).is_complete
+    assert path.read_text() == text
+    assert "contention: Input should be a valid number" in caplog.text
+
+
 def test_charts_without_figures_are_empty() -> None:
     assert latency_chart({"tuned": math.inf}) == ""
     assert network_chart([(1.0, 0.1)], {}) == ""
