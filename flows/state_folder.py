@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from compiler.errors import RetuneError, StoreError
-from storage.files import TEMPORARY_SUFFIX, make_folder, write_through
+from compiler.runtime.temporaries import temporary_in
+from storage.files import make_folder, write_through
 
 ROOM_BYTES = 16 << 20
 """Free space that a run needs to begin with: a new database of Prefect and its journal take about half of it."""
@@ -40,15 +40,15 @@ def check_state_folder(home: Path, longest_name: int = LONGEST_NAME) -> tuple[in
         make_folder(home)
         try:
             free = shutil.disk_usage(home).free
-            with TemporaryDirectory(prefix=".", suffix=TEMPORARY_SUFFIX, dir=home) as folder:
-                probe = Path(folder) / ("-" * max(longest_name, LONGEST_NAME))
+            with _temporary_folder(home) as folder:
+                probe = folder / ("-" * max(longest_name, LONGEST_NAME))
                 began = time.perf_counter()
                 write_through(probe, b"probe")
                 seconds = time.perf_counter() - began
                 with probe.open("r+b") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
-                with closing(sqlite3.connect(Path(folder) / "probe.db")) as database:
+                with closing(sqlite3.connect(folder / "probe.db")) as database:
                     database.execute("PRAGMA journal_mode = WAL")
                     database.execute("CREATE TABLE probe (id INTEGER)")
             return free, seconds
@@ -57,10 +57,21 @@ def check_state_folder(home: Path, longest_name: int = LONGEST_NAME) -> tuple[in
                 with suppress(OSError):  # another process has begun to use it
                     each.rmdir()
     except sqlite3.Error as error:
-        raise _unusable(home, str(error), "Prefect's database needs locks and a path below 480 letters") from error
+        raise _unusable(home, str(error), "Prefect's database needs locks and a path below 430 letters") from error
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "make it a folder that you may write to")
         raise _unusable(home, error.strerror or str(error), advice) from error
+
+
+@contextmanager
+def _temporary_folder(home: Path) -> Iterator[Path]:
+    """A folder until the block ends. The next process removes what a killed one left."""
+    folder = temporary_in(home)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 @contextmanager

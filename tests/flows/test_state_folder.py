@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,23 @@ def test_the_check_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["runs"]
 
 
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from flows.state_folder import check_state_folder
+os.posix_fallocate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+check_state_folder(Path(sys.argv[1]))
+"""
+
+
+def test_the_next_check_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    check_state_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("call", "code", "words"),
     [
@@ -92,7 +110,7 @@ def test_a_path_that_is_too_long_is_refused(tmp_path: Path, refused: Refused, mo
     assert "File name too long; shorten its path" in said
     assert len(said) < 400
     assert "File name too long" in refused("records", "list")
-    with pytest.raises(StoreError, match=r"Prefect's database needs .* a path below 480 letters"):
+    with pytest.raises(StoreError, match=r"Prefect's database needs .* a path below 430 letters"):
         check_state_folder(tmp_path / "/".join(["x" * 100] * 5))
     with pytest.raises(StoreError, match="File name too long; shorten its path or the network's name"):
         check_state_folder(tmp_path, longest_name=256)
