@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compiler.cost_model.base import TrainingBatch
 from compiler.errors import CorruptRecordError, OptionError, StoreError
 from compiler.features import FEATURE_VERSION
-from compiler.runtime.archives import DAMAGE, check_archive
+from compiler.runtime.archives import DAMAGE, check_archive, too_large
 
 UNREADABLE = (*DAMAGE, OptionError)
 """What reading arrays from bytes may raise when they are none."""
@@ -20,12 +20,17 @@ UNREADABLE = (*DAMAGE, OptionError)
 
 @contextmanager
 def unpacked(data: bytes) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """The arrays of a compressed archive. Raises: an error of `UNREADABLE`, also in the block."""
-    with np.load(BytesIO(data), allow_pickle=False) as arrays:
-        if not isinstance(arrays, np.lib.npyio.NpzFile) or arrays.zip is None:
-            raise TypeError("it is one array, not an archive of them")
-        check_archive(arrays.zip)
-        yield arrays
+    """The arrays of a compressed archive. Raises, also in the block: an error of `UNREADABLE`; StoreError when there is
+    too little memory.
+    """
+    try:
+        with np.load(BytesIO(data), allow_pickle=False) as arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile) or arrays.zip is None:
+                raise TypeError("it is one array, not an archive of them")
+            check_archive(arrays.zip)
+            yield arrays
+    except MemoryError as error:
+        raise StoreError(too_large("an archive of arrays", error)) from error
 
 
 def lessons_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
@@ -36,7 +41,8 @@ def lessons_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
 def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
     """What `lessons_to_bytes` wrote.
 
-    Raises: StoreError when the features are of another version, CorruptRecordError when it is something else.
+    Raises: StoreError when the features are of another version or do not fit into the memory,
+    CorruptRecordError when it is something else.
     """
     try:
         with unpacked(data) as arrays:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable
 
 from compiler.driver.tuning import TaskProgress, Tuning
-from compiler.errors import CorruptRecordError
+from compiler.errors import StoreError
 from compiler.measure.record import MeasureRecord
 from compiler.search.looks import identity_of, looks_from_bytes, looks_to_bytes
 from compiler.search.policy import SketchPolicy
@@ -30,7 +30,7 @@ def recall_looks(tuning: Tuning, kept: Iterable[bytes], records: Iterable[Measur
     for data in kept:
         try:
             found = looks_from_bytes(data, policies.keys())
-        except CorruptRecordError as error:
+        except StoreError as error:
             _log.info("%s", error)
             continue
         for name, looks in found.items():

@@ -23,7 +23,7 @@ import numpy as np
 from compiler.dtype import BFLOAT16, item_bytes
 from compiler.errors import ArtifactError
 from compiler.executor.plan import BufferKind, Plan
-from compiler.runtime.archives import DAMAGE, check_archive
+from compiler.runtime.archives import DAMAGE, check_archive, too_large
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
 from compiler.runtime.buffers import aligned_array, constant_array, frozen
@@ -127,6 +127,8 @@ class CompiledNetwork:
             raise ArtifactError(f"no such file: {path}") from error
         except ArtifactError as error:
             raise ArtifactError(f"{path}: {error}") from error
+        except MemoryError as error:
+            raise ArtifactError(too_large(path, error)) from error
         except DAMAGE as error:
             raise ArtifactError(
                 f"{path} is no compiled network, or is damaged: {type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from compiler.errors import ArtifactError
 from compiler.executor.network import CompiledNetwork, read_network, write_network
-from compiler.runtime.archives import DAMAGE, check_archive
+from compiler.runtime.archives import DAMAGE, check_archive, too_large
 from compiler.runtime.linking import LINKERS, link_objects
 from compiler.runtime.loader import LoadedKernels, load_library
 from compiler.runtime.published import published
@@ -79,6 +79,8 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
         network.verify()
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from error
+    except MemoryError as error:
+        raise ArtifactError(too_large(path, error)) from error
     except DAMAGE as error:
         raise ArtifactError(
             f"{path} is no library of a network, or is damaged (strip removes what stands at the end): "

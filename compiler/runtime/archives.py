@@ -16,7 +16,6 @@ DAMAGE = (
     AttributeError,
     IndexError,
     OverflowError,
-    MemoryError,
     RuntimeError,
     SyntaxError,
     struct.error,
@@ -37,3 +36,8 @@ def check_archive(archive: zipfile.ZipFile) -> None:
     require_memory(sum(member.file_size for member in archive.infolist()), "its parts")
     if any(member.compress_type not in _METHODS for member in archive.infolist()):
         raise ValueError("a member is packed by a method that Retune does not write")
+
+
+def too_large(what: object, error: MemoryError) -> str:
+    """What is said of a file that may be sound, and does not fit."""
+    return f"{what} does not fit into the free memory{f': {error}' if str(error) else ''}"

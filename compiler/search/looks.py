@@ -131,7 +131,9 @@ def looks_to_bytes(looks: Mapping[str, Mapping[str, Look]]) -> bytes:
 
 
 def looks_from_bytes(data: bytes, identities: Collection[str]) -> dict[str, KeptLooks]:
-    """What `looks_to_bytes` wrote of the tasks of these identities. Raises: CorruptRecordError."""
+    """What `looks_to_bytes` wrote of the tasks of these identities. Raises: CorruptRecordError; StoreError when
+    there is too little memory.
+    """
     try:
         with unpacked(data) as arrays:
             tasks = json.loads(arrays["header"].tobytes())["tasks"]

@@ -20,7 +20,7 @@ from typing import Any
 from compiler.dtype import item_bytes
 from compiler.errors import ArtifactError
 from compiler.executor.params import load_param_dict, save_param_dict
-from compiler.runtime.archives import DAMAGE, check_archive
+from compiler.runtime.archives import DAMAGE, check_archive, too_large
 from compiler.runtime.arguments import is_thread_count
 from compiler.runtime.artifact import Array, KernelArtifact
 from compiler.runtime.artifact_rows import kernel_of, kernel_row
@@ -111,6 +111,8 @@ class VMLibrary:
             raise ArtifactError(f"no such file: {path}") from error
         except ArtifactError as error:
             raise ArtifactError(f"{path}: {error}") from error
+        except MemoryError as error:
+            raise ArtifactError(too_large(path, error)) from error
         except DAMAGE as error:
             raise ArtifactError(
                 f"{path} is no library of a virtual machine, or is damaged: {type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
 from compiler.errors import CorruptRecordError, StoreError
 from compiler.features import FEATURE_VERSION
 from compiler.runtime import machine
+from compiler.search.looks import looks_from_bytes
 from tests.unit.cost_model.synthetic import batch
 
 
@@ -49,9 +50,11 @@ def test_one_array_is_no_archive() -> None:
         lessons_from_bytes(buffer.getvalue())
 
 
-def test_lessons_that_inflate_beyond_the_memory_are_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lessons_that_inflate_beyond_the_memory_are_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = BytesIO()
     np.savez_compressed(buffer, header=np.zeros(8 << 20, np.uint8))
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
-    with pytest.raises(CorruptRecordError, match="GiB are free"):
-        lessons_from_bytes(buffer.getvalue())
+    for read in (lessons_from_bytes, lambda data: looks_from_bytes(data, ("task",))):
+        with pytest.raises(StoreError, match=r"does not fit into the free memory: .* GiB are free") as caught:
+            read(buffer.getvalue())
+        assert not isinstance(caught.value, CorruptRecordError)
