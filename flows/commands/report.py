@@ -13,6 +13,7 @@ from flows.commands.arguments import Store, home_of, state_folder_of
 from flows.commands.output import Column, Json, Output, Quiet
 from storage.artifacts import ArtifactStore, content_key, key_of
 from storage.files import publish
+from storage.rounds import rounds_of
 from storage.runs import RunLedger
 from tasks.pages.facts import facts_of, find_run, moment
 from tasks.pages.page import page
@@ -26,8 +27,10 @@ def runs(
 ) -> None:
     """List all runs, the newest last."""
     rows = []
-    for info in RunLedger(home_of(store)).list()[-(limit or 0) :]:
+    home = home_of(store)
+    for info in RunLedger(home).list()[-(limit or 0) :]:
         summary = info.summary or {}
+        so_far = {} if info.is_complete else next(reversed(rounds_of(home, info.run_id)), {})
         rows.append(
             {
                 "run_id": info.run_id,
@@ -35,7 +38,7 @@ def runs(
                 "threads": info.describe.get("threads"),
                 "started": info.started,
                 "completed": info.completed,
-                "trials": summary.get("trials"),
+                "trials": summary.get("trials", so_far.get("trials")),
                 "untuned_seconds": summary.get("untuned_seconds"),
                 "tuned_seconds": summary.get("tuned_seconds"),
             }

@@ -8,6 +8,7 @@ import pytest
 
 from flows.commands import output as command_output
 from storage.artifacts import ArtifactStore, content_key
+from storage.rounds import append_round
 from storage.runs import RunLedger
 from tests.flows.command_line import Refused, run
 from tests.unit.tasks.pages.runs import finished_run, interrupted_run
@@ -34,6 +35,16 @@ def test_runs_are_listed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert [row["tuned_seconds"] for row in rows] == [0.01, None]
     assert run(monkeypatch, "runs") == 0
     assert "not yet" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_finished_has_the_trials_of_its_last_round(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = interrupted_run(folder / "state")
+    append_round(folder / "state", run_id, {"round": 1, "trials": 16})
+    append_round(folder / "state", run_id, {"round": 2, "trials": 32})
+    assert run(monkeypatch, "runs", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["trials"] == 32
 
 
 @pytest.mark.parametrize("width", [80, 96, 110, 130])
