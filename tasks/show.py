@@ -78,7 +78,7 @@ def kernel_rows(report: Report) -> list[dict[str, str | int | float | None]]:
             "uses": one.weight,
             "trials": one.trials,
             "default ms": _milliseconds(one.default_seconds),
-            "best ms": _milliseconds(one.best_seconds),
+            "confirmed ms": _milliseconds(one.best_seconds),
             "GFLOP/s": round(one.flops / one.best_seconds / 1e9, 1) if math.isfinite(one.best_seconds) else None,
             "served by": one.served_by,
             "note": one.note,
