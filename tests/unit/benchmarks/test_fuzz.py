@@ -71,7 +71,7 @@ def test_every_way_to_fail_is_counted(tmp_path: Path) -> None:
     case, number, seed = CASES["rehearsal"], 6, 136
     made = [input_of(case, ENDS, seed, each) for each in range(number)]
     assert set(made) == set(ENDS)
-    tally = fuzz.fuzz("rehearsal", number, seed, 3.0, tmp_path)
+    tally = fuzz.fuzz("rehearsal", number, seed, 20.0, tmp_path)  # a busy machine is slow
     counts = (tally.loaded, tally.refused, tally.other, tally.dead, tally.hung)
     greedy = made.count(b"greedy")
     other = made.count(b"other") + greedy
