@@ -21,7 +21,7 @@ def guarded(main: Callable[[], int | None], stopped: str = "stopped") -> int:
     """Call `main`. Returns its exit code, or that of the exception it ends with; `stopped` is what Ctrl-C means."""
     try:
         code = main() or exits.OK
-        print(end="", flush=True)  # so that what cannot be written is noticed here
+        typer.echo(nl=False)  # a flush, so that what cannot be written is noticed here
         return code
     except RetuneError as error:
         complain(str(error))

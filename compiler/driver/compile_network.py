@@ -18,13 +18,13 @@ from compiler.driver.build import build_kernel
 from compiler.driver.coverage import CoverageReport
 from compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from compiler.driver.hardware import hardware_of
-from compiler.driver.winners import FIRST_GUESS, FITTED_GUESS
 from compiler.errors import DefinitionError, LoweringError, ScheduleError
 from compiler.executor.network import CompiledNetwork, Coverage, Origin
 from compiler.graph.ir import Graph
 from compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from compiler.graph.to_plan import to_plan
 from compiler.graph.winograd import winograd_for
+from compiler.measure.record import FIRST_GUESS, FITTED_GUESS
 from compiler.runtime.artifact import KernelArtifact
 from compiler.schedule.default_gpu import untuned_steps
 from compiler.schedule.layout import LayoutRewriteOption

@@ -175,9 +175,9 @@ def _check_functions(model: onnx.ModelProto) -> None:
         for called in waiting.values():
             called.difference_update(ready)
     if waiting:
-        name = next(iter(waiting))[1]
+        _, first, _ = next(iter(waiting))
         raise ModelFormatError(
-            f"the function {name!r} of the model calls itself, or functions are nested over {_DEEPEST_CALLS} deep"
+            f"the function {first!r} of the model calls itself, or functions are nested over {_DEEPEST_CALLS} deep"
         )
     limits: tuple[tuple[str, int, Callable[[onnx.NodeProto], int]], ...] = (
         ("nodes", MOST_NODES, lambda _: 1),
