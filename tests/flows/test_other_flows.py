@@ -73,7 +73,7 @@ def test_a_network_is_compiled_with_what_is_known(tmp_path: Path, monkeypatch: p
     report = compile_network(str(network), threads=1, home=str(home))
     assert report.is_right
     assert report.trials == 0
-    assert ParquetRecordStore(home).records() == []
+    assert all(record.is_guess for record in ParquetRecordStore(home).records())
     assert compared["tuned"] == Path(report.artifact)
     assert compared["untuned"] != compared["tuned"]
     assert all(path.name == "untuned.retune" and path.exists() for path in compared.values())
