@@ -55,7 +55,7 @@ from tests.ir_kernels import artifact
         (("tune", "mlp", "--target", "llvm -mcpu=abacus"), ("abacus",)),
         (("tune", ""), ("no network given",)),
         (("tune", "a\nb\u202e"), ("a", "b")),
-        (("tune", "."), ("neither a file",)),
+        (("tune", "."), ("is a folder",)),
         (("tune", "mlp", "--early-stopping", "-1"), ("early stopping", "-1")),
         (("tune", "mlp", "--weights", "hot"), ("weights", "cached", "hot")),
         (("tune", "mlp", "--target", "abacus"), ("abacus", "llvm")),
