@@ -280,7 +280,7 @@ class ParquetRecordStore(RecordStore):
             version = read_document(self.medium, MARKER, MARKER_KIND)["schema_version"]
         except FileNotFoundError:
             return False
-        except CorruptRecordError as error:  # the next writer makes it anew; every record file has its own version
+        except CorruptRecordError as error:  # the next writer rewrites it; every record file has its own version
             self.medium.quarantine(MARKER, error)
             return False
         return refuse_newer(version, self.medium.url) == SCHEMA_VERSION

@@ -28,7 +28,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever acquires a lease must not wait for its owner."""
+    """Acquiring a lease must not wait for its owner."""
 
     def sleep(seconds: float) -> None:
         pytest.fail(f"waits {seconds:g} s for the owner")
