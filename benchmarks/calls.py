@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from benchmarks.harness import Figure, Run, parse, seconds_of
-from compiler import nd, te
-from compiler.driver.build import build
-from compiler.driver.modules import build as build_module
-from compiler.runtime.function import KernelFunction
-from compiler.runtime.packed_func import convert
+from retune.compiler import nd, te
+from retune.compiler.driver.build import build
+from retune.compiler.driver.modules import build as build_module
+from retune.compiler.runtime.function import KernelFunction
+from retune.compiler.runtime.packed_func import convert
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,25 +14,25 @@ from collections.abc import Iterator, Sequence
 from benchmarks.harness import Figure, Run, parse, percentile
 from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_timing import scheduled
-from compiler.codegen.cpu import (
+from retune.compiler.codegen.cpu import (
     emit_module,
     function_attributes,
     make_target_machine,
     optimized_module,
     parse_module,
 )
-from compiler.codegen.kernel import write_kernel
-from compiler.cost_model import RandomModel
-from compiler.driver.extract import extract_network
-from compiler.errors import RetuneError
-from compiler.lower.build_loops import build_loops
-from compiler.lower.pipeline import cpu_passes
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.target import Target
+from retune.compiler.codegen.kernel import write_kernel
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.errors import RetuneError
+from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.pipeline import cpu_passes
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import Target
 
 BAR_MS = 60.0
 SEARCHED = "resnet18_convolutions"
@@ -90,7 +90,7 @@ def compile_all(task: SearchTask, programs: Sequence[Sequence[Step]], seconds: f
 
 
 def compile_one(task: SearchTask, steps: Sequence[Step]) -> Sample:
-    """What `compiler.driver.build` does, phase by phase."""
+    """What `retune.compiler.driver.build` does, phase by phase."""
     width = task.hardware.vector_unit_bytes
     clock = _Clock()
     state = replay(task.dag, steps)

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.harness import Figure, in_turn, parse
-from compiler import te
-from compiler.codegen.dot_instructions import dot_instructions
-from compiler.driver.build import build_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
-from compiler.dtype import is_float
-from compiler.ir.expr import Expr
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Reorder, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen.dot_instructions import dot_instructions
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.onnx_runtime import OnnxRuntime, is_installed
+from retune.compiler.dtype import is_float
+from retune.compiler.ir.expr import Expr
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 Array = NDArray[np.generic]
 Run = Callable[[], object]

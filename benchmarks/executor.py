@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.harness import Figure, Run, parse, seconds_of
-from compiler import te
-from compiler.driver.build import build
-from compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
-from compiler.graph_executor import GraphModule, cpu, create
+from retune.compiler import te
+from retune.compiler.driver.build import build
+from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
+from retune.compiler.graph_executor import GraphModule, cpu, create
 
 CASE = "chain"
 

@@ -22,12 +22,12 @@ from benchmarks import simulated, simulated_worker
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import Simulation
 from benchmarks.simulated_worker import READY, SimulatedWorker
-from compiler import config
-from compiler.errors import MeasureError
-from compiler.measure.fleet import BUILD, device_queue
-from flows.parameters import TuneJob
-from storage.parquet import ParquetRecordStore
-from storage.rounds import ROUNDS
+from retune.compiler import config
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.fleet import BUILD, device_queue
+from retune.flows.parameters import TuneJob
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.rounds import ROUNDS
 
 COUNTS = (1, 2, 4)
 DEVICE = "simulated"

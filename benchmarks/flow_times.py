@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compiler.driver.tuning import Tuning
-from compiler.measure.measurer import LocalMeasurer
-from flows import allocate_trials, tune_network
-from storage.parquet import ParquetRecordStore
+from retune.compiler.driver.tuning import Tuning
+from retune.compiler.measure.measurer import LocalMeasurer
+from retune.flows import allocate_trials, tune_network
+from retune.storage.parquet import ParquetRecordStore
 
 STAGES: dict[str, tuple[type, str]] = {
     "ask": (Tuning, "ask"),

@@ -41,23 +41,23 @@ from benchmarks.gpu_turns import (
 )
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import seeded_inputs
-from compiler.driver.build import build_kernel
-from compiler.driver.compile_network import KnownProgram
-from compiler.driver.extract import extract_network
-from compiler.driver.hardware import hardware_of_gpu
-from compiler.driver.winners import Guess
-from compiler.errors import DeviceError
-from compiler.frontend import zoo
-from compiler.measure.measurer import LocalMeasurer, Measurer
-from compiler.measure.options import MeasureOptions
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.cuda import driver, why_not
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver, GpuDevice
-from compiler.runtime.cuda_program import DeviceProgram, Stopwatch
-from compiler.schedule.steps import dump_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.compile_network import KnownProgram
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.driver.hardware import hardware_of_gpu
+from retune.compiler.driver.winners import Guess
+from retune.compiler.errors import DeviceError
+from retune.compiler.frontend import zoo
+from retune.compiler.measure.measurer import LocalMeasurer, Measurer
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.cuda import driver, why_not
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_driver import Driver, GpuDevice
+from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 OURS = "retune"
 

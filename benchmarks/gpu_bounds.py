@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from compiler.codegen.nvdisasm import CodeLoop, Instruction, KernelCode
-from compiler.gpu_facts import GpuFacts
-from compiler.ir.expr import Binary, BinaryOp
-from compiler.ir.kernel import WARP, Kernel
-from compiler.ir.stmt import For, LoopKind, Stmt, Store, inner_stmts
-from compiler.ir.tensor_core import Mma
+from retune.compiler.codegen.nvdisasm import CodeLoop, Instruction, KernelCode
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.expr import Binary, BinaryOp
+from retune.compiler.ir.kernel import WARP, Kernel
+from retune.compiler.ir.stmt import For, LoopKind, Stmt, Store, inner_stmts
+from retune.compiler.ir.tensor_core import Mma
 
 _PARTS = 4
 """Schedulers of a multiprocessor, each of which starts an instruction of a warp in a cycle."""

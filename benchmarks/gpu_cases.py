@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.ops import OpCall
-from compiler.te.ops.call import Attribute
-from compiler.te.ops.conv import convolution
-from compiler.te.ops.norm import layer_norm
-from compiler.te.ops.reduce import softmax
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.ops import OpCall
+from retune.compiler.te.ops.call import Attribute
+from retune.compiler.te.ops.conv import convolution
+from retune.compiler.te.ops.norm import layer_norm
+from retune.compiler.te.ops.reduce import softmax
 
 Array = NDArray[Any]
 MODES = ("fp32", "tf32", "f16")

@@ -20,26 +20,26 @@ import numpy as np
 from benchmarks.gpu_bounds import CodeBound, bound_of
 from benchmarks.gpu_cases import CASES, MODES, GpuCase
 from benchmarks.harness import Figure, parse
-from compiler.codegen.nvdisasm import disassemble, disassembler
-from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import KernelResources, assemble_roomy, assembler, assembles
-from compiler.cost_model.xgb import XGBModel
-from compiler.driver.hardware import hardware_of
-from compiler.errors import RetuneError
-from compiler.features import FEATURE_NAMES
-from compiler.gpu_facts import GpuFacts, facts_of
-from compiler.ir.kernel import Kernel
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.state import replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.asked import Candidate
-from compiler.search.policy import SketchPolicy
-from compiler.search.prior import prior_scores
-from compiler.search.scored import features_of_steps, scored_hardware
-from compiler.search.sketch_rules.facts import SHARED
-from compiler.target import Target
+from retune.compiler.codegen.nvdisasm import disassemble, disassembler
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.ptxas import KernelResources, assemble_roomy, assembler, assembles
+from retune.compiler.cost_model.xgb import XGBModel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import RetuneError
+from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.gpu_facts import GpuFacts, facts_of
+from retune.compiler.ir.kernel import Kernel
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.asked import Candidate
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.prior import prior_scores
+from retune.compiler.search.scored import features_of_steps, scored_hardware
+from retune.compiler.search.sketch_rules.facts import SHARED
+from retune.compiler.target import Target
 
 _ASKED = 16
 """Programs of the first batch, of which the first are looked at."""

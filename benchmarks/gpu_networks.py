@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from benchmarks.gpu_torch import network_makers
 from benchmarks.gpu_turns import Makers
 from benchmarks.network_peers import seeded_inputs
-from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.extract import ExtractedNetwork
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.placement import GPU_PLACE
-from compiler.executor.stores import CudaStore
-from compiler.runtime.cuda_driver import Driver
-from compiler.runtime.cuda_program import Stopwatch
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.placement import GPU_PLACE
+from retune.compiler.executor.stores import CudaStore
+from retune.compiler.runtime.cuda_driver import Driver
+from retune.compiler.runtime.cuda_program import Stopwatch
 
 
 class OurNetwork:

@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.driver.device_build import build_device_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.ir.expr import Buffer, Expr, Load, Var, const
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Store, block
-from compiler.runtime.artifact import ArgSpec, DeviceCode, KernelArtifact, KernelLaunch
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver, GpuDevice
-from compiler.runtime.cuda_program import DeviceProgram, Stopwatch
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Split
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.driver.device_build import build_device_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Store, block
+from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, KernelArtifact, KernelLaunch
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_driver import Driver, GpuDevice
+from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Split
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 _THREADS, _CHAINS, _STEPS = 256, 16, 4096
 _BLOCKS_EACH = 8

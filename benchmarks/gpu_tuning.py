@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from math import inf
 
 from benchmarks.gpu_turns import OvertimeError, time_limit
-from compiler.cost_model.xgb import XGBModel
-from compiler.errors import DeviceError, MeasureError
-from compiler.measure.measurer import Measurer
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import Measurement
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.asked import Told
-from compiler.search.policy import SketchPolicy
+from retune.compiler.cost_model.xgb import XGBModel
+from retune.compiler.errors import DeviceError, MeasureError
+from retune.compiler.measure.measurer import Measurer
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.asked import Told
+from retune.compiler.search.policy import SketchPolicy
 
 BATCH, FIRST = 64, 16
 """Programs of a round, and of the first, of which nobody knows yet how long it takes."""

@@ -8,7 +8,7 @@ and the reduction of that tile is computed inside them, in a local buffer that t
 
 from collections.abc import Callable, Mapping
 
-from compiler.schedule.primitives import (
+from retune.compiler.schedule.primitives import (
     LoopRef,
     StageRef,
     cache_write,
@@ -23,7 +23,7 @@ from compiler.schedule.primitives import (
     unroll,
     vectorize,
 )
-from compiler.schedule.state import State
+from retune.compiler.schedule.state import State
 
 _LANES = 16
 """Channels of a depthwise tile: one vector of the widest registers."""

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.plot import bar_chart
-from compiler import config
-from compiler.measure.peak import measured_peak
+from retune.compiler import config
+from retune.compiler.measure.peak import measured_peak
 
 PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect")
 """Whose versions a line names, where they are installed."""

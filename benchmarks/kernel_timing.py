@@ -14,17 +14,17 @@ from benchmarks.harness import in_turn
 from benchmarks.kernel_cases import CASES, Case
 from benchmarks.kernel_peers import peers
 from benchmarks.problems import Floats, moved_bytes, random_inputs
-from compiler.driver.build import build_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.measure.bandwidth import stream_kernel
-from compiler.measure.peak import peak_kernel
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import BoundKernel, load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.measure.bandwidth import stream_kernel
+from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 OURS, PEAK, STREAM = "retune", "peak", "stream"
 TURN_SECONDS = 0.02

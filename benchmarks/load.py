@@ -20,11 +20,11 @@ import onnx
 
 from benchmarks.harness import Figure, Run, parse, percentile
 from benchmarks.network_peers import SESSION, Arrays, contender, seeded_inputs
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.extract import extract_network
-from compiler.frontend import zoo
-from compiler.measure.worker_process import WorkerProcess
-from compiler.target import Target
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.frontend import zoo
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.target import Target
 
 CASES = ("mlp", "gpt2_block", "mobilenet_v2")
 BUSY = (0, 1, 4)

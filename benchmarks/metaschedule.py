@@ -11,8 +11,8 @@ from tempfile import TemporaryFile
 from typing import Any, Self
 
 from benchmarks.problems import EPSILON, LayerNorm, Problem
-from compiler import config
-from compiler.errors import MeasureError
+from retune.compiler import config
+from retune.compiler.errors import MeasureError
 
 TVM = "tvm-metaschedule"
 

@@ -14,9 +14,9 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.harness import in_turn
-from compiler.driver.onnx_runtime import OnnxRuntime
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.network import CompiledNetwork
+from retune.compiler.driver.onnx_runtime import OnnxRuntime
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.network import CompiledNetwork
 
 try:
     import torch

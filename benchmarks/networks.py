@@ -19,12 +19,12 @@ import onnx
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import COMPILED, EAGER, SESSION, Arrays, NetworkPeer, has_torch, seeded_inputs
 from benchmarks.tuning import Tuned, open_workers, tune
-from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.frontend import zoo
-from compiler.measure.peak import measured_peak
-from compiler.measure.worker_process import WorkerProcess
-from compiler.target import Target
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.frontend import zoo
+from retune.compiler.measure.peak import measured_peak
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.target import Target
 
 TUNED, UNTUNED = "retune", "retune-untuned"
 _MIB = 2.0**20

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.frontend.zoo.layers import LayerWriter
-from compiler.target import Target
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.target import Target
 
 
 def _matmul(rows: int, inner: int, columns: int) -> bytes:

@@ -16,10 +16,10 @@ from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import OPERATORS, operator_network
 from benchmarks.peers import KERNEL, Peer, peer_environment
 from benchmarks.tuning import Workers, open_workers, tune
-from compiler.driver.compile_network import compile_graph
-from compiler.measure.peak import measured_peak
-from compiler.measure.record import MeasureRecord
-from compiler.measure.worker_process import WorkerProcess
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.measure.peak import measured_peak
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.measure.worker_process import WorkerProcess
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.tuning import BATCH
-from compiler import config
+from retune.compiler import config
 
 CASES = ("mlp", "mobilenet_v2", "resnet18")
 

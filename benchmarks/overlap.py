@@ -16,13 +16,13 @@ from dataclasses import replace
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import BATCH
-from compiler.cost_model.random import RandomModel
-from compiler.measure.measurer import LocalMeasurer
-from compiler.measure.options import MeasureOptions
-from compiler.measure.results import Measurement
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.policy import SketchPolicy
+from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.measure.measurer import LocalMeasurer
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import SketchPolicy
 
 CASES = ("conv3x3_28x28_128_128", "conv1x1_56x56_64_256", "matmul_512x512x512", "depthwise3x3_112x112_32")
 

@@ -1,6 +1,6 @@
 """In: a compiled operator and its ONNX model. Out: seconds and errors of our kernel and of its peers.
 
-Always: timed in turn in one process, which is meant to be a fresh one (see `compiler.measure.worker_process`).
+Always: timed in turn in one process, which is meant to be a fresh one (see `retune.compiler.measure.worker_process`).
 """
 
 import json
@@ -15,11 +15,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from benchmarks.harness import in_turn
-from compiler.driver.onnx_runtime import OnnxRuntime
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.driver.onnx_runtime import OnnxRuntime
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import BoundKernel, load_kernels
 
 KERNEL, EDGES, SESSION, NODE, NUMPY = "retune", "retune-network", "onnxruntime", "onnxruntime-node", "numpy"
 """Our kernel alone; our network of one operator, with the changes of layout at its edges; ONNX Runtime's session, with

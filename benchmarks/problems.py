@@ -13,16 +13,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.ops import OpCall
-from compiler.te.ops.call import Attribute
-from compiler.te.ops.conv import convolution
-from compiler.te.ops.conv_transpose import conv_transpose2d
-from compiler.te.ops.matmul import batch_matmul, dense
-from compiler.te.ops.norm import layer_norm
-from compiler.te.ops.reduce import softmax
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.ops import OpCall
+from retune.compiler.te.ops.call import Attribute
+from retune.compiler.te.ops.conv import convolution
+from retune.compiler.te.ops.conv_transpose import conv_transpose2d
+from retune.compiler.te.ops.matmul import batch_matmul, dense
+from retune.compiler.te.ops.norm import layer_norm
+from retune.compiler.te.ops.reduce import softmax
+from retune.compiler.te.tensor import Tensor
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -16,18 +16,18 @@ from pathlib import Path
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import made_up_seconds
 from benchmarks.tuning import begin_tuning
-from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.driver.looks import KEEP_ROUNDS, fresh_looks, recall_looks
-from compiler.driver.tuning import Tuning
-from compiler.errors import MeasureError
-from compiler.features import FEATURE_VERSION
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.results import Measurement
-from compiler.search.policy import Candidate
-from compiler.search.task_scheduler import SchedulerOptions
-from storage.files import new_id
-from storage.looks import LookStore
-from storage.parquet import ParquetRecordStore
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.looks import KEEP_ROUNDS, fresh_looks, recall_looks
+from retune.compiler.driver.tuning import Tuning
+from retune.compiler.errors import MeasureError
+from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.results import Measurement
+from retune.compiler.search.policy import Candidate
+from retune.compiler.search.task_scheduler import SchedulerOptions
+from retune.storage.files import new_id
+from retune.storage.looks import LookStore
+from retune.storage.parquet import ParquetRecordStore
 
 NETWORKS = ("resnet18", "mlp")
 

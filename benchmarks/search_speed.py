@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Figure, Run, parse, seconds_of
-from compiler import te
-from compiler.cost_model import TrainingBatch, XGBModel
-from compiler.features import extract
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.search.space import SketchSpace, build_spaces
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.cost_model import TrainingBatch, XGBModel
+from retune.compiler.features import extract
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
 
 CONVOLUTIONS = {
     "resnet50_conv_56x56_64_64_3x3": (56, 64, 64, 3, 1),

@@ -23,22 +23,22 @@ from zlib import crc32
 
 from prefect import flow
 
-from compiler import config
-from compiler.driver.tuning import TuningSummary
-from compiler.errors import RetuneError
-from compiler.measure.measurer import LocalMeasurer, Measurement
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.runner import LocalRunner
-from compiler.schedule.steps import Step, dump_steps
-from compiler.schedule.task import SearchTask
-from flows import allocate_trials as allocation
-from flows.located import located, reaching_fleet
-from flows.parameters import TuneJob
-from tasks.extract import extract_tasks
-from tasks.plan import FleetPlan
-from tasks.store import complete_run, open_run
-from tasks.workers import Workers
+from retune.compiler import config
+from retune.compiler.driver.tuning import TuningSummary
+from retune.compiler.errors import RetuneError
+from retune.compiler.measure.measurer import LocalMeasurer, Measurement
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.flows import allocate_trials as allocation
+from retune.flows.located import located, reaching_fleet
+from retune.flows.parameters import TuneJob
+from retune.tasks.extract import extract_tasks
+from retune.tasks.plan import FleetPlan
+from retune.tasks.store import complete_run, open_run
+from retune.tasks.workers import Workers
 
 USER_ERROR = 2
 PARENT_DIES = 1
@@ -77,7 +77,7 @@ class SimulatedMeasurer:
     def measure(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
     ) -> list[Measurement]:
-        """See `compiler.measure.measurer.Measurer`."""
+        """See `retune.compiler.measure.measurer.Measurer`."""
         self._prepare()
         if self._simulation.is_real:
             found = self._real.measure(task, candidates, best_seconds)

@@ -18,13 +18,13 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.simulated import end_with_parent, made_up_seconds
-from compiler.driver.bench import Bench
-from compiler.measure.fleet import BUILD_VERB, TIME_VERB, BuiltKernel, Objects
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult
-from compiler.measure.wire import from_bytes, to_bytes
-from storage.errands import ErrandStore
-from tasks.agent import Agent
+from retune.compiler.driver.bench import Bench
+from retune.compiler.measure.fleet import BUILD_VERB, TIME_VERB, BuiltKernel, Objects
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.wire import from_bytes, to_bytes
+from retune.storage.errands import ErrandStore
+from retune.tasks.agent import Agent
 
 LOOK_SECONDS = 0.02
 READY = "serves"
@@ -49,7 +49,7 @@ class SimulatedBench(Bench):
         self._over = threading.Event()
 
     def answer(self, verb: str, message: bytes, objects: Objects) -> bytes:
-        """See `compiler.driver.bench.Bench`."""
+        """See `retune.compiler.driver.bench.Bench`."""
         if verb not in (BUILD_VERB, TIME_VERB):
             return super().answer(verb, message, objects)
         request: Mapping[str, Any] = from_bytes(message)

@@ -20,10 +20,10 @@ import psutil
 
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import Simulation, command
-from compiler import config
-from compiler.errors import MeasureError
-from flows.parameters import TuneJob
-from storage.rounds import ROUNDS
+from retune.compiler import config
+from retune.compiler.errors import MeasureError
+from retune.flows.parameters import TuneJob
+from retune.storage.rounds import ROUNDS
 
 POLL_SECONDS = 0.5
 MIB = 2**20

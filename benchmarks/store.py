@@ -22,16 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.harness import Figure, Run, parse, percentile
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from storage.codec import to_table
-from storage.compaction import FULL_ROWS, compact
-from storage.files import new_id
-from storage.layout import part_folder
-from storage.medium import LocalMedium
-from storage.parquet import ParquetRecordStore
-from storage.parts import encode_compacted, part_name
-from storage.query import connect
-from storage.schema import SCHEMA
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.storage.codec import to_table
+from retune.storage.compaction import FULL_ROWS, compact
+from retune.storage.files import new_id
+from retune.storage.layout import part_folder
+from retune.storage.medium import LocalMedium
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.parts import encode_compacted, part_name
+from retune.storage.query import connect
+from retune.storage.schema import SCHEMA
 
 ROUND = 64
 TARGET = "llvm -mcpu=znver5"

@@ -25,19 +25,19 @@ from benchmarks.metaschedule import TVM, MetaSchedule, Point
 from benchmarks.peers import peer_environment, relative_error
 from benchmarks.problems import Convolution, LayerNorm, Problem, Softmax, random_inputs
 from benchmarks.tuning import BATCH, FINALISTS, Workers, open_workers, play_round
-from compiler import config
-from compiler.driver.budget import Budget
-from compiler.driver.hardware import hardware_of
-from compiler.driver.measuring import network_options
-from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, begin
-from compiler.driver.winners import choose_winner
-from compiler.measure.peak import measured_peak
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.worker_process import WorkerProcess
-from compiler.schedule.default import default_steps
-from compiler.schedule.steps import dump_steps, load_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import config
+from retune.compiler.driver.budget import Budget
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.measuring import network_options
+from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, begin
+from retune.compiler.driver.winners import choose_winner
+from retune.compiler.measure.peak import measured_peak
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 OURS = "retune"
 MILESTONES = (64, 200, 1000)

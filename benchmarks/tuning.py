@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from compiler import config
-from compiler.driver.budget import Budget
-from compiler.driver.extract import ExtractedNetwork
-from compiler.driver.measuring import network_options
-from compiler.driver.tuning import Origin, Tuning, begin
-from compiler.driver.winners import Program, Winner, choose_winner, decided, finalists
-from compiler.measure.measurer import LocalMeasurer
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.task_scheduler import SchedulerOptions
-from storage.files import new_id
+from retune.compiler import config
+from retune.compiler.driver.budget import Budget
+from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.driver.measuring import network_options
+from retune.compiler.driver.tuning import Origin, Tuning, begin
+from retune.compiler.driver.winners import Program, Winner, choose_winner, decided, finalists
+from retune.compiler.measure.measurer import LocalMeasurer
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.task_scheduler import SchedulerOptions
+from retune.storage.files import new_id
 
 BATCH = 64
 FINALISTS = 3

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Figure, in_turn, parse
-from compiler import te
-from compiler.codegen.intrinsics import FLOAT32
-from compiler.driver.build import build_kernel
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.codegen.intrinsics import FLOAT32
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
 
 Floats = NDArray[Any]
 Numpy = Callable[[Floats, Floats], object]

@@ -25,20 +25,20 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.harness import Figure, Run, in_turn, parse
-from compiler import vm
-from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.hardware import hardware_of
-from compiler.driver.winners import first_guesses
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.frontend import zoo
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
-from compiler.graph.winograd import winograd_for
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import cpu
-from compiler.target import Target
-from compiler.vm.piece import TunedPrograms, known_programs
+from retune.compiler import vm
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.winners import first_guesses
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import cpu
+from retune.compiler.target import Target
+from retune.compiler.vm.piece import TunedPrograms, known_programs
 
 OWN = "executor, own kernels"
 KNOWN_LENGTH = 64

@@ -16,18 +16,18 @@ import numpy as np
 from benchmarks.harness import Figure, Run, in_turn, parse
 from benchmarks.kernel_timing import bound_kernel
 from benchmarks.tuning import Workers, open_workers, search
-from compiler.driver.hardware import hardware_of
-from compiler.driver.winners import choose_winner
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.partition import Partition, partition, with_alternatives
-from compiler.graph.winograd import WINOGRAD
-from compiler.measure.peak import peak_kernel
-from compiler.measure.worker_process import WorkerProcess
-from compiler.schedule.default import default_steps
-from compiler.schedule.steps import dump_steps, load_steps
-from compiler.target import Target
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.winners import choose_winner
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.partition import Partition, partition, with_alternatives
+from retune.compiler.graph.winograd import WINOGRAD
+from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.target import Target
 
 LAYERS = {
     "conv3x3_56x56_64_64": (56, 64),

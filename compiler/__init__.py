@@ -8,12 +8,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compiler.driver.modules import build
-    from compiler.driver.network_build import build_network
-    from compiler.driver.pass_context import PassContext
-    from compiler.runtime.device import cpu, cuda, device, opencl
-    from compiler.runtime.module import load_module
-    from compiler.runtime.registry import get_global_func, list_global_func_names, register_func, remove_global_func
+    from retune.compiler.driver.modules import build
+    from retune.compiler.driver.network_build import build_network
+    from retune.compiler.driver.pass_context import PassContext
+    from retune.compiler.runtime.device import cpu, cuda, device, opencl
+    from retune.compiler.runtime.module import load_module
+    from retune.compiler.runtime.registry import (
+        get_global_func,
+        list_global_func_names,
+        register_func,
+        remove_global_func,
+    )
 
 _HOMES = {
     "PassContext": "driver.pass_context",

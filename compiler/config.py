@@ -13,7 +13,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from compiler.settings import Origin, Settings, Value, resolve, unknown_variables
+from retune.compiler.settings import Origin, Settings, Value, resolve, unknown_variables
 
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""

@@ -33,7 +33,7 @@ Always: everything a user can cause derives from `RetuneError`.
     └── OptionError              an option has a value that makes no sense
         └── PassOptionError          a pass context has no such option, or not of that type (also an AttributeError)
 
-A failed *candidate* is not an exception but a value: see `compiler.measure.record.MeasureStatus`.
+A failed *candidate* is not an exception but a value: see `retune.compiler.measure.record.MeasureStatus`.
 """
 
 import re

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import BFLOAT16
-from compiler.errors import ArtifactError
-from compiler.runtime.buffers import empty as _empty
-from compiler.runtime.device import Device, require_cpu
-from compiler.runtime.device import cpu as _cpu
-from compiler.runtime.ffi import NDArray, tensor_of
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.buffers import empty as _empty
+from retune.compiler.runtime.device import Device, require_cpu
+from retune.compiler.runtime.device import cpu as _cpu
+from retune.compiler.runtime.ffi import NDArray, tensor_of
 
 __all__ = ["NDArray", "array", "empty", "from_dlpack"]
 

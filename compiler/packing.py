@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import ArtifactError
+from retune.compiler.errors import ArtifactError
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from compiler.errors import OptionError
+from retune.compiler.errors import OptionError
 
 FILE = "retune.toml"
 """The name of the file, looked for in the working directory."""

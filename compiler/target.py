@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
-from compiler.errors import TargetError
-from compiler.gpu_facts import GpuFacts, facts_of
+from retune.compiler.errors import TargetError
+from retune.compiler.gpu_facts import GpuFacts, facts_of
 
 _OPTIONS = {
     "llvm": {"-mtriple": "triple", "-mcpu": "cpu", "-mattr": "features", "-device": "device"},

@@ -9,20 +9,20 @@ import time
 
 from prefect import flow
 
-from compiler.driver.looks import KEEP_ROUNDS
-from compiler.driver.tuning import Tuning, TuningSummary
-from compiler.search.task_scheduler import SchedulerOptions
-from flows.parameters import TuneJob
-from flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
-from storage.files import new_id
-from tasks.extract import extract_any
-from tasks.measure import measure
-from tasks.sample import sample
-from tasks.show import ProgressBar
-from tasks.store import note_round, recall, store
-from tasks.train import begin_tuning, keep_lessons, keep_looks, recall_lessons, recall_looks, replay, train
-from tasks.whole import whole
-from tasks.workers import Workers, open_workers
+from retune.compiler.driver.looks import KEEP_ROUNDS
+from retune.compiler.driver.tuning import Tuning, TuningSummary
+from retune.compiler.search.task_scheduler import SchedulerOptions
+from retune.flows.parameters import TuneJob
+from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
+from retune.storage.files import new_id
+from retune.tasks.extract import extract_any
+from retune.tasks.measure import measure
+from retune.tasks.sample import sample
+from retune.tasks.show import ProgressBar
+from retune.tasks.store import note_round, recall, store
+from retune.tasks.train import begin_tuning, keep_lessons, keep_looks, recall_lessons, recall_looks, replay, train
+from retune.tasks.whole import whole
+from retune.tasks.workers import Workers, open_workers
 
 LEAST_PROGRESS = 0.01
 """By so much of the budget the bar in Prefect's UI grows at once: each time is a request to its API."""

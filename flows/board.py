@@ -13,9 +13,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from compiler.driver.tuning import TaskRow
-from compiler.runtime.readable import cut_middle, milliseconds
-from flows.progress import (
+from retune.compiler.driver.tuning import TaskRow
+from retune.compiler.runtime.readable import cut_middle, milliseconds
+from retune.flows.progress import (
     Event,
     PhaseAdvanced,
     PhaseStarted,

@@ -1,7 +1,7 @@
 """The entry point of the command line `retune`.
 
 It parses the command's name, imports the module of that command, and turns every exception into one sentence on stderr
-and an exit code of `flows.exits`. Prefect is never imported here.
+and an exit code of `retune.flows.exits`. Prefect is never imported here.
 """
 
 import importlib
@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from compiler import config
-from flows import exits
-from flows.commands.output import Group, complain, warn_in_one_line
-from flows.launch import set_handler
-from flows.toplevel import guarded
+from retune.compiler import config
+from retune.flows import exits
+from retune.flows.commands.output import Group, complain, warn_in_one_line
+from retune.flows.launch import set_handler
+from retune.flows.toplevel import guarded
 
 COMMANDS = {
     "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
@@ -32,7 +32,9 @@ COMMANDS = {
     "pools": ("fleet:pools", "Create the work pools, queues and limits that deployments need on the Prefect server."),
     "records": ("records:records_app", "Look at what was measured."),
 }
-"""Every command: its function in `flows.commands`, and its summary, which is the first sentence of its docstring."""
+"""Every command: its function in `retune.flows.commands`, and its summary, which is the first sentence of its
+docstring.
+"""
 
 
 class LazyGroup(Group):
@@ -46,7 +48,7 @@ class LazyGroup(Group):
         """The chosen command in place of the stub that stands for it in help and suggestions."""
         name, _, rest = super().resolve_command(ctx, args)
         command = name and load(name)
-        # until here a signal ends the process at once (see flows.launch); what a command begins, it puts away
+        # until here a signal ends the process at once (see retune.flows.launch); what a command begins, it puts away
         set_handler(signal.SIGTERM, _terminate)
         set_handler(signal.SIGINT, signal.default_int_handler)
         return name, command, rest
@@ -55,7 +57,7 @@ class LazyGroup(Group):
 def load(name: str) -> Any:
     """Import a command of `COMMANDS`."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(importlib.import_module(f"flows.commands.{module}"), attribute)
+    found = getattr(importlib.import_module(f"retune.flows.commands.{module}"), attribute)
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
         found.command(name)(function)

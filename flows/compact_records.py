@@ -2,9 +2,9 @@
 
 from prefect import flow, get_run_logger
 
-from compiler import config
-from storage.compaction import Compaction, Retention
-from tasks.store import compact_store
+from retune.compiler import config
+from retune.storage.compaction import Compaction, Retention
+from retune.tasks.store import compact_store
 
 
 @flow(name="compact-records", flow_run_name="compact-records")

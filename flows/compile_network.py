@@ -12,24 +12,24 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.limits import MachineLimits
-from compiler.driver.operators import label_of
-from compiler.driver.report import Comparison, Report
-from compiler.driver.winners import Winner, decided, finalists, record_guesses
-from compiler.runtime.readable import count
-from flows.located import located, reaching_fleet
-from flows.parameters import TuneJob
-from flows.progress import PhaseAdvanced, PhaseStarted, announce
-from storage.files import new_id
-from tasks.compile import compile_to
-from tasks.extract import extract_tasks
-from tasks.report import keep_result, publish
-from tasks.store import best_of_every_task, best_records, complete_run, open_run, store
-from tasks.train import begin_tuning
-from tasks.verify import confirm, limits_of_machine, verify
-from tasks.whole import whole
-from tasks.workers import open_workers
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.operators import label_of
+from retune.compiler.driver.report import Comparison, Report
+from retune.compiler.driver.winners import Winner, decided, finalists, record_guesses
+from retune.compiler.runtime.readable import count
+from retune.flows.located import located, reaching_fleet
+from retune.flows.parameters import TuneJob
+from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
+from retune.storage.files import new_id
+from retune.tasks.compile import compile_to
+from retune.tasks.extract import extract_tasks
+from retune.tasks.report import keep_result, publish
+from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
+from retune.tasks.train import begin_tuning
+from retune.tasks.verify import confirm, limits_of_machine, verify
+from retune.tasks.whole import whole
+from retune.tasks.workers import open_workers
 
 FINALISTS = 5
 """How many of a task's fastest records are timed again before one may serve."""

@@ -13,7 +13,7 @@ import time
 
 import psutil
 
-from compiler import config
+from retune.compiler import config
 
 _POLL_SECONDS = 0.25
 
@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.25
 def start_guardian(mark: str) -> "subprocess.Popen[bytes]":
     """Watch over this process, which carries `mark`. Ctrl-C does not reach the guardian."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "flows.guardian", str(os.getpid()), mark],
+        [sys.executable, "-P", "-m", "retune.flows.guardian", str(os.getpid()), mark],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

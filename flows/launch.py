@@ -1,8 +1,9 @@
 """The entry of every program of Retune: it answers Ctrl-C and SIGTERM from its first moment on, then runs a module.
 
-`retune` is the module `flows.cli`; a command that needs an environment made for Prefect turns into another module with
-`become`. Stopping takes no time: what was measured is on disk, and the guardian ends the workers and the embedded
-server. A signal that is ignored when the process starts, such as Ctrl-C in background jobs of a shell script, stays so.
+`retune` is the module `retune.flows.cli`; a command that needs an environment made for Prefect turns into another
+module with `become`. Stopping takes no time: what was measured is on disk, and the guardian ends the workers and the
+embedded server. A signal that is ignored when the process starts, such as Ctrl-C in background jobs of a shell script,
+stays so.
 """
 
 import contextlib
@@ -15,14 +16,14 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
-from flows.exits import stopped_by
+from retune.flows.exits import stopped_by
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SENTENCES = {
-    "flows.cli": "stopped",
-    "flows.session": "stopped; what was measured is kept, and the same command goes on from there",
-    "flows.worker": "stopped before it began",
-    "flows.pools": "stopped; the same command makes what is still missing",
+    "retune.flows.cli": "stopped",
+    "retune.flows.session": "stopped; what was measured is kept, and the same command goes on from there",
+    "retune.flows.worker": "stopped before it began",
+    "retune.flows.pools": "stopped; the same command makes what is still missing",
 }
 """What the end of a module means, by its name."""
 
@@ -77,7 +78,7 @@ def become(module: str, arguments: list[str], environment: Mapping[str, str]) ->
     sys.stdout.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        command = [sys.executable, "-P", "-m", "flows.launch", module, *arguments]
+        command = [sys.executable, "-P", "-m", "retune.flows.launch", module, *arguments]
         os.execve(sys.executable, command, environment)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -85,7 +86,7 @@ def become(module: str, arguments: list[str], environment: Mapping[str, str]) ->
 
 def main() -> None:
     """Entry point of the console script `retune`."""
-    run("flows.cli")
+    run("retune.flows.cli")
 
 
 def run(module: str) -> None:
@@ -96,6 +97,6 @@ def run(module: str) -> None:
 
 
 if __name__ == "__main__":
-    from flows import launch  # what a signal handler must know is in that module, not in this copy of it
+    from retune.flows import launch  # what a signal handler must know is in that module, not in this copy of it
 
     launch.run(sys.argv.pop(1))

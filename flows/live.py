@@ -11,10 +11,10 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from flows.board import Board
-from flows.commands.output import Mode
-from flows.machine import JsonView
-from flows.progress import DETAILS, EVENT, LOGGER, Event
+from retune.flows.board import Board
+from retune.flows.commands.output import Mode
+from retune.flows.machine import JsonView
+from retune.flows.progress import DETAILS, EVENT, LOGGER, Event
 
 REFRESHES_PER_SECOND = 2.0
 """Enough for a clock that ticks; more would take time from the programs that are measured."""

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from prefect import Flow, flow
 
-from compiler.driver.bench import DeviceFacts
-from compiler.driver.hardware import target_on
-from compiler.errors import OptionError
-from compiler.measure.cuda_runner import gpu_here
-from compiler.measure.fleet import BUILD, device_queue
-from compiler.target import Target
-from flows.parameters import TuneJob
-from tasks.fleet import describe_device
-from tasks.plan import FleetPlan
-from tasks.wakes import task_runner_of
+from retune.compiler.driver.bench import DeviceFacts
+from retune.compiler.driver.hardware import target_on
+from retune.compiler.errors import OptionError
+from retune.compiler.measure.cuda_runner import gpu_here
+from retune.compiler.measure.fleet import BUILD, device_queue
+from retune.compiler.target import Target
+from retune.flows.parameters import TuneJob
+from retune.tasks.fleet import describe_device
+from retune.tasks.plan import FleetPlan
+from retune.tasks.wakes import task_runner_of
 
 AnyFlow = TypeVar("AnyFlow", bound=Flow[Any, Any])
 

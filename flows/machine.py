@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from compiler.driver.report import Report
-from compiler.driver.tuning import TaskRow
-from flows.commands.output import json_line
-from flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
+from retune.compiler.driver.report import Report
+from retune.compiler.driver.tuning import TaskRow
+from retune.flows.commands.output import json_line
+from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
 
 class JsonView:

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compiler.driver.report import Report
-from compiler.runtime.readable import busy_warning, cut_middle, milliseconds
-from flows.commands.output import PIPE_WIDTH
+from retune.compiler.driver.report import Report
+from retune.compiler.runtime.readable import busy_warning, cut_middle, milliseconds
+from retune.flows.commands.output import PIPE_WIDTH
 
 WIDE = 110
 """Columns from which on a terminal has room for all columns of the table."""

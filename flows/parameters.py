@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from compiler import config
-from compiler.driver.budget import Budget
-from compiler.driver.measuring import WEIGHTS, network_options
-from compiler.driver.operators import label_of
-from compiler.driver.tuning import Origin
-from compiler.errors import OptionError
-from compiler.measure.options import MeasureOptions
-from compiler.target import Target
-from storage.place import Place, is_remote, local_folder, veiled
-from tasks.plan import FleetPlan
+from retune.compiler import config
+from retune.compiler.driver.budget import Budget
+from retune.compiler.driver.measuring import WEIGHTS, network_options
+from retune.compiler.driver.operators import label_of
+from retune.compiler.driver.tuning import Origin
+from retune.compiler.errors import OptionError
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.target import Target
+from retune.storage.place import Place, is_remote, local_folder, veiled
+from retune.tasks.plan import FleetPlan
 
 DEFAULT_TRIALS = 1000
 MAX_BATCH = 1024
@@ -44,7 +44,7 @@ class TuneJob:
     timed, see `network_options`. `winograd` says whether convolutions may be computed in transformed spaces.
 
     With a `fleet` programs are built by its workers and timed on its device of the key `on_device`; `storage` is the
-    place that it shares. `machine` and `cache_bytes` are then those of the device, see `flows.located`.
+    place that it shares. `machine` and `cache_bytes` are then those of the device, see `retune.flows.located`.
     """
 
     network: str

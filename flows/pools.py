@@ -3,7 +3,7 @@
 Always: what is there already is left as it is, so a second call changes nothing, and no setting made by a person is
 lost.
 
-Run as `retune pools`, see `flows.cli`.
+Run as `retune pools`, see `retune.flows.cli`.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 from prefect.workers.process import ProcessWorker
 
-from flows import exits
-from flows.commands.output import Mode, Output, complain
-from flows.server import server_errors
-from flows.toplevel import guarded
-from tasks.lanes import ensure_limit, lane_name
+from retune.flows import exits
+from retune.flows.commands.output import Mode, Output, complain
+from retune.flows.server import server_errors
+from retune.flows.toplevel import guarded
+from retune.tasks.lanes import ensure_limit, lane_name
 
 
 @dataclass(frozen=True, slots=True)

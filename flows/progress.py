@@ -3,7 +3,7 @@
 Always: `str(event)` is a complete line for a log; views read the fields.
 
 A flow calls `announce(event)`. In a deployment the line lands in the flow run's log; at the command line a handler
-picks the event from the record and draws it (see `flows.live`).
+picks the event from the record and draws it (see `retune.flows.live`).
 """
 
 import logging
@@ -14,11 +14,11 @@ from typing import Self
 
 from prefect import get_run_logger
 
-from compiler.cost_model import ModelMetrics
-from compiler.driver.budget import Budget
-from compiler.driver.tuning import TaskRow, Tuning, contention_of, typical
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.runtime.readable import BUSY, count, milliseconds
+from retune.compiler.cost_model import ModelMetrics
+from retune.compiler.driver.budget import Budget
+from retune.compiler.driver.tuning import TaskRow, Tuning, contention_of, typical
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.runtime.readable import BUSY, count, milliseconds
 
 EVENT = "retune_event"
 """The attribute of a log record that holds its event."""

@@ -11,16 +11,16 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from compiler.driver.operator_report import OperatorReport
-from compiler.driver.operators import Operator, is_operator
-from compiler.driver.report import Report
-from compiler.driver.stale import most_promising
-from compiler.errors import OptionError, RetuneError
-from flows.located import located
-from flows.parameters import TuneJob
-from flows.tune_network import tune_network
-from flows.tune_operator import tune_operator
-from tasks.stale import judge
+from retune.compiler.driver.operator_report import OperatorReport
+from retune.compiler.driver.operators import Operator, is_operator
+from retune.compiler.driver.report import Report
+from retune.compiler.driver.stale import most_promising
+from retune.compiler.errors import OptionError, RetuneError
+from retune.flows.located import located
+from retune.flows.parameters import TuneJob
+from retune.flows.tune_network import tune_network
+from retune.flows.tune_operator import tune_operator
+from retune.tasks.stale import judge
 
 SHORTEST_SLICE = 1.0
 """Minutes: less does not repay the start of a run."""
@@ -39,7 +39,8 @@ def retune_stale(
     on_device: str | None = None,
 ) -> list[Report | OperatorReport]:
     """Tune those of `networks` again that are expected to gain most, for `window_minutes` in all. They are names of the
-    zoo, paths, or operators such as `operator:["retune.matmul", 512, 512, 512]`, see `compiler.driver.operators`.
+    zoo, paths, or operators such as `operator:["retune.matmul", 512, 512, 512]`, see
+    `retune.compiler.driver.operators`.
 
     Each turn lasts at most `slice_minutes`. The run ends early when no network is expected to lose the share
     `least_gain` of its latency in a minute of tuning, or at once when none is listed. The other parameters are those

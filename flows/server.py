@@ -23,11 +23,11 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from compiler import config
-from compiler.errors import RetuneError, ServerError
-from flows import exits
-from flows.commands.output import complain
-from flows.launch import end
+from retune.compiler import config
+from retune.compiler.errors import RetuneError, ServerError
+from retune.flows import exits
+from retune.flows.commands.output import complain
+from retune.flows.launch import end
 
 if TYPE_CHECKING:
     from prefect.server.api.server import SubprocessASGIServer

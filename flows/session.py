@@ -1,6 +1,6 @@
 """The second half of `retune tune`, in an environment made for Prefect: runs the flow, shows its progress and report.
 
-Its arguments are the output mode and a checked `TuneJob` as JSON, see `flows.commands.tune`.
+Its arguments are the output mode and a checked `TuneJob` as JSON, see `retune.flows.commands.tune`.
 """
 
 import json
@@ -14,19 +14,19 @@ from pathlib import Path
 import typer
 from prefect.settings import PREFECT_API_URL
 
-from compiler import config
-from flows import exits, launch
-from flows.commands.output import Mode, warn_in_one_line
-from flows.guardian import start_guardian
-from flows.live import shown_on
-from flows.machine import report_line
-from flows.outcome import show_report
-from flows.parameters import TuneJob
-from flows.server import watched_server
-from flows.state_folder import blaming_the_disk
-from flows.toplevel import guarded
-from flows.tune_network import tune_network
-from storage.place import veiled
+from retune.compiler import config
+from retune.flows import exits, launch
+from retune.flows.commands.output import Mode, warn_in_one_line
+from retune.flows.guardian import start_guardian
+from retune.flows.live import shown_on
+from retune.flows.machine import report_line
+from retune.flows.outcome import show_report
+from retune.flows.parameters import TuneJob
+from retune.flows.server import watched_server
+from retune.flows.state_folder import blaming_the_disk
+from retune.flows.toplevel import guarded
+from retune.flows.tune_network import tune_network
+from retune.storage.place import veiled
 
 GRACE_SECONDS = 8.0
 """How long a run may take to tell a server at an address that it was stopped."""
@@ -51,7 +51,7 @@ def end_on_signals() -> None:
     flow is interrupted the ordinary way and has some time for it; the embedded server may be gone already.
     """
     has_address = bool(PREFECT_API_URL.value())
-    launch.end_on_signals_within(GRACE_SECONDS if has_address else 0.0, "flows.session")
+    launch.end_on_signals_within(GRACE_SECONDS if has_address else 0.0, "retune.flows.session")
     if has_address:
         launch.set_handler(signal.SIGINT, signal.default_int_handler)
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     warn_in_one_line()
     GUARDIAN = start_guardian(config.session())
     end_on_signals()
-    CODE = guarded(partial(main, Mode(sys.argv[1]), sys.argv[2]), launch.SENTENCES["flows.session"])
+    CODE = guarded(partial(main, Mode(sys.argv[1]), sys.argv[2]), launch.SENTENCES["retune.flows.session"])
     if CODE == exits.UNAVAILABLE:  # Prefect would wait for its server once more
         sys.stdout.flush()
         os._exit(CODE)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from compiler.errors import RetuneError, StoreError
-from compiler.runtime.temporaries import temporary_in
-from storage.files import make_folder, write_through
+from retune.compiler.errors import RetuneError, StoreError
+from retune.compiler.runtime.temporaries import temporary_in
+from retune.storage.files import make_folder, write_through
 
 ROOM_BYTES = 16 << 20
 """Free space that a run needs to begin with: a new database of Prefect and its journal take about half of it."""

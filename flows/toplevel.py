@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import typer
 
-from compiler.errors import RetuneError, ServerError, without_passwords
-from flows import exits
-from flows.commands.output import complain
+from retune.compiler.errors import RetuneError, ServerError, without_passwords
+from retune.flows import exits
+from retune.flows.commands.output import complain
 
 _UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of writing to stdout; most of what else is written raises an error of ours."""

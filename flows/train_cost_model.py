@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 
-from compiler.errors import OptionError
-from flows.parameters import TuneJob
-from storage.files import new_id
-from tasks.extract import extracted
-from tasks.train import learn_records, save_lessons
+from retune.compiler.errors import OptionError
+from retune.flows.parameters import TuneJob
+from retune.storage.files import new_id
+from retune.tasks.extract import extracted
+from retune.tasks.train import learn_records, save_lessons
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """How the training went; see `compiler.driver.train.TrainedModel`."""
+    """How the training went; see `retune.compiler.driver.train.TrainedModel`."""
 
     tasks: int
     programs: int

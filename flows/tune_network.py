@@ -13,17 +13,17 @@ Always: the same command after a crash goes on where the stored records end.
 from prefect import flow
 from prefect.runtime import flow_run
 
-from compiler.driver.operators import label_of
-from compiler.driver.report import Report
-from flows.allocate_trials import allocate_trials
-from flows.compile_network import compile_best
-from flows.located import located, reaching_fleet
-from flows.parameters import TuneJob
-from flows.progress import PhaseStarted, announce
-from tasks.extract import extract_tasks
-from tasks.report import keep_result, publish, write_page
-from tasks.show import ProgressBar, show_report
-from tasks.store import complete_run, open_run
+from retune.compiler.driver.operators import label_of
+from retune.compiler.driver.report import Report
+from retune.flows.allocate_trials import allocate_trials
+from retune.flows.compile_network import compile_best
+from retune.flows.located import located, reaching_fleet
+from retune.flows.parameters import TuneJob
+from retune.flows.progress import PhaseStarted, announce
+from retune.tasks.extract import extract_tasks
+from retune.tasks.report import keep_result, publish, write_page
+from retune.tasks.show import ProgressBar, show_report
+from retune.tasks.store import complete_run, open_run
 
 
 def run_name() -> str:
@@ -50,7 +50,7 @@ def tune_network(
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
-    What is None is taken from the settings of the machine that the flow runs on (see `compiler.settings`).
+    What is None is taken from the settings of the machine that the flow runs on (see `retune.compiler.settings`).
     `trials` and `minutes` limit the tuning (1000 trials when neither is given or set), `threads` is the number of
     threads the network will run on (all cores), `home` the state folder (./.retune). After
     `early_stopping` trials that did not shorten the estimated latency, tuning ends before its budget does (0: never).

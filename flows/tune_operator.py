@@ -11,19 +11,19 @@ the same request after a crash goes on where the stored records end.
 from prefect import flow
 from prefect.runtime import flow_run
 
-from compiler.driver.operator_report import OperatorReport
-from compiler.driver.operators import Operator
-from compiler.driver.winners import Winner, first_guesses
-from flows.allocate_trials import allocate_trials
-from flows.located import located, reaching_fleet
-from flows.parameters import TuneJob
-from flows.progress import PhaseStarted, announce
-from tasks.extract import extract_any
-from tasks.report import keep_result, publish_operator
-from tasks.show import ProgressBar
-from tasks.store import best_records, complete_run, open_run
-from tasks.verify import confirm
-from tasks.workers import open_workers
+from retune.compiler.driver.operator_report import OperatorReport
+from retune.compiler.driver.operators import Operator
+from retune.compiler.driver.winners import Winner, first_guesses
+from retune.flows.allocate_trials import allocate_trials
+from retune.flows.located import located, reaching_fleet
+from retune.flows.parameters import TuneJob
+from retune.flows.progress import PhaseStarted, announce
+from retune.tasks.extract import extract_any
+from retune.tasks.report import keep_result, publish_operator
+from retune.tasks.show import ProgressBar
+from retune.tasks.store import best_records, complete_run, open_run
+from retune.tasks.verify import confirm
+from retune.tasks.workers import open_workers
 
 FINALISTS = 5
 """How many of the fastest records are timed again before one may serve."""
@@ -52,9 +52,9 @@ def tune_operator(
 ) -> OperatorReport:
     """Tune one operator for this machine.
 
-    `workload` is an operator of `compiler.driver.operators` (matmul, batch_matmul, conv2d, depthwise_conv2d, softmax,
-    layer_norm) and `args` are its sizes: `matmul` takes rows, columns and inner extent. With `module`, which is
-    imported and so runs with your rights, it is the name of a workload that the module registers with
+    `workload` is an operator of `retune.compiler.driver.operators` (matmul, batch_matmul, conv2d, depthwise_conv2d,
+    softmax, layer_norm) and `args` are its sizes: `matmul` takes rows, columns and inner extent. With `module`, which
+    is imported and so runs with your rights, it is the name of a workload that the module registers with
     `auto_scheduler.register_workload`, and `args` are its arguments. The other parameters are those of `tune_network`.
     Raises: OptionError, TargetError, StoreError.
     """

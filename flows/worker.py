@@ -1,7 +1,7 @@
 """In: a fleet's storage and what this machine is to do for it. Out: programs built and timed, for any run. Always: ends
 within seconds when told to, with the exit code of the signal, and what it was doing goes to another worker at once.
 
-Run as `retune worker`, see `flows.cli`.
+Run as `retune worker`, see `retune.flows.cli`.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from types import FrameType
 from prefect.settings import PREFECT_API_URL
 from prefect.task_worker import TaskWorker
 
-from compiler import config
-from compiler.errors import StoreError, without_passwords
-from compiler.measure.fleet import BUILD, queues_of
-from flows import exits
-from flows.commands.output import Mode, complain, json_line
-from flows.launch import SIGNALS, set_handler
-from flows.server import server_errors
-from flows.toplevel import guarded
-from storage.errands import ErrandStore
-from storage.place import veiled
-from tasks.agent import Agent
-from tasks.lanes import device_lane, ensure_limit, lane_name, lane_of
-from tasks.wakes import PREFECT, background_task, fleet_of
+from retune.compiler import config
+from retune.compiler.errors import StoreError, without_passwords
+from retune.compiler.measure.fleet import BUILD, queues_of
+from retune.flows import exits
+from retune.flows.commands.output import Mode, complain, json_line
+from retune.flows.launch import SIGNALS, set_handler
+from retune.flows.server import server_errors
+from retune.flows.toplevel import guarded
+from retune.storage.errands import ErrandStore
+from retune.storage.place import veiled
+from retune.tasks.agent import Agent
+from retune.tasks.lanes import device_lane, ensure_limit, lane_name, lane_of
+from retune.tasks.wakes import PREFECT, background_task, fleet_of
 
 LOOK_SECONDS = 1.0
 """How often a worker that nobody wakes looks for errands."""

@@ -16,9 +16,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from compiler.errors import CorruptRecordError, StoreError
-from storage.documents import read_document
-from storage.place import open_medium
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.storage.documents import read_document
+from retune.storage.place import open_medium
 
 ARTIFACTS = "artifacts"
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class RecordStore(ABC):
     * An id names one record. Appending it again, here or in another process, shows it once, so a
       retried append is harmless.
     * The order of an answer depends on the records alone: by timestamp, round, record id.
-    * Records come back as `storage.codec.canonical` makes them: times to the microsecond.
+    * Records come back as `retune.storage.codec.canonical` makes them: times to the microsecond.
     * A store can be pickled; it opens the same records where it is unpickled.
     """
 

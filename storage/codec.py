@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from compiler.errors import CorruptRecordError, SchemaError, StoreError
-from compiler.measure.record import MOMENTS, SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from storage.schema import SCHEMA
+from retune.compiler.errors import CorruptRecordError, SchemaError, StoreError
+from retune.compiler.measure.record import MOMENTS, SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.storage.schema import SCHEMA
 
 MICROSECOND = 1_000_000
 FIELDS = tuple(field.name for field in fields(MeasureRecord))

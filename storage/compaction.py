@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compiler.errors import CorruptRecordError, OptionError
-from storage.layout import part_names
-from storage.medium import Medium
-from storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_columns, read_outline, read_part
-from storage.place import open_medium
-from storage.runs import RunLedger
+from retune.compiler.errors import CorruptRecordError, OptionError
+from retune.storage.layout import part_names
+from retune.storage.medium import Medium
+from retune.storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_columns, read_outline, read_part
+from retune.storage.place import open_medium
+from retune.storage.runs import RunLedger
 
 LEAST_PARTS = 8
 """Fewer files of a task than this are not worth a rewrite."""

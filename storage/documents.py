@@ -6,9 +6,9 @@ from typing import Annotated, Any, NotRequired, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from compiler.errors import CorruptRecordError, UnknownFormError
-from compiler.measure.record import MOMENTS
-from storage.medium import Medium
+from retune.compiler.errors import CorruptRecordError, UnknownFormError
+from retune.compiler.measure.record import MOMENTS
+from retune.storage.medium import Medium
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from pathlib import Path
 
 from ulid import ULID
 
-from compiler.errors import MeasureError, StoreError
-from storage.files import ID, new_id
-from storage.medium import Medium
-from storage.place import open_medium, unveiled
+from retune.compiler.errors import MeasureError, StoreError
+from retune.storage.files import ID, new_id
+from retune.storage.medium import Medium
+from retune.storage.place import open_medium, unveiled
 
 KEPT_SECONDS = 7 * 86400.0
 """A session that has shown no sign of life for so long ended without tidying up."""
@@ -40,7 +40,7 @@ _SESSION = re.compile(ID)
 _OBJECT = re.compile(r"[0-9a-f]{64}")
 _SIGN = re.compile(rf"({ID})\.alive")
 _UNFINISHED = re.compile(r"\.([0-9A-Z]{26})(?:-[0-9a-f-]+)?\.tmp")
-"""What a worker was writing when it was killed, see `storage.files`."""
+"""What a worker was writing when it was killed, see `retune.storage.files`."""
 _FILE = re.compile(r"(?P<ticket>\d{3}-[0-9A-Z]{26})\.(?:(?P<attempt>\d+)\.)?(?P<kind>request|claim|beat|lost|answer)")
 
 

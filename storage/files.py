@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ulid import ULID
 
-from compiler.errors import StoreError
-from compiler.runtime.published import sync_folder
-from compiler.runtime.temporaries import temporary_in
+from retune.compiler.errors import StoreError
+from retune.compiler.runtime.published import sync_folder
+from retune.compiler.runtime.temporaries import temporary_in
 
 TEMPORARY_SUFFIX = ".tmp"
 """Temporary names start with a dot and end with this, so no reader's pattern matches them."""

@@ -19,7 +19,7 @@ would replace it in DuckDB and clash with it in pandas and Polars.
 import hashlib
 import re
 
-from storage.medium import Medium
+from retune.storage.medium import Medium
 
 RECORDS = "records"
 SUFFIX = ".parquet"

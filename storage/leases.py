@@ -23,10 +23,10 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from compiler.errors import CorruptRecordError, StoreError
-from compiler.runtime.temporaries import is_gone, process_space, process_start
-from storage.documents import Count, parse_document
-from storage.files import new_id
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.runtime.temporaries import is_gone, process_space, process_start
+from retune.storage.documents import Count, parse_document
+from retune.storage.files import new_id
 
 BEAT_SECONDS = 5.0
 """How often an owner renews its claim."""

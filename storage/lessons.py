@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ulid import ULID
 
-from compiler.errors import CorruptRecordError
-from compiler.measure.record import MOMENTS
-from storage.files import ID, new_id
-from storage.layout import target_slug
-from storage.place import open_medium
+from retune.compiler.errors import CorruptRecordError
+from retune.compiler.measure.record import MOMENTS
+from retune.storage.files import ID, new_id
+from retune.storage.layout import target_slug
+from retune.storage.place import open_medium
 
 KEPT = 8
 """Files kept of a place and version: each holds what is worth knowing of those before."""

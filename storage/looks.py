@@ -9,10 +9,10 @@ import re
 import zlib
 from pathlib import Path
 
-from compiler.errors import CorruptRecordError
-from storage.files import new_id
-from storage.layout import target_slug
-from storage.place import open_medium
+from retune.compiler.errors import CorruptRecordError
+from retune.storage.files import new_id
+from retune.storage.layout import target_slug
+from retune.storage.place import open_medium
 
 KEPT_PROGRAMS = 65_536
 """Programs of a place and version that are kept, about a kilobyte each."""

@@ -1,6 +1,6 @@
 """Where a store keeps its files: a folder, or a place in an object store. A name holds a whole file or nothing.
 
-A medium is a tree of files below one root, a folder or a place in an object store (`storage.objects`). Names are
+A medium is a tree of files below one root, a folder or a place in an object store (`retune.storage.objects`). Names are
 relative paths with slashes. What is promised is what both can keep, see docs/storage.md.
 """
 
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from compiler.errors import CorruptRecordError, StoreError, without_passwords
-from compiler.runtime.published import sync_folder
-from compiler.runtime.temporaries import temporary_in
-from storage.files import make_folder, publish, write_through
+from retune.compiler.errors import CorruptRecordError, StoreError, without_passwords
+from retune.compiler.runtime.published import sync_folder
+from retune.compiler.runtime.temporaries import temporary_in
+from retune.storage.files import make_folder, publish, write_through
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from compiler.measure.record import MeasureRecord
-from storage.base import RecordStore, Selection
-from storage.codec import canonical, from_table, to_table
+from retune.compiler.measure.record import MeasureRecord
+from retune.storage.base import RecordStore, Selection
+from retune.storage.codec import canonical, from_table, to_table
 
 
 class MemoryRecordStore(RecordStore):

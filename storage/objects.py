@@ -11,10 +11,10 @@ from typing import IO, Any
 import fsspec
 from fsspec.core import url_to_fs
 
-from compiler.errors import StoreError, install_hint
-from storage.files import new_id
-from storage.leases import acquire
-from storage.medium import READING, Lock, Medium
+from retune.compiler.errors import StoreError, install_hint
+from retune.storage.files import new_id
+from retune.storage.leases import acquire
+from retune.storage.medium import READING, Lock, Medium
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 """Our extra for a kind of URL, where there is one."""
@@ -105,7 +105,7 @@ class ObjectMedium(Medium):
         return found
 
     def lock(self, name: str) -> Lock:
-        """See `Medium.lock`: a lease, see `storage.leases`."""
+        """See `Medium.lock`: a lease, see `retune.storage.leases`."""
         return acquire(self, name)
 
     def _path(self, name: str) -> str:

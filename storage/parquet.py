@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compiler.errors import CorruptRecordError, StoreError
-from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
-from storage.codec import canonical, from_table
-from storage.documents import MARKER_KIND, read_document
-from storage.files import TEMPORARY_SUFFIX
-from storage.layout import RECORDS, part_folder, part_names, parts_below
-from storage.parts import Key, Outline, PartCache, encode, part_name, read_columns, read_part
-from storage.place import open_medium
-from storage.schema import SCHEMA, refuse_newer
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
+from retune.storage.codec import canonical, from_table
+from retune.storage.documents import MARKER_KIND, read_document
+from retune.storage.files import TEMPORARY_SUFFIX
+from retune.storage.layout import RECORDS, part_folder, part_names, parts_below
+from retune.storage.parts import Key, Outline, PartCache, encode, part_name, read_columns, read_part
+from retune.storage.place import open_medium
+from retune.storage.schema import SCHEMA, refuse_newer
 
 MARKER = "store.json"
 
@@ -53,7 +53,7 @@ class StoreCheck:
 
 
 class ParquetRecordStore(RecordStore):
-    """Append-only Parquet files under `root`, a folder or a URL, laid out as `storage.layout` says.
+    """Append-only Parquet files under `root`, a folder or a URL, laid out as `retune.storage.layout` says.
 
     A file that cannot be read back is moved to `root/quarantine/` with a warning that names it, and
     the query goes on without it; `check` raises instead.
@@ -124,7 +124,7 @@ class ParquetRecordStore(RecordStore):
     def table(self, selection: Selection = _ALL, columns: Sequence[str] = tuple(SCHEMA.names)) -> Any:
         """The records of a selection as an Arrow table, in the order of `records`, each once.
 
-        `columns` are names of `storage.schema.COLUMNS`. Much faster than records where these are many.
+        `columns` are names of `retune.storage.schema.COLUMNS`. Much faster than records where these are many.
         """
         limits = {name: value for name, value in asdict(selection).items() if value is not None}
         wanted = list(dict.fromkeys((*columns, *_ORDER, *limits)))

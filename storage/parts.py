@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compiler.errors import CorruptRecordError
-from compiler.measure.record import SCHEMA_VERSION, MeasureRecord
-from storage.codec import from_table, to_table
-from storage.files import new_id
-from storage.layout import SUFFIX
-from storage.medium import Medium
-from storage.schema import SCHEMA, VERSION_KEY, refuse_newer, upgrade, version_of
+from retune.compiler.errors import CorruptRecordError
+from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord
+from retune.storage.codec import from_table, to_table
+from retune.storage.files import new_id
+from retune.storage.layout import SUFFIX
+from retune.storage.medium import Medium
+from retune.storage.schema import SCHEMA, VERSION_KEY, refuse_newer, upgrade, version_of
 
 BEST_KEY = ("task_key", "target", "device", "threads")
 """The columns within which "best" is one record."""

@@ -7,9 +7,9 @@ process that has heard of the whole one.
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from compiler.errors import HIDDEN, StoreError, without_passwords
-from storage.medium import LocalMedium, Medium
-from storage.objects import ObjectMedium
+from retune.compiler.errors import HIDDEN, StoreError, without_passwords
+from retune.storage.medium import LocalMedium, Medium
+from retune.storage.objects import ObjectMedium
 
 Place = Path | str
 """A path, or a URL as text."""

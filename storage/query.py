@@ -1,6 +1,6 @@
 """In: a store's root. Out: a DuckDB connection with views over its files. Always: copies nothing.
 
-`storage.views` has the views' definitions, docs/analytics.md what to do with them.
+`retune.storage.views` has the views' definitions, docs/analytics.md what to do with them.
 
 Without Retune, the DuckDB command line reads the same files:
 
@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from compiler.errors import CorruptRecordError, StoreError, install_hint
-from storage.documents import REPORT, read_document
-from storage.layout import RECORDS, part_names
-from storage.medium import LocalMedium, Medium
-from storage.parquet import ParquetRecordStore
-from storage.place import open_medium
-from storage.rounds import ROUNDS, all_rounds
-from storage.runs import RUN, RunLedger
-from storage.schema import SCHEMA
-from storage.views import VIEWS
+from retune.compiler.errors import CorruptRecordError, StoreError, install_hint
+from retune.storage.documents import REPORT, read_document
+from retune.storage.layout import RECORDS, part_names
+from retune.storage.medium import LocalMedium, Medium
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import open_medium
+from retune.storage.rounds import ROUNDS, all_rounds
+from retune.storage.runs import RUN, RunLedger
+from retune.storage.schema import SCHEMA
+from retune.storage.views import VIEWS
 
 try:
     import duckdb
@@ -96,10 +96,10 @@ REPORT_COLUMNS = {"run_id": "VARCHAR", "tasks": "STRUCT(record_id VARCHAR, best_
 
 
 def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
-    """An in-memory connection with the views of `storage.views` and `rounds`; close it after use.
+    """An in-memory connection with the views of `retune.storage.views` and `rounds`; close it after use.
 
-    `records` and `best` have the columns of `storage.schema.COLUMNS`, then `target_slug` and `workload`; `rounds` has
-    those of `ROUND_COLUMNS`.
+    `records` and `best` have the columns of `retune.storage.schema.COLUMNS`, then `target_slug` and `workload`;
+    `rounds` has those of `ROUND_COLUMNS`.
 
     Raises:
         StoreError: DuckDB is not installed.

@@ -1,7 +1,7 @@
 """What came of the rounds of a run, in order; a round is one line, durable on return.
 
-Lines are JSON objects in `root/runs/RUN/rounds.jsonl`, which DuckDB and others read as they are; `storage.query` shows
-those of all runs as the view `rounds`. A run that is resumed may write a round again: the last line counts. In an
+Lines are JSON objects in `root/runs/RUN/rounds.jsonl`, which DuckDB and others read as they are; `retune.storage.query`
+shows those of all runs as the view `rounds`. A run that is resumed may write a round again: the last line counts. In an
 object store every line is an object, since objects do not grow.
 """
 
@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.errors import CorruptRecordError
-from storage.documents import ROUND, parse_document
-from storage.medium import Medium
-from storage.place import open_medium
+from retune.compiler.errors import CorruptRecordError
+from retune.storage.documents import ROUND, parse_document
+from retune.storage.medium import Medium
+from retune.storage.place import open_medium
 
 ROUNDS = "rounds.jsonl"
 

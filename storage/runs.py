@@ -12,11 +12,11 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, TypeAdapter
 
-from compiler.errors import CorruptRecordError, StoreError, UnknownFormError
-from storage.documents import Moment, Summary, read_document, set_aside
-from storage.files import ID, new_id
-from storage.medium import Lock
-from storage.place import open_medium
+from retune.compiler.errors import CorruptRecordError, StoreError, UnknownFormError
+from retune.storage.documents import Moment, Summary, read_document, set_aside
+from retune.storage.files import ID, new_id
+from retune.storage.medium import Lock
+from retune.storage.place import open_medium
 
 RUNS = "runs"
 
@@ -80,7 +80,7 @@ class Run:
 class RunLedger:
     """One small JSON file per run in `root/runs/`, each replaced atomically and durably; `root` is a folder or a URL.
 
-    A fingerprint has at most one owner at a time, see `storage.medium.Medium.lock`.
+    A fingerprint has at most one owner at a time, see `retune.storage.medium.Medium.lock`.
     """
 
     def __init__(self, root: Path | str) -> None:

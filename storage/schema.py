@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from compiler.errors import CorruptRecordError, SchemaError
-from compiler.measure.record import SCHEMA_VERSION
+from retune.compiler.errors import CorruptRecordError, SchemaError
+from retune.compiler.measure.record import SCHEMA_VERSION
 
 VERSION_KEY = b"retune.schema_version"
 """Footer entry that holds the version, as decimal text."""

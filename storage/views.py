@@ -1,7 +1,7 @@
 """In: nothing. Out: the SQL of what an analyst asks of records. Always: a view reads only the views before it.
 
 All of them stand on `files`, every row of every record file, `rounds`, what was noted of every round, `ledger`, the run
-ledger, and `reports`, what runs reported at their end; `storage.query` makes these four from a state folder.
+ledger, and `reports`, what runs reported at their end; `retune.storage.query` makes these four from a state folder.
 """
 
 from dataclasses import dataclass

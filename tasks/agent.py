@@ -12,13 +12,13 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from compiler import config
-from compiler.driver.bench import Bench, refusal
-from compiler.errors import StoreError
-from compiler.measure.cuda_runner import gpu_of_key
-from compiler.measure.fleet import BUILD, device_queue
-from storage.errands import Errand, ErrandStore
-from tasks.lanes import device_lane, lane_of
+from retune.compiler import config
+from retune.compiler.driver.bench import Bench, refusal
+from retune.compiler.errors import StoreError
+from retune.compiler.measure.cuda_runner import gpu_of_key
+from retune.compiler.measure.fleet import BUILD, device_queue
+from retune.storage.errands import Errand, ErrandStore
+from retune.tasks.lanes import device_lane, lane_of
 
 BEAT_SECONDS = 2.0
 """How often a worker shows that it is alive."""

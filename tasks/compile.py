@@ -10,10 +10,10 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.dispatch import telling_nothing
-from compiler.driver.extract import ExtractedNetwork
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import telling_nothing
+from retune.compiler.driver.extract import ExtractedNetwork
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """In: errands of a run. Out: their answers, whoever does them. Always: each answer is given once; an errand whose
 worker has fallen silent is given to another one.
 
-The storage says all about an errand (`storage.errands`); a *wake* only tells workers that there is something to do.
-It may be lost or come twice, so nothing depends on the way it travels.
+The storage says all about an errand (`retune.storage.errands`); a *wake* only tells workers that there is something to
+do. It may be lost or come twice, so nothing depends on the way it travels.
 """
 
 import logging
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.errors import MeasureError
-from storage.errands import ErrandStore, SessionObjects, Standing
-from storage.files import new_id
+from retune.compiler.errors import MeasureError
+from retune.storage.errands import ErrandStore, SessionObjects, Standing
+from retune.storage.files import new_id
 
 SILENCE_SECONDS = 15.0
 """A worker that has not raised its count for so long is lost."""
@@ -46,7 +46,9 @@ class _Watch:
 
 
 class StoreCourier:
-    """A `compiler.measure.fleet.Courier` over a storage. `priority` is that of its errands, larger ones go first."""
+    """A `retune.compiler.measure.fleet.Courier` over a storage. `priority` is that of its errands, larger ones go
+    first.
+    """
 
     def __init__(
         self,

@@ -6,9 +6,9 @@ Always: asked again in the same process, the same answer at no cost.
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.driver.operators import ExtractedOperator, extract_operator, is_operator
-from tasks.names import named
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.operators import ExtractedOperator, extract_operator, is_operator
+from retune.tasks.names import named
 
 
 @task(name="extract-tasks", task_run_name=named("extract", "network"), cache_policy=NO_CACHE)
@@ -22,7 +22,7 @@ def extract_tasks(
 def extracted(
     subject: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
 ) -> ExtractedNetwork | ExtractedOperator:
-    """What is to be tuned: a network, or an operator as `compiler.driver.operators` writes one."""
+    """What is to be tuned: a network, or an operator as `retune.compiler.driver.operators` writes one."""
     if is_operator(subject):
         return extract_operator(subject, target, threads)
     return extract_network(subject, target, threads, shapes, winograd)

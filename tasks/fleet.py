@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.bench import DeviceFacts
-from compiler.measure.fleet import DESCRIBE_VERB, asked, device_queue
-from storage.errands import ErrandStore
-from tasks.courier import StoreCourier
-from tasks.plan import FleetPlan
-from tasks.wakes import wake_of
+from retune.compiler.driver.bench import DeviceFacts
+from retune.compiler.measure.fleet import DESCRIBE_VERB, asked, device_queue
+from retune.storage.errands import ErrandStore
+from retune.tasks.courier import StoreCourier
+from retune.tasks.plan import FleetPlan
+from retune.tasks.wakes import wake_of
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists
 
-from compiler import config
-from compiler.errors import MeasureError
-from compiler.measure.cuda_runner import gpu_of_key
+from retune.compiler import config
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.cuda_runner import gpu_of_key
 
 LEASE_SECONDS = 60.0
 """So long a slot stays taken after the process that held it was killed; Prefect takes no shorter time."""

@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from compiler import config
-from compiler.errors import MeasureError
-from storage.errands import ErrandStore
-from tasks.courier import StoreCourier
+from retune.compiler import config
+from retune.compiler.errors import MeasureError
+from retune.storage.errands import ErrandStore
+from retune.tasks.courier import StoreCourier
 
 READY = "ready"
 """What a worker says when it begins to look for errands."""
@@ -98,7 +98,7 @@ class LocalFleet:
             "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path),
         }
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tasks.local_worker", f"{self._folder.name}/errands", self._key],
+            [sys.executable, "-P", "-m", "retune.tasks.local_worker", f"{self._folder.name}/errands", self._key],
             env=config.child_environment(settings),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,17 +1,17 @@
 """In: a folder of errands and the key of a device. Out: programs timed, for the script that started this process.
 
-Always: ends within seconds of that script. Run by `tasks.local_fleet`.
+Always: ends within seconds of that script. Run by `retune.tasks.local_fleet`.
 """
 
 import sys
 import threading
 from functools import partial
 
-from compiler.measure.fleet import queues_of
-from storage.errands import ErrandStore
-from tasks.agent import Agent
-from tasks.lanes import device_lane, lane_of
-from tasks.local_fleet import READY
+from retune.compiler.measure.fleet import queues_of
+from retune.storage.errands import ErrandStore
+from retune.tasks.agent import Agent
+from retune.tasks.lanes import device_lane, lane_of
+from retune.tasks.local_fleet import READY
 
 LOOK_SECONDS = 0.02
 """How often the worker looks for errands: a script waits for each of them."""

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.errors import MeasureError
-from compiler.measure.results import Measurement
-from compiler.schedule.task import SearchTask
-from compiler.search.policy import Candidate
-from tasks.retry import after
-from tasks.workers import Workers
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import Candidate
+from retune.tasks.retry import after
+from retune.tasks.workers import Workers
 
 
 @task(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """`kind` is a text for `tasks.wakes.fleet_of`, `storage` the place that run and workers share, `device` the key of
-    the device that times.
+    """`kind` is a text for `retune.tasks.wakes.fleet_of`, `storage` the place that run and workers share, `device` the
+    key of the device that times.
     """
 
     kind: str

@@ -11,18 +11,18 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.limits import MachineLimits
-from compiler.driver.operator_report import OperatorReport
-from compiler.driver.report import Comparison, Report
-from compiler.driver.tuning import TuningSummary
-from compiler.driver.winners import Winner
-from compiler.runtime.published import publish_text
-from storage.artifacts import ArtifactStore, content_key
-from storage.place import Place, is_remote
-from storage.runs import RunLedger
-from tasks.pages.facts import RunFacts, facts_of
-from tasks.pages.page import page
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.operator_report import OperatorReport
+from retune.compiler.driver.report import Comparison, Report
+from retune.compiler.driver.tuning import TuningSummary
+from retune.compiler.driver.winners import Winner
+from retune.compiler.runtime.published import publish_text
+from retune.storage.artifacts import ArtifactStore, content_key
+from retune.storage.place import Place, is_remote
+from retune.storage.runs import RunLedger
+from retune.tasks.pages.facts import RunFacts, facts_of
+from retune.tasks.pages.page import page
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)

@@ -9,11 +9,11 @@ from prefect import get_client
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from compiler import config
-from compiler.errors import OptionError
-from storage.errands import ErrandStore
-from tasks.courier import StoreCourier
-from tasks.wakes import background_task
+from retune.compiler import config
+from retune.compiler.errors import OptionError
+from retune.storage.errands import ErrandStore
+from retune.tasks.courier import StoreCourier
+from retune.tasks.wakes import background_task
 
 PATIENCE_SECONDS = 300.0
 """So long a script waits for a worker to take what it asks for."""

@@ -22,9 +22,9 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.report import Report
-from compiler.runtime.readable import milliseconds
-from tasks.pages.charts import latency_chart, network_chart
+from retune.compiler.driver.report import Report
+from retune.compiler.runtime.readable import milliseconds
+from retune.tasks.pages.charts import latency_chart, network_chart
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler import config
-from compiler.driver.stale import Prospect, prospect
-from storage.parquet import ParquetRecordStore
-from storage.place import Place
-from tasks.extract import extracted
-from tasks.names import named
+from retune.compiler import config
+from retune.compiler.driver.stale import Prospect, prospect
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import Place
+from retune.tasks.extract import extracted
+from retune.tasks.names import named
 
 
 @task(name="judge", task_run_name=named("judge", "network"), cache_policy=NO_CACHE)

@@ -10,14 +10,14 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.features import FEATURE_VERSION
-from compiler.measure.record import MeasureRecord
-from storage.compaction import Compaction, Retention, compact
-from storage.lessons import LessonStore
-from storage.parquet import ParquetRecordStore
-from storage.place import Place
-from storage.rounds import Field, append_round
-from storage.runs import Run, RunInfo, RunLedger
+from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.measure.record import MeasureRecord
+from retune.storage.compaction import Compaction, Retention, compact
+from retune.storage.lessons import LessonStore
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import Place
+from retune.storage.rounds import Field, append_round
+from retune.storage.runs import Run, RunInfo, RunLedger
 
 _MOMENT = 1e-3
 """More than the times of records and lessons are rounded by, in seconds."""

@@ -7,23 +7,23 @@ from itertools import chain
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.cost_model import TrainingBatch
-from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
-from compiler.driver.extract import ExtractedNetwork
-from compiler.driver.looks import fresh_looks
-from compiler.driver.looks import recall_looks as take_over_looks
-from compiler.driver.operators import ExtractedOperator
-from compiler.driver.train import TrainedModel, train_model
-from compiler.driver.tuning import Origin, Tuning, begin
-from compiler.errors import StoreError
-from compiler.features import FEATURE_VERSION
-from compiler.measure.record import MeasureRecord
-from compiler.schedule.task import SearchTask
-from storage.lessons import LessonStore
-from storage.looks import LookStore
-from storage.parquet import ParquetRecordStore
-from storage.place import Place
-from storage.runs import RunLedger
+from retune.compiler.cost_model import TrainingBatch
+from retune.compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
+from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.driver.looks import fresh_looks
+from retune.compiler.driver.looks import recall_looks as take_over_looks
+from retune.compiler.driver.operators import ExtractedOperator
+from retune.compiler.driver.train import TrainedModel, train_model
+from retune.compiler.driver.tuning import Origin, Tuning, begin
+from retune.compiler.errors import StoreError
+from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.schedule.task import SearchTask
+from retune.storage.lessons import LessonStore
+from retune.storage.looks import LookStore
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import Place
+from retune.storage.runs import RunLedger
 
 
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)

@@ -9,17 +9,17 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from compiler.driver.bench import compare_on_device, limits_of_device
-from compiler.driver.limits import MachineLimits
-from compiler.driver.report import Comparison
-from compiler.driver.winners import Program, Winner, choose_winner
-from compiler.frontend.network import network_bytes
-from compiler.measure.worker_process import WorkerProcess
-from compiler.schedule.task import SearchTask
-from tasks.fleet import open_courier
-from tasks.names import named
-from tasks.plan import FleetPlan
-from tasks.workers import Workers
+from retune.compiler.driver.bench import compare_on_device, limits_of_device
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.report import Comparison
+from retune.compiler.driver.winners import Program, Winner, choose_winner
+from retune.compiler.frontend.network import network_bytes
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.schedule.task import SearchTask
+from retune.tasks.fleet import open_courier
+from retune.tasks.names import named
+from retune.tasks.plan import FleetPlan
+from retune.tasks.workers import Workers
 
 
 @task(name="confirm", task_run_name="confirm-{name}", cache_policy=NO_CACHE)
@@ -39,7 +39,7 @@ def verify(
         with open_courier(plan) as courier:
             return compare_on_device(courier, plan.device, compiled, network_bytes(network), threads, seed)
     with WorkerProcess() as worker:
-        compare = "compiler.driver.compare:compare_networks"
+        compare = "retune.compiler.driver.compare:compare_networks"
         comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
     return comparison
 
@@ -51,5 +51,5 @@ def limits_of_machine(threads: int, plan: FleetPlan | None = None) -> MachineLim
         with open_courier(plan) as courier:
             return limits_of_device(courier, plan.device, threads)
     with WorkerProcess() as worker:
-        limits: MachineLimits = worker.call("compiler.driver.limits:measure_limits", threads)
+        limits: MachineLimits = worker.call("retune.compiler.driver.limits:measure_limits", threads)
     return limits

@@ -19,10 +19,10 @@ from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.exceptions import PrefectException
 from prefect.task_runners import TaskRunner
 
-from compiler.errors import OptionError, install_hint
-from storage.errands import ErrandStore
-from tasks.agent import agent_for
-from tasks.courier import Wake
+from retune.compiler.errors import OptionError, install_hint
+from retune.storage.errands import ErrandStore
+from retune.tasks.agent import agent_for
+from retune.tasks.courier import Wake
 
 FOLDER, PREFECT, DASK, RAY = "folder", "prefect", "dask", "ray"
 FLEETS = (FOLDER, PREFECT, DASK, RAY)

@@ -6,11 +6,11 @@ Always: opened once a run; processes that were started for it are gone when the 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compiler.measure.fleet import FleetBuilder, FleetMeasurer, FleetRunner
-from compiler.measure.measurer import Builder, LocalMeasurer, Measurer, Runner
-from compiler.measure.options import MeasureOptions
-from tasks.fleet import open_courier
-from tasks.plan import FleetPlan
+from retune.compiler.measure.fleet import FleetBuilder, FleetMeasurer, FleetRunner
+from retune.compiler.measure.measurer import Builder, LocalMeasurer, Measurer, Runner
+from retune.compiler.measure.options import MeasureOptions
+from retune.tasks.fleet import open_courier
+from retune.tasks.plan import FleetPlan
 
 
 class Workers:

@@ -1,6 +1,6 @@
 """Attributes of operators, for tests that want usual ones."""
 
-from compiler.graph.ir import Attribute
+from retune.compiler.graph.ir import Attribute
 
 CONV: dict[str, Attribute] = {
     "strides": (1, 1),

@@ -1,4 +1,4 @@
-"""A GPU that is not there: it remembers what is asked of it, and kernels are executed by `compiler.simt`.
+"""A GPU that is not there: it remembers what is asked of it, and kernels are executed by `retune.compiler.simt`.
 
 Always: answers are those of the lowered kernels, times those of a clock that every piece of work moves by its own
 length. Memory is bytes at made-up addresses; whoever touches what is not allocated gets a DeviceError.
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import DeviceError
-from compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
-from compiler.ir.expr import Buffer
-from compiler.ir.kernel import DeviceFunction
-from compiler.runtime.artifact import Array
-from compiler.runtime.cuda_driver import Extents, GpuDevice
-from compiler.simt.execute import execute
+from retune.compiler.errors import DeviceError
+from retune.compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
+from retune.compiler.ir.expr import Buffer
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.cuda_driver import Extents, GpuDevice
+from retune.compiler.simt.execute import execute
 
 CALL_SECONDS = 1e-4
 FLUSH_SECONDS = 1e-2

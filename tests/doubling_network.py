@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.executor.network import CompiledNetwork, Coverage
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.runtime.artifact import Array
+from retune.compiler.executor.network import CompiledNetwork, Coverage
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.runtime.artifact import Array
 from tests.ir_kernels import ELEMENTS, artifact
 
 SHAPE = (2, ELEMENTS // 2)

@@ -4,8 +4,8 @@ from math import sqrt
 
 import numpy as np
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Graph, Value
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Graph, Value
 from tests.unit.graph.passes.expanded import Writer, gelu, normalize, softmax
 
 

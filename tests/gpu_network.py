@@ -6,22 +6,22 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from compiler.driver.build import build_kernel
-from compiler.driver.compile_network import BuildRequest, KnownProgram, compile_graph
-from compiler.errors import LoweringError
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.executor.stores import CudaStore
-from compiler.graph.ir import Graph
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.schedule.default import default_steps
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.compile_network import BuildRequest, KnownProgram, compile_graph
+from retune.compiler.errors import LoweringError
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.executor.stores import CudaStore
+from retune.compiler.graph.ir import Graph
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.cuda_double import DriverDouble
 from tests.unit.lower.small import doubled
 from tests.unit.search.workloads import GPU

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
-from compiler.runtime.artifact import Array
+from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
+from retune.compiler.runtime.artifact import Array
 
 Function = Callable[..., None]
 

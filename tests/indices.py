@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.ir.expr import Binary, Const, Expr
-from compiler.ir.numeric import BINARY
+from retune.compiler.ir.expr import Binary, Const, Expr
+from retune.compiler.ir.numeric import BINARY
 
 
 def value_of(expr: Expr, names: Mapping[Expr, int]) -> int:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from compiler import te
-from compiler.errors import LoweringError, ScheduleError
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import Pragma, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.errors import LoweringError, ScheduleError
+from retune.compiler.packing import Packing
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import Pragma, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 
 ELEMENTS = 1024
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import DeviceError
-from compiler.runtime.artifact import Array
-from compiler.runtime.cuda_driver import Extents
+from retune.compiler.errors import DeviceError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.cuda_driver import Extents
 from tests.cuda_double import DriverDouble, Piece
 
 _GARBAGE = 0xC3

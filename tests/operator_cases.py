@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.graph.ir import Attribute, Node, Value
-from compiler.graph.ops import infer_value
-from compiler.te.ops import OpCall, lower_op
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.graph.ir import Attribute, Node, Value
+from retune.compiler.graph.ops import infer_value
+from retune.compiler.te.ops import OpCall, lower_op
+from retune.compiler.te.tensor import Tensor
 from tests.attributes import CONV, POOL
 
 Attrs = Mapping[str, Attribute]

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from compiler.driver.compare import compare_networks
-from compiler.errors import DeviceError
-from compiler.executor import executors
-from compiler.ir.kernel import Kernel
-from compiler.measure import cuda_worker
-from compiler.measure.cuda_worker import compare_stream, described, knows, missing, prepare, run_stream, set_up
-from compiler.runtime import cuda
-from compiler.runtime.cuda_driver import Extents, GpuDevice
+from retune.compiler.driver.compare import compare_networks
+from retune.compiler.errors import DeviceError
+from retune.compiler.executor import executors
+from retune.compiler.ir.kernel import Kernel
+from retune.compiler.measure import cuda_worker
+from retune.compiler.measure.cuda_worker import compare_stream, described, knows, missing, prepare, run_stream, set_up
+from retune.compiler.runtime import cuda
+from retune.compiler.runtime.cuda_driver import Extents, GpuDevice
 from tests.cuda_double import CALL_SECONDS, DEVICE, DriverDouble
 from tests.ptx.machine import MAX_LANES, Blocks
 from tests.ptx.memory import Buffer, Memory

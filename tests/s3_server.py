@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.files import new_id
+from retune.storage.files import new_id
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 

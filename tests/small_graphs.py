@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Graph, Value
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Graph, Value
 from tests.attributes import CONV
 
 

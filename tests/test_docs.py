@@ -17,9 +17,13 @@ OURS = ("benchmarks", "compiler", "deployments", "docs", "flows", "storage", "ta
 _CODE = re.compile(r"^```.*?^```|`[^`]+`", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _PATH = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})/[\w./-]*\w")
-_NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(OURS)})(?:\.[A-Za-z_]\w*)+")
+_NAME = re.compile(
+    r"(?<![\w/.])(?:retune\.(?:compiler|flows|storage|tasks)|benchmarks|deployments|docs|tests)(?:\.[A-Za-z_]\w*)+"
+)
 _STRANGER = re.compile(r"pip install\s+(-\S+\s+)*['\"]?retune\b(?!-)")
-"""PyPI's `retune` is another project's package: ours is installed by path, see `compiler.errors.install_hint`."""
+"""PyPI's `retune` is another project's package: ours is installed by path, see
+`retune.compiler.errors.install_hint`.
+"""
 _MADE_BY_USERS = {"benchmarks.NAME", "deployments/containers/.env"}
 
 

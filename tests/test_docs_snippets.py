@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import typer
 
-import compiler
-from compiler.runtime.cuda import why_not
-from compiler.schedule import workload_registry
-from flows import cli
-from storage.query import run_query
+from retune import compiler
+from retune.compiler.runtime.cuda import why_not
+from retune.compiler.schedule import workload_registry
+from retune.flows import cli
+from retune.storage.query import run_query
 from tests.flows.command_line import run
 from tests.test_docs import OURS, PAGES
 from tests.unit.storage.samples import write_store

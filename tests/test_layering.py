@@ -113,10 +113,15 @@ def _imports() -> Iterator[Import]:
             yield from _imports_of(ast.parse(path.read_text(encoding="utf-8")), name, nested=False)
 
 
+def _folder(module: str) -> str:
+    """The path of one of our modules from the root on, with dots: `compiler.te` of `retune.compiler.te`."""
+    return module.removeprefix("retune.")
+
+
 def _imports_of(tree: ast.AST, path: str, *, nested: bool) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(path, node.lineno, alias.name, nested) for alias in node.names)
+            yield from (Import(path, node.lineno, _folder(alias.name), nested) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from _imports_from(node, path, nested=nested)
         else:
@@ -127,10 +132,10 @@ def _imports_of(tree: ast.AST, path: str, *, nested: bool) -> Iterator[Import]:
 def _imports_from(node: ast.ImportFrom, path: str, *, nested: bool) -> Iterator[Import]:
     module = "." * node.level + (node.module or "")
     for alias in node.names:
-        deeper = f"{module}.{alias.name}"
+        deeper = _folder(f"{module}.{alias.name}")
         is_module = (ROOT / deeper.replace(".", "/")).with_suffix(".py").exists()
         is_package = (ROOT / deeper.replace(".", "/") / "__init__.py").exists()
-        yield Import(path, node.lineno, deeper if is_module or is_package else module, nested)
+        yield Import(path, node.lineno, deeper if is_module or is_package else _folder(module), nested)
 
 
 def _top(module: str) -> str:
@@ -233,4 +238,21 @@ def test_only_the_command_line_prints() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                     wrong.append(f"{name}:{node.lineno}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, "tests", "benchmarks"])
+def test_our_packages_are_imported_as_parts_of_retune(folder: str) -> None:
+    """Outside the root of a clone there is no package `compiler`, `storage`, `tasks` or `flows`."""
+    wrong = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.ImportFrom(module=str(module)):
+                    names = [module]
+                case ast.Import():
+                    names = [alias.name for alias in node.names]
+                case _:
+                    continue
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: {name}" for name in names if _top(name) in PACKAGES]
     assert wrong == []

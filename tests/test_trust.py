@@ -18,28 +18,27 @@ import pytest
 from prefect import Flow, Task
 from prefect.settings import PREFECT_SERVER_API_HOST
 
-import flows
-import tasks
-from compiler.cost_model.lessons import lessons_from_bytes
-from compiler.cost_model.xgb import XGBModel
-from compiler.driver.bench import Bench
-from compiler.errors import RetuneError
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.params import load_param_dict
-from compiler.executor.shared_library import load_shared_library
-from compiler.frontend.network import load_network
-from compiler.measure.fleet import BUILD_VERB, answered
-from compiler.measure.log import read_log
-from compiler.measure.wire import from_bytes
-from compiler.runtime.module import load_module
-from compiler.schedule.state import replay
-from compiler.schedule.steps import dump_steps, load_steps
-from compiler.search.looks import looks_from_bytes
-from storage.artifacts import ArtifactStore
-from storage.parquet import ParquetRecordStore
-from storage.rounds import rounds_of
-from storage.runs import RunLedger
-from tasks.wakes import background_task
+from retune import flows, tasks
+from retune.compiler.cost_model.lessons import lessons_from_bytes
+from retune.compiler.cost_model.xgb import XGBModel
+from retune.compiler.driver.bench import Bench
+from retune.compiler.errors import RetuneError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.params import load_param_dict
+from retune.compiler.executor.shared_library import load_shared_library
+from retune.compiler.frontend.network import load_network
+from retune.compiler.measure.fleet import BUILD_VERB, answered
+from retune.compiler.measure.log import read_log
+from retune.compiler.measure.wire import from_bytes
+from retune.compiler.runtime.module import load_module
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.search.looks import looks_from_bytes
+from retune.storage.artifacts import ArtifactStore
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.rounds import rounds_of
+from retune.storage.runs import RunLedger
+from retune.tasks.wakes import background_task
 from tests.doubling_network import doubling_network
 from tests.unit.search.workloads import matmul
 from tests.unit.storage.samples import part_paths, timed
@@ -253,7 +252,7 @@ def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
     found = []
     for package in (tasks, flows):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name not in ("flows.launch", "flows.session"):
+            if module.name not in ("retune.flows.launch", "retune.flows.session"):
                 found += [one for one in vars(importlib.import_module(module.name)).values() if is_ours(one)]
     assert len(found) > 20
     assert not [one.name for one in found if one.persist_result or one.result_serializer or one.result_storage]

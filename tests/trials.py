@@ -1,11 +1,11 @@
 """Trials for tuning logs."""
 
-from compiler.measure.log import LoggedTask, LoggedTrial
-from compiler.measure.record import MeasureStatus
-from compiler.schedule.primitives import split
-from compiler.schedule.state import State
-from compiler.schedule.steps import steps_of
-from compiler.schedule.task import SearchTask
+from retune.compiler.measure.log import LoggedTask, LoggedTrial
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.schedule.primitives import split
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import steps_of
+from retune.compiler.schedule.task import SearchTask
 
 
 def split_by_one(task: SearchTask) -> LoggedTrial:

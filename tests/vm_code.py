@@ -3,23 +3,23 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.ir.expr import Expr
-from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
-from compiler.runtime.device import cpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
-from compiler.te.tensor import Tensor
-from compiler.vm.executable import Executable
-from compiler.vm.instructions import AllocADT, AllocTensor, GetField, GetTag, Invoke, InvokeClosure, Ret
-from compiler.vm.library import VMLibrary
-from compiler.vm.loop_code import CONS, NIL
-from compiler.vm.machine import VirtualMachine
-from compiler.vm.writer import FunctionWriter, Tables
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.ir.expr import Expr
+from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
+from retune.compiler.runtime.device import cpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+from retune.compiler.te.tensor import Tensor
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.instructions import AllocADT, AllocTensor, GetField, GetTag, Invoke, InvokeClosure, Ret
+from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.loop_code import CONS, NIL
+from retune.compiler.vm.machine import VirtualMachine
+from retune.compiler.vm.writer import FunctionWriter, Tables
 
 Expression = Callable[..., Expr]
 OPERATIONS: dict[str, Expression] = {

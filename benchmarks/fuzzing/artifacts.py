@@ -26,21 +26,21 @@ from benchmarks.fuzzing.mutations import (
     zip_members,
     zip_of,
 )
-from compiler import te
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.modules import build
-from compiler.errors import ArtifactError
-from compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
-from compiler.executor.graph_module import create
-from compiler.executor.library import Library
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.params import load_param_dict, save_param_dict
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.pipeline import optimize
-from compiler.runtime.container import load_json, save_json
-from compiler.runtime.device import cpu
-from compiler.runtime.module import load_module
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.modules import build
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
+from retune.compiler.executor.graph_module import create
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.params import load_param_dict, save_param_dict
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.runtime.container import load_json, save_json
+from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.module import load_module
+from retune.compiler.target import Target
 
 _PARAMS_HEAD = struct.Struct("<8sII32s")
 

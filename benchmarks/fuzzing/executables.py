@@ -23,12 +23,12 @@ from benchmarks.fuzzing.mutations import (
     zip_members,
     zip_of,
 )
-from compiler import vm
-from compiler.errors import ArtifactError
-from compiler.vm.bytecode import decode_contents, encode_contents
-from compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
-from compiler.vm.executable import Executable
-from compiler.vm.instructions import Goto, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
+from retune.compiler import vm
+from retune.compiler.errors import ArtifactError
+from retune.compiler.vm.bytecode import decode_contents, encode_contents
+from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.instructions import Goto, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
 
 _DIGEST = 32
 _NUMBERS = (*LENGTHS, -1, -2, -(1 << 31), -(1 << 63))

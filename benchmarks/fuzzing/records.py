@@ -25,23 +25,23 @@ from benchmarks.fuzzing.mutations import (
     zip_members,
     zip_of,
 )
-from compiler import te
-from compiler.cost_model.base import TrainingBatch
-from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
-from compiler.cost_model.xgb import XGBModel, XGBOptions
-from compiler.driver.dispatch import ApplyHistoryBest
-from compiler.errors import LogFormatError, ScheduleError, StoreError
-from compiler.features import FEATURE_NAMES
-from compiler.measure.log import LoggedTask, LoggedTrial, from_record, to_record, write_line
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Annotate, Reorder, Split, load_steps
-from compiler.target import Target
-from storage.codec import canonical
-from storage.layout import part_folder
-from storage.parquet import ParquetRecordStore
-from storage.parts import encode, part_name
+from retune.compiler import te
+from retune.compiler.cost_model.base import TrainingBatch
+from retune.compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
+from retune.compiler.cost_model.xgb import XGBModel, XGBOptions
+from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.errors import LogFormatError, ScheduleError, StoreError
+from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.measure.log import LoggedTask, LoggedTrial, from_record, to_record, write_line
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Annotate, Reorder, Split, load_steps
+from retune.compiler.target import Target
+from retune.storage.codec import canonical
+from retune.storage.layout import part_folder
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.parts import encode, part_name
 
 _KEY = '["fuzz.matmul", 16, 32, 8]'
 _CPU = "llvm -mcpu=znver5"

@@ -1,21 +1,21 @@
 """In: tensor expressions and a target. Out: what the auto-scheduler offers to a script.
 
 Always: names only; the work is done below. Names, parameters and defaults are those of TVM's package; what does not do
-its work yet raises `compiler.errors.NotYetError`.
+its work yet raises `retune.compiler.errors.NotYetError`.
 """
 
-from compiler.auto_scheduler.build import build
-from compiler.auto_scheduler.compute_dag import ComputeDAG
-from compiler.auto_scheduler.cost_model import PythonBasedModel, RandomModel, XGBModel
-from compiler.auto_scheduler.deprecated import auto_schedule, create_task
-from compiler.auto_scheduler.dispatcher import (
+from retune.compiler.auto_scheduler.build import build
+from retune.compiler.auto_scheduler.compute_dag import ComputeDAG
+from retune.compiler.auto_scheduler.cost_model import PythonBasedModel, RandomModel, XGBModel
+from retune.compiler.auto_scheduler.deprecated import auto_schedule, create_task
+from retune.compiler.auto_scheduler.dispatcher import (
     ApplyHistoryBest,
     ApplyHistoryBestOrSample,
     DispatchContext,
     FallbackContext,
 )
-from compiler.auto_scheduler.loop_state import State
-from compiler.auto_scheduler.measure import (
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.auto_scheduler.measure import (
     MeasureErrorNo,
     MeasureInput,
     MeasureResult,
@@ -23,7 +23,7 @@ from compiler.auto_scheduler.measure import (
     PythonBasedMeasureCallback,
     TuningOptions,
 )
-from compiler.auto_scheduler.measure_record import (
+from retune.compiler.auto_scheduler.measure_record import (
     RecordReader,
     RecordToFile,
     calc_workload_dis_factor,
@@ -35,32 +35,32 @@ from compiler.auto_scheduler.measure_record import (
     recover_measure_input,
     save_records,
 )
-from compiler.auto_scheduler.networks import extract_tasks, is_auto_scheduler_enabled
-from compiler.auto_scheduler.remote import LocalRPCMeasureContext, RPCRunner
-from compiler.auto_scheduler.search_policy import (
+from retune.compiler.auto_scheduler.networks import extract_tasks, is_auto_scheduler_enabled
+from retune.compiler.auto_scheduler.remote import LocalRPCMeasureContext, RPCRunner
+from retune.compiler.auto_scheduler.search_policy import (
     EmptyPolicy,
     PreloadCustomSketchRule,
     PreloadMeasuredStates,
     SearchPolicy,
     SketchPolicy,
 )
-from compiler.auto_scheduler.search_task import SearchTask
-from compiler.auto_scheduler.task_scheduler import (
+from retune.compiler.auto_scheduler.search_task import SearchTask
+from retune.compiler.auto_scheduler.task_scheduler import (
     LogEstimatedLatency,
     PrintTableInfo,
     TaskScheduler,
     TaskSchedulerCallback,
 )
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.runner import LocalRunner
-from compiler.measure.task_inputs import (
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.task_inputs import (
     get_task_input_buffer,
     register_task_input_buffer,
     register_task_input_check_func,
 )
-from compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
-from compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
-from compiler.schedule.workload_registry import (
+from retune.compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
+from retune.compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
+from retune.compiler.schedule.workload_registry import (
     deserialize_workload_registry_entry,
     load_workload_func_registry,
     make_workload_key,
@@ -70,7 +70,7 @@ from compiler.schedule.workload_registry import (
     serialize_workload_registry_entry,
     workload_key_to_tensors,
 )
-from compiler.target import HardwareParams, Target
+from retune.compiler.target import HardwareParams, Target
 
 __all__ = [
     "ApplyHistoryBest",

@@ -5,17 +5,17 @@ Always: arrays have the shapes of the arguments; what is done about layouts is i
 
 from collections.abc import Sequence
 
-from compiler.auto_scheduler.loop_state import State
-from compiler.config import usable_processors
-from compiler.driver import build as driver
-from compiler.driver.hardware import hardware_of
-from compiler.runtime.cuda_function import CudaFunction
-from compiler.runtime.function import KernelFunction
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
-from compiler.te.tensor import Tensor
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.config import usable_processors
+from retune.compiler.driver import build as driver
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.runtime.cuda_function import CudaFunction
+from retune.compiler.runtime.function import KernelFunction
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+from retune.compiler.te.tensor import Tensor
 
 
 def build(

@@ -1,18 +1,18 @@
 """In: input and output tensors, or the key of a registered workload. Out: a `ComputeDAG` with what one asks of it.
 
-Always: the graph of `compiler.schedule.dag` itself; programs go in and come out as `State`.
+Always: the graph of `retune.compiler.schedule.dag` itself; programs go in and come out as `State`.
 """
 
 from collections.abc import Sequence
 
-from compiler.auto_scheduler.loop_state import State
-from compiler.lower.layout_rewrite import rewrite_layout
-from compiler.schedule import dag, python_text
-from compiler.schedule import state as immutable
-from compiler.schedule.bounds import infer_bounds
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.workload_registry import workload_key_to_tensors
-from compiler.te.tensor import Tensor
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.lower.layout_rewrite import rewrite_layout
+from retune.compiler.schedule import dag, python_text
+from retune.compiler.schedule import state as immutable
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.workload_registry import workload_key_to_tensors
+from retune.compiler.te.tensor import Tensor
 
 
 class ComputeDAG(dag.ComputeDAG):
@@ -63,7 +63,7 @@ class ComputeDAG(dag.ComputeDAG):
         return State(infer_bounds(immutable.replay(self, state.steps)))
 
     def print_python_code_from_state(self, state: State) -> str:
-        """The state's steps as Python calls of `compiler.schedule.primitives`."""
+        """The state's steps as Python calls of `retune.compiler.schedule.primitives`."""
         return python_text.print_python_code_from_state(self, state.value)
 
     def rewrite_layout_from_state(self, state: State) -> "ComputeDAG":

@@ -3,7 +3,7 @@
 Always: a score depends on the program, the seed and what was learned, never on a global random state.
 
 A model of one's own derives from `PythonBasedModel`, or is any object with its methods. The models here are faces of
-those in `compiler.cost_model`, which a search asks directly: it scores arrays of features, not programs.
+those in `retune.compiler.cost_model`, which a search asks directly: it scores arrays of features, not programs.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import cost_model
-from compiler.auto_scheduler.loop_state import State
-from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of
-from compiler.cost_model import ModelMetrics, TrainingBatch, XGBOptions
-from compiler.driver.hardware import completed
-from compiler.errors import DefinitionError, OptionError, ScheduleError, TargetError
-from compiler.features import FEATURE_NAMES
-from compiler.measure.log import read_log
-from compiler.schedule import state as immutable
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.schedule.workload_registry import is_registered, workload_key_to_tensors
-from compiler.search.scored import features_of_steps
-from compiler.target import HardwareParams
+from retune.compiler import cost_model
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of
+from retune.compiler.cost_model import ModelMetrics, TrainingBatch, XGBOptions
+from retune.compiler.driver.hardware import completed
+from retune.compiler.errors import DefinitionError, OptionError, ScheduleError, TargetError
+from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.measure.log import read_log
+from retune.compiler.schedule import state as immutable
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.schedule.workload_registry import is_registered, workload_key_to_tensors
+from retune.compiler.search.scored import features_of_steps
+from retune.compiler.target import HardwareParams
 
 Scores = NDArray[np.float64]
 Features = NDArray[np.float32]
@@ -209,7 +209,7 @@ class _Foreign:
 
 
 def searchable(model: CostModel) -> cost_model.CostModel:
-    """The model as `compiler.search.policy` asks it."""
+    """The model as `retune.compiler.search.policy` asks it."""
     return _Direct(model) if learns_by_itself(model) else _Foreign(model)  # type: ignore[arg-type]
 
 

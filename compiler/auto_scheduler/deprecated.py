@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compiler.auto_scheduler.loop_state import State
-from compiler.auto_scheduler.measure import TuningOptions
-from compiler.auto_scheduler.search_task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.auto_scheduler.measure import TuningOptions
+from retune.compiler.auto_scheduler.search_task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
 
 _SEARCH_ONLY = TuningOptions()
 

@@ -1,6 +1,6 @@
 """In: tuning records, entered with `with`. Out: the program that a workload is compiled with.
 
-Always: the contexts of `compiler.driver.dispatch`, which also take the records of this package.
+Always: the contexts of `retune.compiler.driver.dispatch`, which also take the records of this package.
 """
 
 import logging
@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from compiler.auto_scheduler.cost_model import RandomModel, XGBModel
-from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions, trial_of
-from compiler.auto_scheduler.search_policy import SketchPolicy
-from compiler.config import usable_processors
-from compiler.driver import dispatch
-from compiler.driver.dispatch import DispatchContext, FallbackContext, Record, RecordSource
-from compiler.driver.hardware import hardware_of
-from compiler.errors import OptionError
-from compiler.measure.log import LoggedTrial
-from compiler.measure.record import MeasureRecord
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import State, replay
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.auto_scheduler.cost_model import RandomModel, XGBModel
+from retune.compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions, trial_of
+from retune.compiler.auto_scheduler.search_policy import SketchPolicy
+from retune.compiler.config import usable_processors
+from retune.compiler.driver import dispatch
+from retune.compiler.driver.dispatch import DispatchContext, FallbackContext, Record, RecordSource
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import OptionError
+from retune.compiler.measure.log import LoggedTrial
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 __all__ = ["ApplyHistoryBest", "ApplyHistoryBestOrSample", "DispatchContext", "FallbackContext"]
 

@@ -1,6 +1,7 @@
 """In: programs. Out: the features that a cost model learns from. Always: one row a statement, one column a name.
 
-The columns are those of `compiler.features`, which repairs TVM's and has others; their version is `FEATURE_VERSION`.
+The columns are those of `retune.compiler.features`, which repairs TVM's and has others; their version is
+`FEATURE_VERSION`.
 """
 
 from collections.abc import Sequence
@@ -8,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.auto_scheduler.loop_state import State
-from compiler.auto_scheduler.measure import MeasureInput, MeasureResult
-from compiler.errors import OptionError
-from compiler.features import FEATURE_NAMES, FEATURE_VERSION
-from compiler.schedule.task import SearchTask
-from compiler.search.scored import features_of_steps
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult
+from retune.compiler.errors import OptionError
+from retune.compiler.features import FEATURE_NAMES, FEATURE_VERSION
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.scored import features_of_steps
 
 __all__ = [
     "FEATURE_VERSION",

@@ -1,19 +1,19 @@
 """In: a program and calls that transform it. Out: the program after them.
 
-Always: a thin mutable face of the immutable `compiler.schedule.state.State`; what a call did is in `steps`.
+Always: a thin mutable face of the immutable `retune.compiler.schedule.state.State`; what a call did is in `steps`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from compiler.schedule import primitives
-from compiler.schedule import state as immutable
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.primitives import LoopRef, StageRef
-from compiler.schedule.state import Attached, Inlined, Iterator, Number
-from compiler.schedule.steps import Step, steps_of
-from compiler.te.tensor import Operation, Tensor
+from retune.compiler.schedule import primitives
+from retune.compiler.schedule import state as immutable
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.primitives import LoopRef, StageRef
+from retune.compiler.schedule.state import Attached, Inlined, Iterator, Number
+from retune.compiler.schedule.steps import Step, steps_of
+from retune.compiler.te.tensor import Operation, Tensor
 
 
 class ComputeAtKind(IntEnum):

@@ -19,22 +19,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from compiler.auto_scheduler.loop_state import State
-from compiler.config import usable_processors
-from compiler.errors import DeviceError, MeasureError, OptionError
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.cuda_runner import CudaRunner
-from compiler.measure.fleet import FleetRunner
-from compiler.measure.log import LoggedTask, LoggedTrial, code_target, is_timed
-from compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.runner import LocalRunner
-from compiler.measure.task_inputs import special_inputs
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.config import usable_processors
+from retune.compiler.errors import DeviceError, MeasureError, OptionError
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.cuda_runner import CudaRunner
+from retune.compiler.measure.fleet import FleetRunner
+from retune.compiler.measure.log import LoggedTask, LoggedTrial, code_target, is_timed
+from retune.compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.task_inputs import special_inputs
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 
 _log = logging.getLogger(__name__)
 
@@ -185,9 +185,9 @@ class TuningOptions:
     gives the program that it would try first (TVM does not measure with 1 either). The search ends early when more than
     `early_stopping` measurements brought nothing. With `verbose` 0 it says nothing, else it tells the log of this
     module how it goes. `builder` is "local" or a `LocalBuilder`; `runner` is "local", a `LocalRunner`, an `RPCRunner`,
-    or anything with the method `measure` of `compiler.measure.measurer.Measurer`, which then needs no builder. "local"
-    measures as runs of Retune do: races, with as many threads as the task has cores. `measure_callbacks` are told of
-    every round.
+    or anything with the method `measure` of `retune.compiler.measure.measurer.Measurer`, which then needs no builder.
+    "local" measures as runs of Retune do: races, with as many threads as the task has cores. `measure_callbacks` are
+    told of every round.
     Raises: OptionError for anything else.
     """
 

@@ -3,7 +3,7 @@
 Always: what was written is read the same, but for error messages, which a log has no place for. A line with keys that
 are unknown is read all the same.
 
-    python -m compiler.auto_scheduler.measure_record --mode distill -i tune.json [-o best.json]
+    python -m retune.compiler.auto_scheduler.measure_record --mode distill -i tune.json [-o best.json]
 keeps the best record of every workload, target and layout option.
 """
 
@@ -14,16 +14,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.auto_scheduler.compute_dag import ComputeDAG
-from compiler.auto_scheduler.loop_state import State
-from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of, trial_of
-from compiler.auto_scheduler.search_task import SearchTask
-from compiler.errors import OptionError, RetuneError
-from compiler.measure.history import best_trial, distance, distill
-from compiler.measure.log import append_log, read_line, read_log, write_line
-from compiler.schedule import state as immutable
-from compiler.schedule.bounds import infer_bounds
-from compiler.target import Target
+from retune.compiler.auto_scheduler.compute_dag import ComputeDAG
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of, trial_of
+from retune.compiler.auto_scheduler.search_task import SearchTask
+from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.measure.history import best_trial, distance, distill
+from retune.compiler.measure.log import append_log, read_line, read_log, write_line
+from retune.compiler.schedule import state as immutable
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.target import Target
 
 _log = logging.getLogger(__name__)
 

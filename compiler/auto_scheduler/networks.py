@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.auto_scheduler.search_task import SearchTask
-from compiler.config import usable_processors
-from compiler.driver.dispatch import is_enabled
-from compiler.driver.hardware import completed, hardware_of
-from compiler.driver.network_build import optimized
-from compiler.driver.network_source import graph_of, with_parameters
-from compiler.driver.pass_context import PassContext
-from compiler.errors import OptionError
-from compiler.graph.partition import partition
-from compiler.graph.winograd import winograd_for
-from compiler.runtime.artifact import Array
-from compiler.target import HardwareParams, Target
+from retune.compiler.auto_scheduler.search_task import SearchTask
+from retune.compiler.config import usable_processors
+from retune.compiler.driver.dispatch import is_enabled
+from retune.compiler.driver.hardware import completed, hardware_of
+from retune.compiler.driver.network_build import optimized
+from retune.compiler.driver.network_source import graph_of, with_parameters
+from retune.compiler.driver.pass_context import PassContext
+from retune.compiler.errors import OptionError
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.target import HardwareParams, Target
 
 
 def extract_tasks(
@@ -36,8 +36,8 @@ def extract_tasks(
 ) -> tuple[list[SearchTask], list[int]]:
     """The tuning tasks of a network, and how often each appears.
 
-    `mod` is a `compiler.graph.ir.Graph`, an ONNX model or its path, or a name of the zoo. `params` are arrays for
-    inputs that are constants, by name. `include_simple_tasks` adds the kernels without data reuse.
+    `mod` is a `retune.compiler.graph.ir.Graph`, an ONNX model or its path, or a name of the zoo. `params` are arrays
+    for inputs that are constants, by name. `include_simple_tasks` adds the kernels without data reuse.
     `dump_workload_to_dag_log` is a file that gets the text of every task's graph by its key, as JSON. `opt_level` is
     that of `PassContext`: with 0 the tasks are of the graph nearly as it was imported. With `winograd` the
     tasks that compute a convolution in a transformed space follow the direct one, with the same weight; a network that

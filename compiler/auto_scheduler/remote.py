@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
-from compiler import config
-from compiler.driver.bench import DeviceFacts
-from compiler.errors import NotYetError, OptionError
-from compiler.measure.fleet import DESCRIBE_VERB, Courier, FleetRunner, asked, device_queue
-from compiler.measure.options import MeasureOptions
-from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.worker_main import resolve
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import config
+from retune.compiler.driver.bench import DeviceFacts
+from retune.compiler.errors import NotYetError, OptionError
+from retune.compiler.measure.fleet import DESCRIBE_VERB, Courier, FleetRunner, asked, device_queue
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.worker_main import resolve
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
-_COURIER = "tasks.rpc:prefect_courier"
+_COURIER = "retune.tasks.rpc:prefect_courier"
 """(host, port, priority) -> Courier: by name, since the compiler knows nothing of Prefect."""
-_LOCAL = "tasks.local_fleet:LocalFleet"
+_LOCAL = "retune.tasks.local_fleet:LocalFleet"
 """(key, priority) -> _LocalFleet: by name, for the same reason."""
 
 LOCAL_KEY = "local-cpu"

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable, seed_of
-from compiler.auto_scheduler.loop_state import State
-from compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer
-from compiler.errors import OptionError
-from compiler.measure.history import carries_over
-from compiler.measure.log import read_log
-from compiler.measure.record import MeasureStatus
-from compiler.schedule import state as immutable
-from compiler.schedule.steps import dump_steps
-from compiler.schedule.task import SearchTask
-from compiler.search import asked
-from compiler.search import policy as search
-from compiler.search.options import SearchOptions
+from retune.compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable, seed_of
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer
+from retune.compiler.errors import OptionError
+from retune.compiler.measure.history import carries_over
+from retune.compiler.measure.log import read_log
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.schedule import state as immutable
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search import asked
+from retune.compiler.search import policy as search
+from retune.compiler.search.options import SearchOptions
 
 _log = logging.getLogger(__name__)
 
@@ -104,9 +104,9 @@ SearchCallback = asked.SearchCallback | search.PreloadCustomSketchRule
 class SearchPolicy:
     """A search for the best program of a task, one round after the other.
 
-    `policy` is what proposes programs and learns: any object with `ask` and `tell` of `compiler.search.policy.Policy`.
-    `model` is a cost model that has to be taught, because the policy does not do that. `spent` is the share of a
-    search's trials that is gone.
+    `policy` is what proposes programs and learns: any object with `ask` and `tell` of
+    `retune.compiler.search.policy.Policy`. `model` is a cost model that has to be taught, because the policy does not
+    do that. `spent` is the share of a search's trials that is gone.
     """
 
     def __init__(

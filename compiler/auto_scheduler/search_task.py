@@ -1,6 +1,6 @@
 """In: a computation and a machine, in any of the ways one may give them. Out: a `SearchTask`.
 
-Always: the task of `compiler.schedule.task` itself, with defaults filled in from the target.
+Always: the task of `retune.compiler.schedule.task` itself, with defaults filled in from the target.
 """
 
 import logging
@@ -8,26 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.auto_scheduler.compute_dag import ComputeDAG
-from compiler.auto_scheduler.cost_model import XGBModel
-from compiler.auto_scheduler.loop_state import State
-from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
-from compiler.auto_scheduler.search_policy import SketchPolicy, search_policy_of
-from compiler.config import usable_processors
-from compiler.cost_model import XGBOptions
-from compiler.driver.build import device_source
-from compiler.driver.dispatch import ApplyHistoryBest
-from compiler.driver.hardware import completed, hardware_of
-from compiler.errors import NoRecordError, OptionError
-from compiler.measure.task_inputs import register_task_inputs
-from compiler.runtime.artifact import Array
-from compiler.schedule import dag, task
-from compiler.schedule import state as immutable
-from compiler.schedule.default_gpu import untuned_steps
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.workload_registry import is_registered, make_workload_key, register_workload_tensors
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
+from retune.compiler.auto_scheduler.compute_dag import ComputeDAG
+from retune.compiler.auto_scheduler.cost_model import XGBModel
+from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
+from retune.compiler.auto_scheduler.search_policy import SketchPolicy, search_policy_of
+from retune.compiler.config import usable_processors
+from retune.compiler.cost_model import XGBOptions
+from retune.compiler.driver.build import device_source
+from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.driver.hardware import completed, hardware_of
+from retune.compiler.errors import NoRecordError, OptionError
+from retune.compiler.measure.task_inputs import register_task_inputs
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.schedule import dag, task
+from retune.compiler.schedule import state as immutable
+from retune.compiler.schedule.default_gpu import untuned_steps
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.workload_registry import is_registered, make_workload_key, register_workload_tensors
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class SearchTask(task.SearchTask):
     The computation is a registered function with its arguments, a workload key, or a graph. `target` is a `Target` or
     its text. `hardware_params` default to those of the target and all processors, `layout_rewrite_option` to what is
     usual for an operator that stands alone on that target. `task_inputs` are arrays for inputs that must not be random
-    when programs are timed, by the names of their placeholders, or names alone: see `compiler.measure.task_inputs`.
-    `desc` is a name for people.
+    when programs are timed, by the names of their placeholders, or names alone: see
+    `retune.compiler.measure.task_inputs`. `desc` is a name for people.
     """
 
     target_host: Target | None

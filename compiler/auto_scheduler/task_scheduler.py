@@ -1,6 +1,6 @@
 """In: tasks, and how much their speed matters. Out: the same tasks, tuned where it matters most.
 
-Always: decisions are those of `compiler.search.task_scheduler`, pure functions of what is known of every task.
+Always: decisions are those of `retune.compiler.search.task_scheduler`, pure functions of what is known of every task.
 
 Where TVM differs:
 * a run can be repeated: there is a `seed`, and ties go to the task with fewer rounds;
@@ -26,23 +26,23 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.auto_scheduler.cost_model import CostModel, RandomModel, XGBModel, seed_of
-from compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
-from compiler.auto_scheduler.search_policy import (
+from retune.compiler.auto_scheduler.cost_model import CostModel, RandomModel, XGBModel, seed_of
+from retune.compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
+from retune.compiler.auto_scheduler.search_policy import (
     PreloadMeasuredStates,
     SearchPolicy,
     SketchPolicy,
     search_policy_of,
     told_of,
 )
-from compiler.cost_model import XGBOptions
-from compiler.errors import OptionError, StoreError
-from compiler.measure.log import code_target, read_log
-from compiler.schedule.steps import dump_steps
-from compiler.schedule.structure import structure_of
-from compiler.schedule.task import SearchTask
-from compiler.search.policy import Told
-from compiler.search.task_scheduler import (
+from retune.compiler.cost_model import XGBOptions
+from retune.compiler.errors import OptionError, StoreError
+from retune.compiler.measure.log import code_target, read_log
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.structure import structure_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import Told
+from retune.compiler.search.task_scheduler import (
     UNKNOWN_SECONDS,
     SchedulerOptions,
     TaskState,
@@ -50,7 +50,7 @@ from compiler.search.task_scheduler import (
     is_stalled,
     leaves_group,
 )
-from compiler.search.transfer import ADVICE, Relative, fastest, nearest
+from retune.compiler.search.transfer import ADVICE, Relative, fastest, nearest
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +117,9 @@ class TaskScheduler:
 
     The objective is `objective_func` of the best seconds of every task (1e10 while a task has no valid program), else
     the sum of the times, weighted with `task_weights`. `strategy` is "gradient" or "round-robin"; `alpha`, `beta` and
-    `backward_window_size` steer the gradient, see `compiler.search.task_scheduler`. `load_log_file` is a log to begin
-    with, `load_model_file` a saved `XGBModel`. Without `callbacks` they are `PrintTableInfo` and `LogEstimatedLatency`.
+    `backward_window_size` steer the gradient, see `retune.compiler.search.task_scheduler`. `load_log_file` is a log to
+    begin with, `load_model_file` a saved `XGBModel`. Without `callbacks` they are `PrintTableInfo` and
+    `LogEstimatedLatency`.
     Raises: OptionError for what makes no sense.
     """
 

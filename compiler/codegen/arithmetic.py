@@ -5,13 +5,13 @@ towards minus infinity; a NaN in a maximum or minimum stays; a shift by more tha
 operation on bfloat16 is done in float32 and rounded once.
 """
 
-from compiler.codegen import libdevice
-from compiler.codegen.conversions import cast
-from compiler.codegen.lane_writer import LaneWriter
-from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
-from compiler.codegen.values import Emit, Value
-from compiler.dtype import BFLOAT16
-from compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
+from retune.compiler.codegen import libdevice
+from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.lane_writer import LaneWriter
+from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
+from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
 
 _LONG = 64
 """Bits of the longest integers."""

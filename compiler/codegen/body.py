@@ -6,12 +6,12 @@ Always: explicit vectors, unrolled loops as literals, accumulators where the com
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from compiler.codegen.expressions import ExpressionEmitter
-from compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
-from compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
-from compiler.errors import LoweringError
-from compiler.ir.expr import Binary, Buffer, Expr, Load, Var
-from compiler.ir.stmt import (
+from retune.compiler.codegen.expressions import ExpressionEmitter
+from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
+from retune.compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Binary, Buffer, Expr, Load, Var
+from retune.compiler.ir.stmt import (
     Allocate,
     Block,
     For,
@@ -25,8 +25,8 @@ from compiler.ir.stmt import (
     exprs_of,
     walk_stmt,
 )
-from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
-from compiler.ir.visit import parts, walk
+from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
+from retune.compiler.ir.visit import parts, walk
 
 CHUNKS_PER_TURN = 4
 """A long vector loop handles this many vectors a turn."""

@@ -6,9 +6,9 @@ Its one argument is an int64 array of shape (RANGES, 2): the address of a first 
 
 from functools import lru_cache
 
-from compiler.codegen.cpu import compile_module, describe
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
-from compiler.target import Target
+from retune.compiler.codegen.cpu import compile_module, describe
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.target import Target
 
 RANGES = 64
 """Most buffers of one call."""

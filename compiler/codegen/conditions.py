@@ -6,11 +6,11 @@ starts.
 
 import math
 
-from compiler.codegen.memory import MemoryEmitter
-from compiler.codegen.values import Ramp, Scalar, Value
-from compiler.ir.affine import Affine
-from compiler.ir.expr import BOOL, Expr, Var
-from compiler.ir.interval import conjuncts, slack
+from retune.compiler.codegen.memory import MemoryEmitter
+from retune.compiler.codegen.values import Ramp, Scalar, Value
+from retune.compiler.ir.affine import Affine
+from retune.compiler.ir.expr import BOOL, Expr, Var
+from retune.compiler.ir.interval import conjuncts, slack
 
 
 class ConditionEmitter(MemoryEmitter):

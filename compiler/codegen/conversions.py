@@ -5,9 +5,9 @@ that is too large for a narrow integer keeps its lowest bits. Between bfloat16 a
 instructions are used, which every processor has: rounding is to the nearest, ties to even, subnormal numbers stay.
 """
 
-from compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
-from compiler.codegen.values import Emit, Value
-from compiler.dtype import BFLOAT16
+from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
+from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.dtype import BFLOAT16
 
 
 def cast(emit: Emit, value: Value, dtype: str) -> Value:

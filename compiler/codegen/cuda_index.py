@@ -7,8 +7,8 @@ C then goes on to count.
 import math
 from collections.abc import Mapping
 
-from compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Load, Not, Select, Var
-from compiler.ir.interval import Limits
+from retune.compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Load, Not, Select, Var
+from retune.compiler.ir.interval import Limits
 
 LONG = ("int64", "uint64")
 """The types of 64 bits."""

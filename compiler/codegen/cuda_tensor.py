@@ -5,9 +5,9 @@ Always: what it says is what the kernel does; it calls `HELPERS`, which stand in
 
 from collections.abc import Callable
 
-from compiler.dtype import BFLOAT16, item_bytes
-from compiler.ir.expr import Buffer, Const, Expr
-from compiler.ir.tensor_core import SUM_ELEMENTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
+from retune.compiler.dtype import BFLOAT16, item_bytes
+from retune.compiler.ir.expr import Buffer, Const, Expr
+from retune.compiler.ir.tensor_core import SUM_ELEMENTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
 
 HELPERS = {
     "in_shared": "__device__ unsigned in_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }",

@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Iterator
 
-from compiler.codegen.cuda_index import LONG, fits, is_long
-from compiler.codegen.cuda_tensor import HELPERS, tensor_text
-from compiler.dtype import BFLOAT16, HALVES, is_unsigned
-from compiler.errors import LoweringError
-from compiler.ir.affine import flat_index
-from compiler.ir.alignment import VECTOR_BYTES
-from compiler.ir.expr import (
+from retune.compiler.codegen.cuda_index import LONG, fits, is_long
+from retune.compiler.codegen.cuda_tensor import HELPERS, tensor_text
+from retune.compiler.dtype import BFLOAT16, HALVES, is_unsigned
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.alignment import VECTOR_BYTES
+from retune.compiler.ir.expr import (
     INDEX,
     Binary,
     BinaryOp,
@@ -30,11 +30,11 @@ from compiler.ir.expr import (
     Var,
     is_float,
 )
-from compiler.ir.interval import as_index
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.operators import SYMBOLS
-from compiler.ir.stmt import Allocate, Barrier, Block, For, If, Let, LoopKind, Shuffle, Stmt, Store, walk_stmt
-from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup, accesses
+from retune.compiler.ir.interval import as_index
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.operators import SYMBOLS
+from retune.compiler.ir.stmt import Allocate, Barrier, Block, For, If, Let, LoopKind, Shuffle, Stmt, Store, walk_stmt
+from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup, accesses
 
 _TYPES = {
     "float64": "double",

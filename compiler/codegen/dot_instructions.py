@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from compiler.codegen.cpu import assembly, describe
-from compiler.dtype import BFLOAT16
-from compiler.ir.dot import BYTES, Pair
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.codegen.cpu import assembly, describe
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.ir.dot import BYTES, Pair
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 
 @dataclass(frozen=True, slots=True)

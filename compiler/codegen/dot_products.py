@@ -11,16 +11,16 @@ other is read step by step and interleaved.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.codegen.arithmetic import arithmetic
-from compiler.codegen.conversions import cast
-from compiler.codegen.dot_instructions import DotInstruction
-from compiler.codegen.intrinsics import call_instruction
-from compiler.codegen.memory import MemoryEmitter
-from compiler.codegen.types import is_float, item_bytes, literal, llvm_type
-from compiler.codegen.values import Ramp, Value
-from compiler.ir.dot import BYTES, OTHER_SIGN, Pair, in_order
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, Var
-from compiler.ir.visit import walk
+from retune.compiler.codegen.arithmetic import arithmetic
+from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.dot_instructions import DotInstruction
+from retune.compiler.codegen.intrinsics import call_instruction
+from retune.compiler.codegen.memory import MemoryEmitter
+from retune.compiler.codegen.types import is_float, item_bytes, literal, llvm_type
+from retune.compiler.codegen.values import Ramp, Value
+from retune.compiler.ir.dot import BYTES, OTHER_SIGN, Pair, in_order
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, Var
+from retune.compiler.ir.visit import walk
 
 WORD = "uint32"
 TURNED = 0x80808080

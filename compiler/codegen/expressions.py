@@ -4,17 +4,17 @@ Always: a value is a vector exactly when it moves with the active vector loop; t
 reads nothing.
 """
 
-from compiler.codegen.arithmetic import arithmetic, joined_extreme
-from compiler.codegen.conditions import ConditionEmitter
-from compiler.codegen.conversions import cast
-from compiler.codegen.dot_products import DotEmitter
-from compiler.codegen.intrinsics import call_instruction
-from compiler.codegen.lane_writer import LaneWriter
-from compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
-from compiler.codegen.values import Place, Scalar, Value
-from compiler.errors import LoweringError
-from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
-from compiler.ir.visit import parts
+from retune.compiler.codegen.arithmetic import arithmetic, joined_extreme
+from retune.compiler.codegen.conditions import ConditionEmitter
+from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.dot_products import DotEmitter
+from retune.compiler.codegen.intrinsics import call_instruction
+from retune.compiler.codegen.lane_writer import LaneWriter
+from retune.compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
+from retune.compiler.codegen.values import Place, Scalar, Value
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
+from retune.compiler.ir.visit import parts
 
 
 class ExpressionEmitter(ConditionEmitter, DotEmitter):

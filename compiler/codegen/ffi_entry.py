@@ -15,10 +15,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.cpu import compile_module
-from compiler.codegen.ffi_support import SUPPORT, FfiType, constant_name, dlpack_type
-from compiler.runtime.arguments import MOST_THREADS
-from compiler.runtime.artifact import (
+from retune.compiler.codegen.cpu import compile_module
+from retune.compiler.codegen.ffi_support import SUPPORT, FfiType, constant_name, dlpack_type
+from retune.compiler.runtime.arguments import MOST_THREADS
+from retune.compiler.runtime.artifact import (
     ALIGNMENT,
     ArgSpec,
     ExternArgument,
@@ -27,7 +27,7 @@ from compiler.runtime.artifact import (
     KernelArtifact,
     entry_symbol,
 )
-from compiler.target import Target
+from retune.compiler.target import Target
 
 
 def entry_code(artifact: KernelArtifact, name: str, target: Target, order: Sequence[int] | None = None) -> bytes:

@@ -7,7 +7,7 @@ Always: the layout of `TVMFFIAny` (16 bytes: type at 0, value at 8), of objects 
 from dataclasses import dataclass
 from enum import IntEnum
 
-from compiler.errors import LoweringError
+from retune.compiler.errors import LoweringError
 
 
 class FfiType(IntEnum):
@@ -88,7 +88,7 @@ _TEXTS = "\n".join(
         _text(
             "other_address",
             "%s: the tensor %s starts at %p, which is no multiple of 64 bytes; copy it to aligned memory, "
-            "as compiler.nd.array does",
+            "as retune.compiler.nd.array does",
         ),
     )
 )

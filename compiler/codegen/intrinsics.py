@@ -5,16 +5,16 @@ Always: one table from our names to LLVM's; float32 has functions of its own, an
 
 from collections.abc import Callable, Sequence
 
-from compiler.codegen import libdevice
-from compiler.codegen.conversions import cast
-from compiler.codegen.lane_writer import LaneWriter
-from compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
-from compiler.codegen.values import Emit, Value
-from compiler.codegen.vector_math import erf, exp, exp_by_lookup, log, tanh
-from compiler.codegen.vector_pow import pow
-from compiler.dtype import BFLOAT16
-from compiler.errors import LoweringError
-from compiler.ir.expr import TRIGONOMETRIC
+from retune.compiler.codegen import libdevice
+from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.lane_writer import LaneWriter
+from retune.compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
+from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.vector_math import erf, exp, exp_by_lookup, log, tanh
+from retune.compiler.codegen.vector_pow import pow
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import TRIGONOMETRIC
 
 _INTRINSICS = {
     "exp": "exp",

@@ -9,14 +9,14 @@ The buffers of a kernel must not overlap: the generated functions tell LLVM so.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.body import BodyEmitter
-from compiler.codegen.dot_instructions import DotInstruction
-from compiler.codegen.intrinsics import DECLARATIONS
-from compiler.errors import LoweringError
-from compiler.ir.dot import Pair
-from compiler.ir.expr import Buffer
-from compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
-from compiler.runtime.artifact import ExternBuffer, ExternCall
+from retune.compiler.codegen.body import BodyEmitter
+from retune.compiler.codegen.dot_instructions import DotInstruction
+from retune.compiler.codegen.intrinsics import DECLARATIONS
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.dot import Pair
+from retune.compiler.ir.expr import Buffer
+from retune.compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
+from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
 
 ALIGNMENT = 64
 

@@ -6,8 +6,8 @@ Always: no operation has an undefined result, whatever the operands: no conversi
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type
-from compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type
+from retune.compiler.codegen.values import Emit, Value
 
 LOOKUP_LANES = 16
 """Lanes that one instruction looks up in a register of as many numbers, where the target has such."""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from compiler.codegen.lane_writer import LaneWriter
-from compiler.codegen.types import llvm_type
-from compiler.codegen.values import Emit, Value
-from compiler.errors import TargetError, install_hint
-from compiler.ir.expr import TRIGONOMETRIC
+from retune.compiler.codegen.lane_writer import LaneWriter
+from retune.compiler.codegen.types import llvm_type
+from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.errors import TargetError, install_hint
+from retune.compiler.ir.expr import TRIGONOMETRIC
 
 REMAINDER = "fmod"
 FUNCTIONS = ("exp", "log", "pow", "tanh", "erf", *TRIGONOMETRIC)

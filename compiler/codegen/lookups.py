@@ -6,8 +6,8 @@ of processors.
 
 from functools import lru_cache
 
-from compiler.codegen.cpu import assembly, describe, function_attributes
-from compiler.target import Target
+from retune.compiler.codegen.cpu import assembly, describe, function_attributes
+from retune.compiler.target import Target
 
 _PROBE = """
 define <16 x float> @probe(<16 x float> %a, <16 x i32> %b) ATTRIBUTES {

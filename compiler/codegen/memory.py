@@ -6,15 +6,15 @@ Always: what an outer loop adds to an address is computed where that loop starts
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from compiler.codegen.conversions import cast
-from compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
-from compiler.codegen.values import Place, Ramp, Scalar, Storage, Turn, Value
-from compiler.codegen.writer import FunctionWriter
-from compiler.errors import LoweringError
-from compiler.ir.affine import Affine, flat_index
-from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
-from compiler.ir.stmt import Stmt
-from compiler.ir.visit import parts, walk
+from retune.compiler.codegen.conversions import cast
+from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
+from retune.compiler.codegen.values import Place, Ramp, Scalar, Storage, Turn, Value
+from retune.compiler.codegen.writer import FunctionWriter
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.affine import Affine, flat_index
+from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
+from retune.compiler.ir.stmt import Stmt
+from retune.compiler.ir.visit import parts, walk
 
 
 class MemoryEmitter(ABC):

@@ -10,25 +10,31 @@ from math import gcd
 
 import llvmlite.binding as llvm
 
-from compiler.codegen import libdevice
-from compiler.codegen.body import BodyEmitter
-from compiler.codegen.cpu import check_names, parse_module
-from compiler.codegen.tensor_core import OLDEST, emit_tensor, tensor_declarations
-from compiler.codegen.types import item_bytes, memory_type
-from compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
-from compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
-from compiler.codegen.warp_shuffle import shuffled
-from compiler.errors import LoweringError, TargetError
-from compiler.gpu_facts import facts_of
-from compiler.ir.affine import Affine, affine
-from compiler.ir.alignment import VECTOR_BYTES, element_alignment, first_alignment, start_alignment, whole_alignment
-from compiler.ir.digits import joined
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
-from compiler.ir.interval import Ranges, limits
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import Allocate, Barrier, For, Let, LoopKind, Shuffle, Stmt, ranges_inside, walk_stmt
-from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
-from compiler.target import Target
+from retune.compiler.codegen import libdevice
+from retune.compiler.codegen.body import BodyEmitter
+from retune.compiler.codegen.cpu import check_names, parse_module
+from retune.compiler.codegen.tensor_core import OLDEST, emit_tensor, tensor_declarations
+from retune.compiler.codegen.types import item_bytes, memory_type
+from retune.compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
+from retune.compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
+from retune.compiler.codegen.warp_shuffle import shuffled
+from retune.compiler.errors import LoweringError, TargetError
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.alignment import (
+    VECTOR_BYTES,
+    element_alignment,
+    first_alignment,
+    start_alignment,
+    whole_alignment,
+)
+from retune.compiler.ir.digits import joined
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
+from retune.compiler.ir.interval import Ranges, limits
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.stmt import Allocate, Barrier, For, Let, LoopKind, Shuffle, Stmt, ranges_inside, walk_stmt
+from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
+from retune.compiler.target import Target
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"

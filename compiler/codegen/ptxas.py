@@ -14,8 +14,8 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 
-from compiler.errors import LoweringError
-from compiler.gpu_facts import GpuFacts, facts_of
+from retune.compiler.errors import LoweringError
+from retune.compiler.gpu_facts import GpuFacts, facts_of
 
 _SECONDS = 120.0
 _NOTHING = ".version 6.0\n.target sm_50\n.address_size 64\n"

@@ -5,10 +5,10 @@ Always: for NVIDIA GPUs from sm_80 on; fragments lie in buffers of the thread, w
 
 from collections.abc import Sequence
 
-from compiler.codegen.memory import MemoryEmitter
-from compiler.dtype import BFLOAT16, item_bytes
-from compiler.ir.expr import Buffer, Const, Expr
-from compiler.ir.tensor_core import (
+from retune.compiler.codegen.memory import MemoryEmitter
+from retune.compiler.dtype import BFLOAT16, item_bytes
+from retune.compiler.ir.expr import Buffer, Const, Expr
+from retune.compiler.ir.tensor_core import (
     SUM_ELEMENTS,
     AsyncCopy,
     CommitGroup,

@@ -6,9 +6,9 @@ Always: frozen; names are LLVM's, with their sigil.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from compiler.codegen.types import llvm_type
-from compiler.codegen.writer import Lines
-from compiler.ir.expr import Var
+from retune.compiler.codegen.types import llvm_type
+from retune.compiler.codegen.writer import Lines
+from retune.compiler.ir.expr import Var
 
 
 @dataclass(frozen=True, slots=True)

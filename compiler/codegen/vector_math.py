@@ -11,8 +11,8 @@ were rounded to float32 one after the other, each time refitting those left.
 
 import math
 
-from compiler.codegen.lane_writer import LOOKUP_LANES, LaneWriter, in_sixteens
-from compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.lane_writer import LOOKUP_LANES, LaneWriter, in_sixteens
+from retune.compiler.codegen.values import Emit, Value
 
 _MANTISSA_BITS = 23
 _ONE_BITS = 0x3F800000

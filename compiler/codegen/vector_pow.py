@@ -8,9 +8,9 @@ The coefficients make the largest relative error smallest, as those of vector_ma
 
 import math
 
-from compiler.codegen.lane_writer import LaneWriter
-from compiler.codegen.types import llvm_type
-from compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.lane_writer import LaneWriter
+from retune.compiler.codegen.types import llvm_type
+from retune.compiler.codegen.values import Emit, Value
 
 _MANTISSA_BITS = 52
 _MANTISSA_MASK = (1 << _MANTISSA_BITS) - 1

@@ -3,10 +3,10 @@
 Always: the hardware hands over words of 32 bits; what is narrower goes in one, what is wider in two. No bit changes.
 """
 
-from compiler.codegen.types import item_bytes, llvm_type
-from compiler.codegen.values import Emit, Value
-from compiler.errors import LoweringError
-from compiler.ir.kernel import WARP
+from retune.compiler.codegen.types import item_bytes, llvm_type
+from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.kernel import WARP
 
 DECLARATIONS = tuple(
     f"declare {kind} @llvm.nvvm.shfl.sync.{mode}.{suffix}(i32, {kind}, i32, i32)"

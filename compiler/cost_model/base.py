@@ -6,16 +6,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.cost_model.metrics import ModelMetrics
-from compiler.errors import OptionError
+from retune.compiler.cost_model.metrics import ModelMetrics
+from retune.compiler.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
     """Measured programs of one task.
 
-    `features` is (N, S, F) float32 as `compiler.features.extract` gives it; `seconds` is (N,), inf for a program that
-    failed. S may differ between batches.
+    `features` is (N, S, F) float32 as `retune.compiler.features.extract` gives it; `seconds` is (N,), inf for a program
+    that failed. S may differ between batches.
     Raises: OptionError when the shapes do not fit or a time is not positive.
     """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.cost_model.base import TrainingBatch
+from retune.compiler.cost_model.base import TrainingBatch
 
 Ints = NDArray[np.int64]
 

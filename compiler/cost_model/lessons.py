@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.cost_model.base import TrainingBatch
-from compiler.errors import CorruptRecordError, OptionError, StoreError
-from compiler.features import FEATURE_VERSION
-from compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.cost_model.base import TrainingBatch
+from retune.compiler.errors import CorruptRecordError, OptionError, StoreError
+from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
 
 UNREADABLE = (*DAMAGE, OptionError)
 """What reading arrays from bytes may raise when they are none."""

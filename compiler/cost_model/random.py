@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.cost_model.base import TrainingBatch
-from compiler.cost_model.metrics import ModelMetrics
+from retune.compiler.cost_model.base import TrainingBatch
+from retune.compiler.cost_model.metrics import ModelMetrics
 
 
 def random_scores(features: NDArray[np.float32], seed: int) -> NDArray[np.float64]:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.cost_model.base import TrainingBatch
-from compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
-from compiler.cost_model.lessons import UNREADABLE, archived, batches_in, header_of, unpacked
-from compiler.cost_model.metrics import ModelMetrics, judge
-from compiler.cost_model.random import random_scores
-from compiler.cost_model.saved_trees import check_trees
-from compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
-from compiler.features import FEATURE_NAMES
-from compiler.runtime.published import published
+from retune.compiler.cost_model.base import TrainingBatch
+from retune.compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
+from retune.compiler.cost_model.lessons import UNREADABLE, archived, batches_in, header_of, unpacked
+from retune.compiler.cost_model.metrics import ModelMetrics, judge
+from retune.compiler.cost_model.random import random_scores
+from retune.compiler.cost_model.saved_trees import check_trees
+from retune.compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
+from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.runtime.published import published
 
 if TYPE_CHECKING:  # it loads scipy too, half a second that a command should not pay before its first output
     import xgboost

@@ -1,4 +1,4 @@
-"""In: errands from a run on another machine, see `compiler.measure.fleet`. Out: their answers, as messages.
+"""In: errands from a run on another machine, see `retune.compiler.measure.fleet`. Out: their answers, as messages.
 
 Always: an errand is data; what it may ask for is listed here, and nothing of it is looked up by a name it brings. A
 failure of this machine is part of the answer, for the run to try again.
@@ -11,15 +11,15 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from compiler import config
-from compiler.codegen.cpu import describe
-from compiler.driver.hardware import target_on
-from compiler.driver.limits import MachineLimits
-from compiler.driver.report import Comparison, Contender
-from compiler.errors import DeviceError, MeasureError, RetuneError
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.cuda_runner import CudaRunner, gpu_here
-from compiler.measure.fleet import (
+from retune.compiler import config
+from retune.compiler.codegen.cpu import describe
+from retune.compiler.driver.hardware import target_on
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.report import Comparison, Contender
+from retune.compiler.errors import DeviceError, MeasureError, RetuneError
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.cuda_runner import CudaRunner, gpu_here
+from retune.compiler.measure.fleet import (
     BUILD_VERB,
     COMPARE_VERB,
     DESCRIBE_VERB,
@@ -31,17 +31,17 @@ from compiler.measure.fleet import (
     asked,
     device_queue,
 )
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.runner import LocalRunner
-from compiler.measure.task_inputs import register_task_input_buffer
-from compiler.measure.wire import from_bytes, to_bytes
-from compiler.measure.worker_process import WorkerProcess
-from compiler.runtime.machine import last_cache_bytes
-from compiler.schedule.steps import load_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.task_inputs import register_task_input_buffer
+from retune.compiler.measure.wire import from_bytes, to_bytes
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.runtime.machine import last_cache_bytes
+from retune.compiler.schedule.steps import load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 _KEPT_TASKS = 32
 
@@ -184,14 +184,14 @@ class Bench:
             for number, (name, key) in enumerate(request["networks"].items()):
                 paths[name] = Path(folder) / f"{number}.retune"
                 paths[name].write_bytes(objects.get(key))
-            compare = "compiler.driver.compare:compare_networks"
+            compare = "retune.compiler.driver.compare:compare_networks"
             model = objects.get(request["model"])
             return asdict(worker.call(compare, paths, model, request["threads"], request["seed"]))
 
     def _measure_limits(self, request: Mapping[str, Any], _: Objects) -> Any:
         """What this machine can do at best: the fields of `MachineLimits`."""
         with self._comparing as worker:
-            return asdict(worker.call("compiler.driver.limits:measure_limits", request["threads"]))
+            return asdict(worker.call("retune.compiler.driver.limits:measure_limits", request["threads"]))
 
     def _runner_for(self, options: MeasureOptions, *, gpu: bool) -> LocalRunner:
         """What times on this machine's processor or a GPU. Raises: DeviceError when there is no such GPU."""

@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
-from compiler.codegen.cuda_text import cuda_text
-from compiler.codegen.dot_instructions import dots_of
-from compiler.codegen.kernel import KernelText, write_kernel
-from compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
-from compiler.codegen.nvptx import ptx, write_device
-from compiler.driver.device_build import build_device_kernel
-from compiler.driver.hardware import hardware_of, hardware_of_gpu, target_on
-from compiler.errors import LoweringError, refusing_depth
-from compiler.ir.stmt import LoopFunction, check_function_name
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.lower.pipeline import lower
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
-from compiler.runtime.cuda import driver
-from compiler.runtime.cuda_function import CudaFunction
-from compiler.runtime.function import KernelFunction
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default_gpu import untuned_steps
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
-from compiler.te.tensor import Tensor
+from retune.compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
+from retune.compiler.codegen.cuda_text import cuda_text
+from retune.compiler.codegen.dot_instructions import dots_of
+from retune.compiler.codegen.kernel import KernelText, write_kernel
+from retune.compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
+from retune.compiler.codegen.nvptx import ptx, write_device
+from retune.compiler.driver.device_build import build_device_kernel
+from retune.compiler.driver.hardware import hardware_of, hardware_of_gpu, target_on
+from retune.compiler.errors import LoweringError, refusing_depth
+from retune.compiler.ir.stmt import LoopFunction, check_function_name
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.runtime.cuda import driver
+from retune.compiler.runtime.cuda_function import CudaFunction
+from retune.compiler.runtime.function import KernelFunction
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default_gpu import untuned_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+from retune.compiler.te.tensor import Tensor
 
 
 class Program(Protocol):

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.driver.onnx_runtime import OnnxRuntime, is_installed
-from compiler.driver.report import ROUGH, TOLERANCE, Comparison, Contender
-from compiler.dtype import is_float
-from compiler.errors import MeasureError, install_hint
-from compiler.executor.executors import executor_of
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.runtime.contention import ContentionMeter
-from compiler.runtime.device import is_gpu
-from compiler.target import Target
+from retune.compiler.driver.onnx_runtime import OnnxRuntime, is_installed
+from retune.compiler.driver.report import ROUGH, TOLERANCE, Comparison, Contender
+from retune.compiler.dtype import is_float
+from retune.compiler.errors import MeasureError, install_hint
+from retune.compiler.executor.executors import executor_of
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.device import is_gpu
+from retune.compiler.target import Target
 
 REFERENCE = "ONNX Runtime"
 _TURNS = 25

@@ -11,27 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from compiler import config
-from compiler.codegen.cpu import describe
-from compiler.codegen.nvptx import GPU_TRIPLE
-from compiler.driver.build import build_kernel
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
-from compiler.driver.hardware import hardware_of
-from compiler.errors import DefinitionError, LoweringError, ScheduleError
-from compiler.executor.network import CompiledNetwork, Coverage, Origin
-from compiler.graph.ir import Graph
-from compiler.graph.partition import Alternative, Partition, partition, with_alternatives
-from compiler.graph.to_plan import to_plan
-from compiler.graph.winograd import winograd_for
-from compiler.measure.record import FIRST_GUESS, FITTED_GUESS
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.default_gpu import untuned_steps
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import State, replay
-from compiler.schedule.steps import Step, load_steps, steps_of
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import config
+from retune.compiler.codegen.cpu import describe
+from retune.compiler.codegen.nvptx import GPU_TRIPLE
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import DefinitionError, LoweringError, ScheduleError
+from retune.compiler.executor.network import CompiledNetwork, Coverage, Origin
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
+from retune.compiler.graph.to_plan import to_plan
+from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.default_gpu import untuned_steps
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.steps import Step, load_steps, steps_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ Shares are of all kernels, those that are not worth tuning too, and add up to on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.executor.network import Coverage, Origin
+from retune.compiler.executor.network import Coverage, Origin
 
 WORDS = {
     Origin.RECORD: "tuned records",

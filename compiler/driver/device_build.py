@@ -6,15 +6,15 @@ architecture which the target names, else the PTX, which the driver assembles.
 
 from collections.abc import Sequence
 
-from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import assemble_roomy, assembles
-from compiler.errors import LoweringError, refusing_depth
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.artifact import ArgSpec, DeviceCode, KernelArtifact, KernelLaunch
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.ptxas import assemble_roomy, assembles
+from retune.compiler.errors import LoweringError, refusing_depth
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, KernelArtifact, KernelLaunch
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
 
 _APART = 256
 """Bytes of whose multiples every temporary buffer begins."""

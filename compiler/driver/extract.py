@@ -7,15 +7,15 @@ Always: deterministic; a broken network is a `ModelError`.
 from functools import lru_cache
 from pathlib import Path
 
-from compiler.driver.hardware import hardware_of
-from compiler.errors import OptionError
-from compiler.frontend.network import load_network
-from compiler.graph.ir import Graph
-from compiler.graph.partition import Partition, partition
-from compiler.graph.pipeline import optimize
-from compiler.graph.winograd import winograd_for
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import OptionError
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.partition import Partition, partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 
 class ExtractedNetwork:

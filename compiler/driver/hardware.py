@@ -5,14 +5,14 @@ Always: what the target's own instruction set offers, never more, as LLVM itself
 
 from dataclasses import fields, replace
 
-from compiler.codegen.cpu import describe, vector_bytes
-from compiler.codegen.nvptx import check_gpu
-from compiler.codegen.ptxas import assembles
-from compiler.config import usable_processors
-from compiler.errors import TargetError
-from compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of, runs_code
-from compiler.runtime.cuda_driver import GpuDevice
-from compiler.target import HardwareParams, Target
+from retune.compiler.codegen.cpu import describe, vector_bytes
+from retune.compiler.codegen.nvptx import check_gpu
+from retune.compiler.codegen.ptxas import assembles
+from retune.compiler.config import usable_processors
+from retune.compiler.errors import TargetError
+from retune.compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of, runs_code
+from retune.compiler.runtime.cuda_driver import GpuDevice
+from retune.compiler.target import HardwareParams, Target
 
 _PLAIN_BYTES = 16
 

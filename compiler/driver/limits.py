@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.measure.bandwidth import stream_kernel
-from compiler.measure.peak import peak_kernel
-from compiler.runtime.machine import free_memory_bytes, last_cache_bytes
+from retune.compiler.measure.bandwidth import stream_kernel
+from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.runtime.machine import free_memory_bytes, last_cache_bytes
 
 TRIES = 12
 """The best of so many counts, since other load can only slow one down."""

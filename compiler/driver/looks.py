@@ -7,11 +7,11 @@ Always: the run is the same with and without.
 import logging
 from collections.abc import Iterable
 
-from compiler.driver.tuning import TaskProgress, Tuning
-from compiler.errors import StoreError
-from compiler.measure.record import MeasureRecord
-from compiler.search.looks import identity_of, looks_from_bytes, looks_to_bytes
-from compiler.search.policy import SketchPolicy
+from retune.compiler.driver.tuning import TaskProgress, Tuning
+from retune.compiler.errors import StoreError
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.search.looks import identity_of, looks_from_bytes, looks_to_bytes
+from retune.compiler.search.policy import SketchPolicy
 
 KEEP_ROUNDS = 8
 """After so many rounds what their programs look like is worth keeping; what is lost with a process is made anew."""

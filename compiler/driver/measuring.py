@@ -6,9 +6,9 @@ in the cache may be the wrong one. So then each timed call gets its weights from
 network's weights, or twice the cache: beyond that nothing changes.
 """
 
-from compiler.errors import OptionError
-from compiler.measure.options import MeasureOptions
-from compiler.runtime.machine import last_cache_bytes
+from retune.compiler.errors import OptionError
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.runtime.machine import last_cache_bytes
 
 WEIGHTS = ("auto", "cached", "memory")
 """Where the weights are while a program is timed: as in the network, in the caches, in memory."""

@@ -1,25 +1,25 @@
 """In: functions of tensors, or tasks. Out: a module of compiled functions that whoever has the TVM FFI can call.
 
-Always: as `compiler.driver.build`, pure and deterministic; what is not given steps runs untuned.
+Always: as `retune.compiler.driver.build`, pure and deterministic; what is not given steps runs untuned.
 """
 
 from collections.abc import Mapping, Sequence
 
-from compiler.codegen.ffi_entry import entry_code
-from compiler.driver.build import Program, build_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.errors import DefinitionError, LoweringError
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.module import ENTRY, Module
-from compiler.runtime.module_file import CompiledFunction
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
-from compiler.te.checks import checked_name
-from compiler.te.prim_func import PrimFunc, create_prim_func
-from compiler.te.tensor import Tensor
+from retune.compiler.codegen.ffi_entry import entry_code
+from retune.compiler.driver.build import Program, build_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import DefinitionError, LoweringError
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.module import ENTRY, Module
+from retune.compiler.runtime.module_file import CompiledFunction
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+from retune.compiler.te.checks import checked_name
+from retune.compiler.te.prim_func import PrimFunc, create_prim_func
+from retune.compiler.te.tensor import Tensor
 
 Buildable = PrimFunc | SearchTask | ComputeDAG | Sequence[Tensor]
 Steps = Sequence[Step] | Program
@@ -68,7 +68,7 @@ def _function(name: str, what: Buildable, target: Target | None, steps: Steps | 
     if task.target.is_gpu:
         raise LoweringError(
             f"{name}: a module holds functions for processors, not for {task.target}; for a GPU there is "
-            "compiler.driver.build.build"
+            "retune.compiler.driver.build.build"
         )
     if steps is None:
         steps = default_steps(task.dag)

@@ -6,14 +6,14 @@ Always: what has no record runs untuned, and one warning names all of these kern
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.network_source import graph_of, with_parameters
-from compiler.driver.pass_context import PassContext
-from compiler.executor.library import Library
-from compiler.graph.ir import Graph
-from compiler.graph.pipeline import NECESSARY, PIPELINE, optimize
-from compiler.runtime.artifact import Array
-from compiler.target import Target
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.network_source import graph_of, with_parameters
+from retune.compiler.driver.pass_context import PassContext
+from retune.compiler.executor.library import Library
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.pipeline import NECESSARY, PIPELINE, optimize
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.target import Target
 
 
 def build_network(

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ModelFormatError
-from compiler.frontend.network import load_network
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.ir import Graph
-from compiler.runtime.artifact import Array
+from retune.compiler.errors import ModelFormatError
+from retune.compiler.frontend.network import load_network
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.ir import Graph
+from retune.compiler.runtime.artifact import Array
 
 
 def graph_of(mod: Any) -> Graph:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import MeasureError
+from retune.compiler.errors import MeasureError
 
 try:
     import onnxruntime

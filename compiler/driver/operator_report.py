@@ -8,9 +8,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from compiler.driver.tuning import TuningSummary
-from compiler.driver.winners import Winner
-from compiler.runtime.readable import milliseconds
+from retune.compiler.driver.tuning import TuningSummary
+from retune.compiler.driver.winners import Winner
+from retune.compiler.runtime.readable import milliseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ Always: what is asked for is one line of text, so it travels wherever the name o
     operator:["retune.matmul", 512, 512, 512]            an operator of the table here
     operator:my_package.workloads:["gemm", 64, 64]       a workload that importing the module registers
 
-The operators here take float32 and are those of `compiler.te.ops`; activations are channels last, weights constants
-that a kernel may pack. Padding keeps the size where the stride is 1.
+The operators here take float32 and are those of `retune.compiler.te.ops`; activations are channels last, weights
+constants that a kernel may pack. Padding keeps the size where the stride is 1.
 """
 
 import importlib
@@ -18,19 +18,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from compiler import te
-from compiler.driver.hardware import hardware_of
-from compiler.errors import DefinitionError, OptionError, WorkloadError
-from compiler.schedule.task import SearchTask
-from compiler.schedule.workload_registry import register_workload
-from compiler.target import Target
-from compiler.te.ops import OpCall
-from compiler.te.ops.call import Attribute
-from compiler.te.ops.conv import convolution
-from compiler.te.ops.matmul import batch_matmul, dense
-from compiler.te.ops.norm import layer_norm
-from compiler.te.ops.reduce import softmax
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import DefinitionError, OptionError, WorkloadError
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.schedule.workload_registry import register_workload
+from retune.compiler.target import Target
+from retune.compiler.te.ops import OpCall
+from retune.compiler.te.ops.call import Attribute
+from retune.compiler.te.ops.conv import convolution
+from retune.compiler.te.ops.matmul import batch_matmul, dense
+from retune.compiler.te.ops.norm import layer_norm
+from retune.compiler.te.ops.reduce import softmax
+from retune.compiler.te.tensor import Tensor
 
 PREFIX = "operator:"
 _EPSILON = 1e-5

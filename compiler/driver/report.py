@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.limits import MachineLimits
-from compiler.driver.tuning import TaskRow, TuningSummary
-from compiler.driver.winners import Winner
-from compiler.measure.record import FITTED_GUESS, GUESSES
-from compiler.runtime.published import publish_text
-from compiler.runtime.readable import busy_warning, milliseconds
-from compiler.target import Target
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.tuning import TaskRow, TuningSummary
+from retune.compiler.driver.winners import Winner
+from retune.compiler.measure.record import FITTED_GUESS, GUESSES
+from retune.compiler.runtime.published import publish_text
+from retune.compiler.runtime.readable import busy_warning, milliseconds
+from retune.compiler.target import Target
 
 TOLERANCE = 1e-4
 """How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of

@@ -6,10 +6,10 @@ Always: nothing is measured; operations and bytes are counted.
 import math
 from collections.abc import Sequence
 
-from compiler.dtype import item_bytes
-from compiler.schedule.access import needs_multi_level_tiling
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
+from retune.compiler.dtype import item_bytes
+from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
 
 SMALL_SHARE = 0.01
 """A reduction of less than this share of a network's time gets no trials."""

@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.driver.shares import are_small
-from compiler.measure.record import MeasureRecord
-from compiler.runtime.readable import milliseconds
-from compiler.schedule.structure import structure_of
-from compiler.schedule.task import SearchTask
-from compiler.search.task_scheduler import SchedulerOptions, TaskState, gradients, network_latency
+from retune.compiler.driver.shares import are_small
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.runtime.readable import milliseconds
+from retune.compiler.schedule.structure import structure_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.task_scheduler import SchedulerOptions, TaskState, gradients, network_latency
 
 ROUND = 64
 """Trials that count as one round, whatever the rounds were that they were measured in."""

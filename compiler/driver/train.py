@@ -5,12 +5,12 @@ not seen. Always: the same records give the same model.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.cost_model.base import TrainingBatch
-from compiler.cost_model.metrics import ModelMetrics
-from compiler.driver.tuning import Origin, Tuning, begin
-from compiler.errors import OptionError
-from compiler.measure.record import MeasureRecord
-from compiler.schedule.task import SearchTask
+from retune.compiler.cost_model.base import TrainingBatch
+from retune.compiler.cost_model.metrics import ModelMetrics
+from retune.compiler.driver.tuning import Origin, Tuning, begin
+from retune.compiler.errors import OptionError
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.schedule.task import SearchTask
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from compiler.errors import ScheduleError
-from compiler.schedule.steps import Step, load_steps
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.sketch import derive_sketches, rules_of
-from compiler.search.sketch_rules import SketchContext
-from compiler.search.space import SketchSpace, spaces_of
-from compiler.search.transfer import Relative, nearest, refitted
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.steps import Step, load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.sketch import derive_sketches, rules_of
+from retune.compiler.search.sketch_rules import SketchContext
+from retune.compiler.search.space import SketchSpace, spaces_of
+from retune.compiler.search.transfer import Relative, nearest, refitted
 
 _TRIED = 4
 """So many of the programs most alike are tried, until one fits."""

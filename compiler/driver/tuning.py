@@ -16,20 +16,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from compiler import config
-from compiler.cost_model.base import TrainingBatch
-from compiler.cost_model.metrics import ModelMetrics
-from compiler.cost_model.xgb import XGBModel
-from compiler.driver.shares import are_small, moved_bytes
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.results import Measurement
-from compiler.schedule.default_gpu import untuned_steps
-from compiler.schedule.steps import dump_steps
-from compiler.schedule.structure import structure_of
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import Candidate, Policy, SketchPolicy, Told
-from compiler.search.task_scheduler import (
+from retune.compiler import config
+from retune.compiler.cost_model.base import TrainingBatch
+from retune.compiler.cost_model.metrics import ModelMetrics
+from retune.compiler.cost_model.xgb import XGBModel
+from retune.compiler.driver.shares import are_small, moved_bytes
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.default_gpu import untuned_steps
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.structure import structure_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import Candidate, Policy, SketchPolicy, Told
+from retune.compiler.search.task_scheduler import (
     SchedulerOptions,
     TaskState,
     best_rival,
@@ -39,7 +39,7 @@ from compiler.search.task_scheduler import (
     leaves_group,
     network_latency,
 )
-from compiler.search.transfer import ADVICE, Relative, fastest, nearest
+from retune.compiler.search.transfer import ADVICE, Relative, fastest, nearest
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""

@@ -8,18 +8,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.cost_model.random import RandomModel
-from compiler.driver.tuning import Origin, record_of
-from compiler.measure.measurer import Builder, Runner
-from compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord, MeasureStatus
-from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
-from compiler.schedule.default_gpu import untuned_steps
-from compiler.schedule.steps import load_steps
-from compiler.schedule.task import SearchTask
-from compiler.search import mutation
-from compiler.search.options import SearchOptions
-from compiler.search.policy import Candidate, SketchPolicy
-from compiler.search.transfer import Relative, nearest
+from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.driver.tuning import Origin, record_of
+from retune.compiler.measure.measurer import Builder, Runner
+from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord, MeasureStatus
+from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
+from retune.compiler.schedule.default_gpu import untuned_steps
+from retune.compiler.schedule.steps import load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search import mutation
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import Candidate, SketchPolicy
+from retune.compiler.search.transfer import Relative, nearest
 
 TRIED = 4
 """How many programs are tried for a task that no record knows."""

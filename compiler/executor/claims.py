@@ -8,7 +8,7 @@ or outputs are before anybody has read them; the thread that lost them is told w
 from collections.abc import Hashable
 from threading import get_ident
 
-from compiler.errors import OptionError
+from retune.compiler.errors import OptionError
 
 _REMEDY = 'make an executor for each thread, library["default"](cpu()), or hold a lock from set_input to get_output'
 

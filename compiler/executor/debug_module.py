@@ -23,17 +23,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.debug_report import NodeTime, Report, make_report, time_table, trace_json
-from compiler.executor.given import copied
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.graph_json import NOP, GraphJson
-from compiler.executor.graph_module import Devices, FunctionTable, GraphModule, create_executor
-from compiler.executor.library import Library
-from compiler.executor.params import save_param_dict_to_file
-from compiler.runtime.artifact import Array
-from compiler.runtime.paths import path_of
-from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.debug_report import NodeTime, Report, make_report, time_table, trace_json
+from retune.compiler.executor.given import copied
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.graph_json import NOP, GraphJson
+from retune.compiler.executor.graph_module import Devices, FunctionTable, GraphModule, create_executor
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.params import save_param_dict_to_file
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.paths import path_of
+from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 _GRAPH = "_tvmdbg_graph_dump.json"
 _TRACE = "_tvmdbg_execution_trace.json"
@@ -47,8 +47,8 @@ def create(
 ) -> "GraphModuleDebug":
     """An executor of a graph that times its nodes; it writes under `dump_root`, by default a new temporary folder.
 
-    Raises: as `compiler.executor.graph_module.create`; ArtifactError when the folder cannot be written, OptionError
-    when `dump_root` is no path.
+    Raises: as `retune.compiler.executor.graph_module.create`; ArtifactError when the folder cannot be written,
+    OptionError when `dump_root` is no path.
     """
     graph = _unshared(GraphJson.loads(graph_json_str))
     return GraphModuleDebug(create_executor(graph, libmod, device), graph, dump_root)

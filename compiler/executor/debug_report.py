@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.runtime.timing import BenchmarkResult
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.timing import BenchmarkResult
 
 _HEADER = ("Node Name", "Ops", "Time(us)", "Time(%)", "Shape", "Inputs", "Outputs", "Measurements(us)")
 _COLUMNS = ("Name", "Duration (us)", "Percent", "Device", "Count", "Argument Shapes", "Hash")

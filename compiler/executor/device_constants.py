@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import address
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import address
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_driver import Driver
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,18 +5,18 @@ Always: CUDA is asked for only by a network that has kernels for a GPU.
 
 from collections.abc import Mapping, Sequence
 
-from compiler.errors import DeviceError, OptionError
-from compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.host_call import HostFunction
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.stores import CudaStore
-from compiler.gpu_facts import runs_code
-from compiler.runtime.cuda import driver
-from compiler.runtime.cuda_driver import GpuDevice
-from compiler.runtime.device import Device, cpu, cuda, is_gpu, same_device
-from compiler.runtime.loader import Kernel
-from compiler.target import Target
+from retune.compiler.errors import DeviceError, OptionError
+from retune.compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.host_call import HostFunction
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.stores import CudaStore
+from retune.compiler.gpu_facts import runs_code
+from retune.compiler.runtime.cuda import driver
+from retune.compiler.runtime.cuda_driver import GpuDevice
+from retune.compiler.runtime.device import Device, cpu, cuda, is_gpu, same_device
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.target import Target
 
 
 def uses_gpu(network: CompiledNetwork) -> bool:

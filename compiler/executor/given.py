@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from compiler.dtype import is_float
-from compiler.errors import OptionError
-from compiler.executor.memory import check_fit, shared_array
-from compiler.executor.plan import BufferKind, BufferSpec, Plan
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import AnyArray
+from retune.compiler.dtype import is_float
+from retune.compiler.errors import OptionError
+from retune.compiler.executor.memory import check_fit, shared_array
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Plan
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import AnyArray
 
 
 def number_as(value: Any, spec: BufferSpec) -> Array:

@@ -13,24 +13,24 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.claims import Claims
-from compiler.executor.given import copied, number_as, parameter_names, place_of
-from compiler.executor.host_call import DeviceCall, HostCall, HostFunction
-from compiler.executor.memory import Memory, MemoryUse, check_fit
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.params import load_param_dict
-from compiler.executor.plan import READ_ONLY, Call
-from compiler.runtime.arguments import MOST_THREADS, is_thread_count
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.device import AnyArray, Device, cpu, device_of, on_gpu, same_device
-from compiler.runtime.loader import BoundKernel, Kernel, load_kernels
-from compiler.runtime.locks import add_lock
-from compiler.runtime.processor import check_processor
-from compiler.runtime.sequence import KernelSequence
-from compiler.runtime.timed_functions import TimedFunctions
-from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.claims import Claims
+from retune.compiler.executor.given import copied, number_as, parameter_names, place_of
+from retune.compiler.executor.host_call import DeviceCall, HostCall, HostFunction
+from retune.compiler.executor.memory import Memory, MemoryUse, check_fit
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.params import load_param_dict
+from retune.compiler.executor.plan import READ_ONLY, Call
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.device import AnyArray, Device, cpu, device_of, on_gpu, same_device
+from retune.compiler.runtime.loader import BoundKernel, Kernel, load_kernels
+from retune.compiler.runtime.locks import add_lock
+from retune.compiler.runtime.processor import check_processor
+from retune.compiler.runtime.sequence import KernelSequence
+from retune.compiler.runtime.timed_functions import TimedFunctions
+from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 _FUNCTIONS = (
     "set_input",
@@ -136,7 +136,7 @@ class GraphExecutor(TimedFunctions):
         """The call, bound on the device that it runs on."""
         raise ArtifactError(
             f"network {self.network.plan.name} also runs on another device than the processor, in its call of "
-            f"{call.kernel}: compiler.executor.executors.executor_of runs it"
+            f"{call.kernel}: retune.compiler.executor.executors.executor_of runs it"
         )
 
     def _homeless(self, call: Call) -> str:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from compiler.dtype import item_bytes, number_type
-from compiler.errors import ArtifactError
+from retune.compiler.dtype import item_bytes, number_type
+from retune.compiler.errors import ArtifactError
 
 DEVICE = "device"
 """The attribute of a node that says on which device of the plan it runs, where that is not the processor."""

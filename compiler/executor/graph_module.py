@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.executors import executor_on
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.graph_json import COPY, NOP, GraphJson
-from compiler.executor.graph_plan import plan_of
-from compiler.executor.host_call import HostFunction
-from compiler.executor.library import Library
-from compiler.executor.network import CompiledNetwork
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.device import AnyArray, Device
-from compiler.runtime.function import KernelFunction
-from compiler.runtime.loader import Kernel
-from compiler.runtime.timing import BenchmarkResult
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.executors import executor_on
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.graph_json import COPY, NOP, GraphJson
+from retune.compiler.executor.graph_plan import plan_of
+from retune.compiler.executor.host_call import HostFunction
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.device import AnyArray, Device
+from retune.compiler.runtime.function import KernelFunction
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.runtime.timing import BenchmarkResult
 
 FunctionTable = Mapping[str, KernelFunction | Kernel | HostFunction]
 """Functions by name: compiled ones, or Python functions that are given inputs and then outputs, which they fill."""
@@ -129,7 +129,9 @@ class GraphModule:
 
         Raises: NotImplementedError, always.
         """
-        raise NotImplementedError("the values inside a graph are kept by compiler.debug_executor; create it there")
+        raise NotImplementedError(
+            "the values inside a graph are kept by retune.compiler.debug_executor; create it there"
+        )
 
     def load_params(self, params_bytes: bytes | bytearray) -> None:
         """Load saved parameters. Raises: see `GraphExecutor.load_params`."""

@@ -8,12 +8,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from compiler.errors import ArtifactError
-from compiler.executor.graph_json import DEVICE, NOP, EntrySpec, GraphJson, Node, Source
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.placement import GPU_PLACE, HOST
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.graph_json import DEVICE, NOP, EntrySpec, GraphJson, Node, Source
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.placement import GPU_PLACE, HOST
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
 
 
 def plan_of(graph: GraphJson, name: str = "graph", on_gpu: Collection[str] = ()) -> Plan:

@@ -1,9 +1,9 @@
 """In: a compiled network with kernels for several devices. Out: its outputs.
 
 Always: everything is allocated and bound when the executor is made; a run is calls and copies in the order of
-`compiler.executor.placement`. The executor's own memory is the processor's, where inputs come from and outputs go to;
-an input is copied to a device when it was set since the last run, and what is in the caller's arrays on a device stays
-there.
+`retune.compiler.executor.placement`. The executor's own memory is the processor's, where inputs come from and outputs
+go to; an input is copied to a device when it was set since the last run, and what is in the caller's arrays on a device
+stays there.
 """
 
 import math
@@ -15,18 +15,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.graph_executor import GraphExecutor, joined, require_network
-from compiler.executor.host_call import DeviceCall, HostCall, HostFunction
-from compiler.executor.memory import Memory, MemoryUse
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.placement import HOST, Copy, PlacedPlan, Run, placed
-from compiler.executor.plan import READ_ONLY, BufferKind, Call, Plan
-from compiler.executor.stores import Store
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.device import AnyArray, Device, cpu, device_of, on_gpu
-from compiler.runtime.loader import BoundKernel, Kernel
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.graph_executor import GraphExecutor, joined, require_network
+from retune.compiler.executor.host_call import DeviceCall, HostCall, HostFunction
+from retune.compiler.executor.memory import Memory, MemoryUse
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.placement import HOST, Copy, PlacedPlan, Run, placed
+from retune.compiler.executor.plan import READ_ONLY, BufferKind, Call, Plan
+from retune.compiler.executor.stores import Store
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.device import AnyArray, Device, cpu, device_of, on_gpu
+from retune.compiler.runtime.loader import BoundKernel, Kernel
 
 
 class HeterogeneousExecutor(GraphExecutor):

@@ -6,7 +6,7 @@ Always: a Python function gets its inputs, which it cannot write to, and then th
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from compiler.runtime.artifact import Array
+from retune.compiler.runtime.artifact import Array
 
 HostFunction = Callable[..., Any]
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from compiler import config
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.executors import executor_on
-from compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
-from compiler.executor.graph_json import GraphJson
-from compiler.executor.graph_plan import graph_of, plan_of
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
-from compiler.runtime.arguments import is_thread_count
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.device import Device
-from compiler.runtime.loader import LoadedKernels, load_kernels
-from compiler.runtime.paths import path_of
+from retune.compiler import config
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.executors import executor_on
+from retune.compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
+from retune.compiler.executor.graph_json import GraphJson
+from retune.compiler.executor.graph_plan import graph_of, plan_of
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
+from retune.compiler.runtime.arguments import is_thread_count
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.device import Device
+from retune.compiler.runtime.loader import LoadedKernels, load_kernels
+from retune.compiler.runtime.paths import path_of
 
 _ENTRY = "default"
 _NETWORK_SUFFIX = ".retune"

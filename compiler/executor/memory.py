@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.host_call import BoundCall
-from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
-from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import aligned_zeros, constant_array
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.host_call import BoundCall
+from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.buffers import aligned_zeros, constant_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Memory:
         if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
             raise OptionError(
                 f"{what} {spec.name}: an array that is used without a copy must be dense and start at a multiple of "
-                f"{ALIGNMENT} bytes; compiler.graph_executor.empty makes such arrays"
+                f"{ALIGNMENT} bytes; retune.compiler.graph_executor.empty makes such arrays"
             )
         if written and not array.flags.writeable:
             raise OptionError(f"{what} {spec.name}: the array is read-only, and the network writes to it")

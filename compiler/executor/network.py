@@ -2,7 +2,7 @@
 
 Always: a zip of JSON, `.npy` arrays and object code; no pickle, written to a temporary name and renamed when complete.
 
-    plan.json         see `compiler.executor.plan`
+    plan.json         see `retune.compiler.executor.plan`
     metadata.json     version, target, tool versions; coverage: which record every task was built from
     kernels.json      name, arguments, packing, workspace of every kernel
     kernels/NAME.o    its object code
@@ -20,14 +20,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from compiler.dtype import BFLOAT16, item_bytes
-from compiler.errors import ArtifactError
-from compiler.executor.plan import BufferKind, Plan
-from compiler.runtime.archives import DAMAGE, check_archive, too_large
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.artifact_rows import kernel_of, kernel_row
-from compiler.runtime.buffers import aligned_array, constant_array, frozen
-from compiler.runtime.published import published
+from retune.compiler.dtype import BFLOAT16, item_bytes
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.plan import BufferKind, Plan
+from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.buffers import aligned_array, constant_array, frozen
+from retune.compiler.runtime.published import published
 
 FORMAT_VERSION = 1
 

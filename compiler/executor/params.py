@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.dtype import item_bytes, number_type
-from compiler.errors import ArtifactError, OptionError
-from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.paths import path_of
+from retune.compiler.dtype import item_bytes, number_type
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.paths import path_of
 
 _MAGIC = b"RETUNE\x1aP"
 _VERSION = 1

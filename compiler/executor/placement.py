@@ -7,9 +7,9 @@ Always: before a call all that it reads is on its device, as it was written last
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.errors import ArtifactError
-from compiler.executor.plan import BufferKind, Call, Plan
-from compiler.runtime.artifact import KernelArtifact
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.plan import BufferKind, Call, Plan
+from retune.compiler.runtime.artifact import KernelArtifact
 
 HOST = 0
 """The number of the device that inputs come from and outputs go to."""

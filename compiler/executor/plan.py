@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from compiler.dtype import item_bytes, number_type
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import ALIGNMENT, KernelArtifact
+from retune.compiler.dtype import item_bytes, number_type
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
 PLAN_VERSION = 1
 _MOST_DIMENSIONS = 64

@@ -1,8 +1,8 @@
 """In: a compiled network. Out: one shared library of its kernels, with everything else of the network at its end.
 
 Always: the file is linked by the system's linker and is written completely or not at all. Its end is a zip as in
-`compiler.executor.network`, without object code, with size and SHA-256 of the linked part; both are checked before any
-code is loaded.
+`retune.compiler.executor.network`, without object code, with size and SHA-256 of the linked part; both are checked
+before any code is loaded.
 
 A program in another language can call the kernels: each is a symbol, see `KernelArtifact`; link with libgomp and libm.
 """
@@ -13,12 +13,12 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiler.errors import ArtifactError
-from compiler.executor.network import CompiledNetwork, read_network, write_network
-from compiler.runtime.archives import DAMAGE, check_archive, too_large
-from compiler.runtime.linking import LINKERS, link_objects
-from compiler.runtime.loader import LoadedKernels, load_library
-from compiler.runtime.published import published
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.network import CompiledNetwork, read_network, write_network
+from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.runtime.linking import LINKERS, link_objects
+from retune.compiler.runtime.loader import LoadedKernels, load_library
+from retune.compiler.runtime.published import published
 
 _ELF = b"\x7fELF"
 _MEMBER = "library.json"

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compiler.errors import ArtifactError, DeviceError, OptionError
-from compiler.executor.device_constants import CONSTANTS
-from compiler.executor.memory import Memory
-from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
-from compiler.runtime.arguments import MOST_THREADS, is_thread_count
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver
-from compiler.runtime.cuda_program import DeviceProgram
-from compiler.runtime.device import Device, cpu, cuda
-from compiler.runtime.loader import load_kernels
+from retune.compiler.errors import ArtifactError, DeviceError, OptionError
+from retune.compiler.executor.device_constants import CONSTANTS
+from retune.compiler.executor.memory import Memory
+from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_driver import Driver
+from retune.compiler.runtime.cuda_program import DeviceProgram
+from retune.compiler.runtime.device import Device, cpu, cuda
+from retune.compiler.runtime.loader import load_kernels
 
 
 class Store(Protocol):
@@ -154,7 +154,9 @@ class CudaStore(_OfOne):
     def __init__(self, driver: Driver, number: int = 0) -> None:
         """Raises: DeviceError when there is no such GPU; OptionError when `driver` is none, or `number` no number."""
         if not hasattr(driver, "open") or not hasattr(driver, "stream"):
-            raise OptionError(f"a driver is needed, as compiler.runtime.cuda.driver() gives it, not {driver!r:.80}")
+            raise OptionError(
+                f"a driver is needed, as retune.compiler.runtime.cuda.driver() gives it, not {driver!r:.80}"
+            )
         self.device = cuda(number)
         driver.open(number)
         self.driver = driver

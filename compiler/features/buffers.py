@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.features.nest import Flags, Floats, Nest
-from compiler.features.table import BUFFERS
-from compiler.features.touch import Touch
+from retune.compiler.features.nest import Flags, Floats, Nest
+from retune.compiler.features.table import BUFFERS
+from retune.compiler.features.touch import Touch
 
 Columns = Iterator[tuple[str, Floats | float]]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compiler.features.buffers import Columns
-from compiler.features.nest import Floats
-from compiler.schedule.counts import OpCounts
-from compiler.target import HardwareParams
+from retune.compiler.features.buffers import Columns
+from retune.compiler.features.nest import Floats
+from retune.compiler.schedule.counts import OpCounts
+from retune.compiler.target import HardwareParams
 
 _LATENCY = 4.0
 """Cycles before the result of a multiply-add can be used."""

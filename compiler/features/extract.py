@@ -5,26 +5,26 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import is_float
-from compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
-from compiler.features.estimate import estimate_columns, operation_cost
-from compiler.features.gpu import gpu_columns, is_bound, shared_tensors
-from compiler.features.gpu_estimate import Launched, Moved, gpu_estimates
-from compiler.features.lowering import innermost
-from compiler.features.memory import allocation_columns, intensity_columns, memory_columns
-from compiler.features.nest import Floats, Nest, column, nest_arrays
-from compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
-from compiler.features.tensor_estimate import tensor_estimates
-from compiler.features.tile import parallel_columns, tile_columns
-from compiler.features.tiled_estimate import tiled_estimates
-from compiler.features.touch import Touch, touches
-from compiler.features.turn_loop import Statement
-from compiler.ir.dot import Pair
-from compiler.schedule.choices import LoopChoices
-from compiler.schedule.linear import Linear
-from compiler.schedule.state import Number
-from compiler.schedule.statements import StageNest
-from compiler.target import HardwareParams
+from retune.compiler.dtype import is_float
+from retune.compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
+from retune.compiler.features.estimate import estimate_columns, operation_cost
+from retune.compiler.features.gpu import gpu_columns, is_bound, shared_tensors
+from retune.compiler.features.gpu_estimate import Launched, Moved, gpu_estimates
+from retune.compiler.features.lowering import innermost
+from retune.compiler.features.memory import allocation_columns, intensity_columns, memory_columns
+from retune.compiler.features.nest import Floats, Nest, column, nest_arrays
+from retune.compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
+from retune.compiler.features.tensor_estimate import tensor_estimates
+from retune.compiler.features.tile import parallel_columns, tile_columns
+from retune.compiler.features.tiled_estimate import tiled_estimates
+from retune.compiler.features.touch import Touch, touches
+from retune.compiler.features.turn_loop import Statement
+from retune.compiler.ir.dot import Pair
+from retune.compiler.schedule.choices import LoopChoices
+from retune.compiler.schedule.linear import Linear
+from retune.compiler.schedule.state import Number
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.target import HardwareParams
 
 _WEIGHTS = {
     kind: {name: 2 if name == f"{kind}_mad" else 1 for name in OPERATION_NAMES if name.startswith(f"{kind}_")}

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from compiler.features.buffers import Columns
-from compiler.features.nest import Floats, Nest, size_of
-from compiler.features.warp import SHARED
-from compiler.ir.kernel import WORD
-from compiler.ir.tensor_core import WARP
-from compiler.schedule.state import Annotation
-from compiler.schedule.statements import StageNest
-from compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
-from compiler.te.tensor import Tensor
+from retune.compiler.features.buffers import Columns
+from retune.compiler.features.nest import Floats, Nest, size_of
+from retune.compiler.features.warp import SHARED
+from retune.compiler.ir.kernel import WORD
+from retune.compiler.ir.tensor_core import WARP
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
+from retune.compiler.te.tensor import Tensor
 
 _OTHERS = 32.0
 _PER_WORD = 1.25

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.features.buffers import Columns, pick
-from compiler.features.nest import Flags, Floats, Nest, product_where
-from compiler.features.touch import Touch
-from compiler.features.warp import SECTOR, warp_access
-from compiler.gpu_facts import GpuFacts
-from compiler.ir.kernel import WARP
-from compiler.schedule.state import Annotation
-from compiler.te.tensor import Tensor
+from retune.compiler.features.buffers import Columns, pick
+from retune.compiler.features.nest import Flags, Floats, Nest, product_where
+from retune.compiler.features.touch import Touch
+from retune.compiler.features.warp import SECTOR, warp_access
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.kernel import WARP
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.te.tensor import Tensor
 
 _MOST_REGISTERS = 255.0
 _SPILL = 8.0

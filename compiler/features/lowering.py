@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.dtype import BFLOAT16, accumulated, item_bytes
-from compiler.features.buffers import pick
-from compiler.features.nest import Flags, Floats, Nest, product_where
-from compiler.features.touch import Touch
-from compiler.ir.dot import BYTES, Pair, is_possible
-from compiler.target import HardwareParams
-from compiler.te.tensor import Reduce
+from retune.compiler.dtype import BFLOAT16, accumulated, item_bytes
+from retune.compiler.features.buffers import pick
+from retune.compiler.features.nest import Flags, Floats, Nest, product_where
+from retune.compiler.features.touch import Touch
+from retune.compiler.ir.dot import BYTES, Pair, is_possible
+from retune.compiler.target import HardwareParams
+from retune.compiler.te.tensor import Reduce
 
 CHAINS = 4
 """Vectors of partial results of a reduction that runs in lanes."""

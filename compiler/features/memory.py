@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.features.buffers import Columns, pick
-from compiler.features.nest import Floats, Nest, column
-from compiler.features.table import CACHES, GROUPS, INTENSITY_POINTS
-from compiler.features.touch import Touch
+from retune.compiler.features.buffers import Columns, pick
+from retune.compiler.features.nest import Floats, Nest, column
+from retune.compiler.features.table import CACHES, GROUPS, INTENSITY_POINTS
+from retune.compiler.features.touch import Touch
 
 
 def memory_columns(nest: Nest, touched: Sequence[Touch], operations: Floats, line_bytes: int) -> Columns:

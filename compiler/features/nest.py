@@ -12,12 +12,12 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import item_bytes
-from compiler.schedule.bounds import Loop
-from compiler.schedule.choices import LoopChoices
-from compiler.schedule.linear import LoopKey
-from compiler.schedule.state import Annotation, IterKind, Number
-from compiler.schedule.statements import StageNest
+from retune.compiler.dtype import item_bytes
+from retune.compiler.schedule.bounds import Loop
+from retune.compiler.schedule.choices import LoopChoices
+from retune.compiler.schedule.linear import LoopKey
+from retune.compiler.schedule.state import Annotation, IterKind, Number
+from retune.compiler.schedule.statements import StageNest
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 Floats = NDArray[np.float64]

@@ -40,7 +40,7 @@ Where the well-known Ansor table has columns that are dead or wrong, these diffe
 
 from collections.abc import Iterator
 
-from compiler.schedule.counts import COUNTED
+from retune.compiler.schedule.counts import COUNTED
 
 FEATURE_VERSION = 5
 """Version of the table; a cost model that was trained on another one cannot be used."""

@@ -1,20 +1,20 @@
 """In: a product on tensor cores and the copies of its factors. Out: the cycles that its loop over turns should take.
 
-Always: first principles, nothing measured; see `compiler.features.turn_loop`.
+Always: first principles, nothing measured; see `retune.compiler.features.turn_loop`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.features.buffers import Columns
-from compiler.features.gpu_estimate import Launched
-from compiler.features.nest import Floats, product_where
-from compiler.features.turn_loop import PARTS, Statement, TurnLoop
-from compiler.gpu_facts import GpuFacts
-from compiler.ir.tensor_core import COLUMNS, ROWS
-from compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of, product_of, steps_of
+from retune.compiler.dtype import item_bytes
+from retune.compiler.features.buffers import Columns
+from retune.compiler.features.gpu_estimate import Launched
+from retune.compiler.features.nest import Floats, product_where
+from retune.compiler.features.turn_loop import PARTS, Statement, TurnLoop
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.tensor_core import COLUMNS, ROWS
+from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of, product_of, steps_of
 
 _SHARED_BYTES = 128.0
 """What shared memory moves in a cycle."""

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.dtype import accumulated
-from compiler.features.buffers import Columns, pick
-from compiler.features.lowering import Innermost
-from compiler.features.nest import Flags, Floats, Nest, product_where, unrolled_flags
-from compiler.features.touch import Touch
-from compiler.target import HardwareParams
+from retune.compiler.dtype import accumulated
+from retune.compiler.features.buffers import Columns, pick
+from retune.compiler.features.lowering import Innermost
+from retune.compiler.features.nest import Flags, Floats, Nest, product_where, unrolled_flags
+from retune.compiler.features.touch import Touch
+from retune.compiler.target import HardwareParams
 
 
 def tile_columns(nest: Nest, touched: Sequence[Touch], inside: Innermost, hardware: HardwareParams) -> Columns:

@@ -1,24 +1,24 @@
 """In: a product on CUDA cores and the copies of its factors. Out: the cycles that its loop over turns should take.
 
-Always: first principles, nothing measured; see `compiler.features.turn_loop`. Each step of the sum reads from shared
-memory what the sums of a thread need, several steps at once, and its arithmetic shares the schedulers with that.
+Always: first principles, nothing measured; see `retune.compiler.features.turn_loop`. Each step of the sum reads from
+shared memory what the sums of a thread need, several steps at once, and its arithmetic shares the schedulers with that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from compiler.dtype import is_float
-from compiler.features.buffers import Columns
-from compiler.features.estimate import operation_cost
-from compiler.features.gpu_estimate import Launched
-from compiler.features.nest import Floats, product_where
-from compiler.features.turn_loop import PARTS, Statement, TurnLoop
-from compiler.gpu_facts import GpuFacts
-from compiler.ir.kernel import WARP
-from compiler.schedule.linear import LoopKey
-from compiler.schedule.state import Annotation
-from compiler.schedule.tensor_nests import product_of
+from retune.compiler.dtype import is_float
+from retune.compiler.features.buffers import Columns
+from retune.compiler.features.estimate import operation_cost
+from retune.compiler.features.gpu_estimate import Launched
+from retune.compiler.features.nest import Floats, product_where
+from retune.compiler.features.turn_loop import PARTS, Statement, TurnLoop
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.kernel import WARP
+from retune.compiler.schedule.linear import LoopKey
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.tensor_nests import product_of
 
 _LOAD_CYCLES = 33.0
 """From a load of shared memory to the arithmetic that wants it."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.features.nest import Flags, Floats, Nest, column, size_of
-from compiler.schedule.linear import Linear
-from compiler.schedule.statements import Access
-from compiler.te.tensor import Tensor
+from retune.compiler.features.nest import Flags, Floats, Nest, column, size_of
+from retune.compiler.schedule.linear import Linear
+from retune.compiler.schedule.statements import Access
+from retune.compiler.te.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

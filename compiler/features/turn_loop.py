@@ -11,15 +11,15 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from compiler.features.buffers import Columns
-from compiler.features.gpu_estimate import CACHE_RATIO, MEMORY_CYCLES, Launched, Moved
-from compiler.features.nest import Flags, Floats, Nest
-from compiler.features.touch import Touch
-from compiler.gpu_facts import GpuFacts
-from compiler.ir.tensor_core import COPY_BYTES
-from compiler.schedule.counts import OpCounts
-from compiler.schedule.state import Annotation
-from compiler.schedule.tensor_nests import turns_at_once
+from retune.compiler.features.buffers import Columns
+from retune.compiler.features.gpu_estimate import CACHE_RATIO, MEMORY_CYCLES, Launched, Moved
+from retune.compiler.features.nest import Flags, Floats, Nest
+from retune.compiler.features.touch import Touch
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.tensor_core import COPY_BYTES
+from retune.compiler.schedule.counts import OpCounts
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.tensor_nests import turns_at_once
 
 PARTS = 4
 """Schedulers of a multiprocessor, each with lanes and tensor cores of its own, for every fourth warp."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.features.nest import Floats, Nest, column
-from compiler.features.touch import Touch
-from compiler.ir.alignment import VECTOR_BYTES
-from compiler.ir.kernel import WARP
-from compiler.schedule.state import Annotation, Number
+from retune.compiler.features.nest import Floats, Nest, column
+from retune.compiler.features.touch import Touch
+from retune.compiler.ir.alignment import VECTOR_BYTES
+from retune.compiler.ir.kernel import WARP
+from retune.compiler.schedule.state import Annotation, Number
 
 SHARED = ".shared"
 """How the name of a stage ends that the threads of a block fetch together."""

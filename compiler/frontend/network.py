@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compiler.errors import ModelFormatError
-from compiler.frontend import zoo
-from compiler.frontend.onnx.importer import Constants, load_model
-from compiler.frontend.onnx.model_file import read_model
-from compiler.frontend.onnx.program import Dimensions, load_program
-from compiler.graph.ir import Graph
-from compiler.graph.program import Program
+from retune.compiler.errors import ModelFormatError
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.onnx.importer import Constants, load_model
+from retune.compiler.frontend.onnx.model_file import read_model
+from retune.compiler.frontend.onnx.program import Dimensions, load_program
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.program import Program
 
 _ZOO = (*zoo.NAMES, *zoo.PROGRAM_NAMES)
 
 
 def load_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
-    """Import a network as it is, without any pass; `compiler.graph.pipeline.optimize` applies those.
+    """Import a network as it is, without any pass; `retune.compiler.graph.pipeline.optimize` applies those.
 
     The graph is named after the zoo network or the file's stem. `shapes` gives static shapes to dynamic inputs.
     Raises: ModelFormatError, DynamicShapeError or UnsupportedOperatorError with one sentence.

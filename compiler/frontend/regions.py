@@ -1,10 +1,10 @@
-"""In: a region as data, see `compiler.graph.region`. Out: the region. Always: data only; damage is refused."""
+"""In: a region as data, see `retune.compiler.graph.region`. Out: the region. Always: data only; damage is refused."""
 
 from collections.abc import Callable, Mapping
 
-from compiler.errors import ArtifactError
-from compiler.frontend.onnx.region import KIND, OnnxRegion
-from compiler.graph.region import GraphRegion, Region
+from retune.compiler.errors import ArtifactError
+from retune.compiler.frontend.onnx.region import KIND, OnnxRegion
+from retune.compiler.graph.region import GraphRegion, Region
 
 _READERS: Mapping[str, Callable[[bytes], Region]] = {"graph": GraphRegion.from_bytes, KIND: OnnxRegion.from_bytes}
 

@@ -3,8 +3,9 @@
 Always: the group's result stays, and what it reads of other groups; what changes is its nodes, and constants, which are
 made of the network's own.
 
-A kind of alternative is a `Rewrite`. Which way is the fastest is a matter of measurement: `compiler.graph.partition`
-makes a task of each, and the network is compiled with the one whose record is the fastest.
+A kind of alternative is a `Rewrite`. Which way is the fastest is a matter of measurement:
+`retune.compiler.graph.partition` makes a task of each, and the network is compiled with the one whose record is the
+fastest.
 """
 
 from collections.abc import Callable
@@ -13,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from compiler.graph.fuse import FusedOp
-from compiler.graph.ir import Array, Graph, Node, Value
+from retune.compiler.graph.fuse import FusedOp
+from retune.compiler.graph.ir import Array, Graph, Node, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from compiler.errors import DefinitionError
-from compiler.graph.derived import derived
-from compiler.graph.evaluate import evaluate_node
-from compiler.graph.infer import misfit
-from compiler.graph.ir import Array, Attribute, Graph, Node, Value
-from compiler.graph.ops import infer_value
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.derived import derived
+from retune.compiler.graph.evaluate import evaluate_node
+from retune.compiler.graph.infer import misfit
+from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
+from retune.compiler.graph.ops import infer_value
 
 _KEPT = ("identity", "dequantize")
 """Nodes that stay where they read constants alone: the bytes of a weight are worth more than its numbers."""

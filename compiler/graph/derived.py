@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
-from compiler.graph.ir import Array
+from retune.compiler.graph.ir import Array
 
 _LARGE_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 16

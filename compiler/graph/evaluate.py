@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from compiler.dtype import is_float
-from compiler.errors import DefinitionError
-from compiler.graph.evaluate_places import PLACE_EVALUATORS
-from compiler.graph.ir import Array, Graph, Node, Value
-from compiler.graph.ops import infer_value
-from compiler.te.ops.winograd import transform_matrices
+from retune.compiler.dtype import is_float
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.evaluate_places import PLACE_EVALUATORS
+from retune.compiler.graph.ir import Array, Graph, Node, Value
+from retune.compiler.graph.ops import infer_value
+from retune.compiler.te.ops.winograd import transform_matrices
 
 Evaluator = Callable[[Node, Sequence[Array]], Array]
 

@@ -17,8 +17,8 @@ a concatenation that only a convolution with padding reads: its padding copies w
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.graph.ir import Graph, Node
-from compiler.graph.ops import OPS, FusionKind
+from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.ops import OPS, FusionKind
 
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _BYTES = ("int8", "uint8")

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.errors import ArtifactError, RetuneError
-from compiler.graph.ir import Array, Attribute, Graph, Node, Value
-from compiler.graph.ops import verify
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import ArtifactError, RetuneError
+from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
+from retune.compiler.graph.ops import verify
 
 _LENGTH = 8
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from compiler.dtype import item_bytes
-from compiler.errors import DefinitionError
-from compiler.graph.ir import Node, Value
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.ir import Node, Value
 
 Result = tuple[tuple[int, ...], str]
 Rule = Callable[[Node, Sequence[Value]], Result]
@@ -258,7 +258,7 @@ def phased_convolution(node: Node, operands: Sequence[Value]) -> Result:
 
 
 def convolution(node: Node, operands: Sequence[Value]) -> Result:
-    """Convolution in either layout; the weight's axes are given with the operator in `compiler.graph.ops`."""
+    """Convolution in either layout; the weight's axes are given with the operator in `retune.compiler.graph.ops`."""
     x, w = operands
     groups = node.integer("groups")
     rank = len(_spatial_axes(node, operands))

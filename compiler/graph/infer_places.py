@@ -5,8 +5,8 @@ Always: a misfit names the node; places are int64.
 
 from collections.abc import Sequence
 
-from compiler.graph.infer import Result, misfit
-from compiler.graph.ir import Node, Value
+from retune.compiler.graph.infer import Result, misfit
+from retune.compiler.graph.ir import Node, Value
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 """How a scattered element joins the one that is there."""

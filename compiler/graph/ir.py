@@ -1,7 +1,7 @@
 """In: values, nodes, constants. Out: an immutable `Graph` in topological order. Always: its text is deterministic.
 
 Graph     = inputs, nodes, outputs, constants, values
-Node      = outputs <- op(inputs) {attrs}          op: a name of `compiler.graph.ops.OPS`
+Node      = outputs <- op(inputs) {attrs}          op: a name of `retune.compiler.graph.ops.OPS`
 Value     = name: dtype[shape]                     every input, constant and node output has one
 Attribute = int | float | bool | str | (int, ...)
 """
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import item_bytes
-from compiler.errors import DefinitionError
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import DefinitionError
 
 Attribute = int | float | bool | str | tuple[int, ...]
 Array = NDArray[Any]

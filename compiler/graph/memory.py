@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from compiler.errors import DefinitionError
+from retune.compiler.errors import DefinitionError
 
 ALIGNMENT = 64
 """Offsets are multiples of this many bytes."""

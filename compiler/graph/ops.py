@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from compiler.errors import DefinitionError
-from compiler.graph import infer, infer_places
-from compiler.graph.ir import Attribute, Graph, Node, Value
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph import infer, infer_places
+from retune.compiler.graph.ir import Attribute, Graph, Node, Value
 
 
 class FusionKind(Enum):

@@ -11,19 +11,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler import te
-from compiler.graph.alternatives import Rewrite
-from compiler.graph.fuse import FusedOp, fuse
-from compiler.graph.ir import Graph, Node
-from compiler.graph.ops import OPS, FusionKind
-from compiler.ir.expr import Const
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.ops import OpCall, lower_op
-from compiler.te.ops.call import Operand
-from compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler import te
+from retune.compiler.graph.alternatives import Rewrite
+from retune.compiler.graph.fuse import FusedOp, fuse
+from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.ops import OPS, FusionKind
+from retune.compiler.ir.expr import Const
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.ops import OpCall, lower_op
+from retune.compiler.te.ops.call import Operand
+from retune.compiler.te.tensor import ComputeOp, Tensor
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d")
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")

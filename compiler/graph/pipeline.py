@@ -3,22 +3,22 @@
 import logging
 from collections.abc import Sequence
 
-from compiler.errors import DefinitionError
-from compiler.graph.ir import Graph
-from compiler.graph.ops import verify
-from compiler.graph.passes.base import GraphPass
-from compiler.graph.passes.channels_last import ChannelsLast
-from compiler.graph.passes.common_subexpressions import CommonSubexpressions
-from compiler.graph.passes.even_rows import EvenRows
-from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
-from compiler.graph.passes.fold_constants import FoldConstants
-from compiler.graph.passes.fold_scales import FoldScales
-from compiler.graph.passes.phases import Phases
-from compiler.graph.passes.quantised import Quantised
-from compiler.graph.passes.recognise import Recognise
-from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
-from compiler.graph.passes.slice_weights import SliceWeights
-from compiler.graph.passes.transposed_products import TransposedProducts
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.base import GraphPass
+from retune.compiler.graph.passes.channels_last import ChannelsLast
+from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
+from retune.compiler.graph.passes.even_rows import EvenRows
+from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
+from retune.compiler.graph.passes.fold_constants import FoldConstants
+from retune.compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.passes.phases import Phases
+from retune.compiler.graph.passes.quantised import Quantised
+from retune.compiler.graph.passes.recognise import Recognise
+from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from retune.compiler.graph.passes.slice_weights import SliceWeights
+from retune.compiler.graph.passes.transposed_products import TransposedProducts
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ them. Functions are closed: what a branch or a loop's body takes from around it 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from compiler.errors import DefinitionError
-from compiler.graph.ir import Array, Graph, Value
-from compiler.graph.region import GraphRegion, Param, Region
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.ir import Array, Graph, Value
+from retune.compiler.graph.region import GraphRegion, Param, Region
 
 MAIN = "main"
 

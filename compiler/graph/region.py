@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from compiler.errors import ShapeMismatchError
-from compiler.graph.evaluate import evaluate
-from compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
-from compiler.graph.ir import Array, Graph
+from retune.compiler.errors import ShapeMismatchError
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
+from retune.compiler.graph.ir import Array, Graph
 
 Dimension = int | str | None
 """A number; a symbol, which stands for one number wherever a function's parameters name it; None when unknown."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.errors import ShapeMismatchError
-from compiler.graph.ir import Array
-from compiler.graph.program import Branch, Call, Function, HostCall, Loop, Program
-from compiler.graph.region import Param, bind
+from retune.compiler.errors import ShapeMismatchError
+from retune.compiler.graph.ir import Array
+from retune.compiler.graph.program import Branch, Call, Function, HostCall, Loop, Program
+from retune.compiler.graph.region import Param, bind
 
 
 def run_program(program: Program, inputs: Mapping[str, Array]) -> tuple[Array, ...]:

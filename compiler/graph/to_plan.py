@@ -6,16 +6,16 @@ One buffer per value that has memory of its own; intermediates share one arena, 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compiler.errors import LoweringError
-from compiler.executor.placement import GPU_PLACE
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.graph.derived import derived
-from compiler.graph.ir import Graph
-from compiler.graph.memory import Request, plan_memory
-from compiler.graph.partition import FusedCall, Partition
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
-from compiler.runtime.buffers import constant_array
+from retune.compiler.errors import LoweringError
+from retune.compiler.executor.placement import GPU_PLACE
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.graph.derived import derived
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.memory import Request, plan_memory
+from retune.compiler.graph.partition import FusedCall, Partition
+from retune.compiler.packing import Packing
+from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
+from retune.compiler.runtime.buffers import constant_array
 
 
 def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact]) -> tuple[Plan, dict[int, Array]]:

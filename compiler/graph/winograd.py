@@ -10,12 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from compiler.graph.alternatives import MadeConstant, Variant
-from compiler.graph.evaluate import evaluate_node
-from compiler.graph.fuse import FusedOp
-from compiler.graph.ir import Array, Graph, Node, Value
-from compiler.target import Target
-from compiler.te.ops.winograd import KERNEL, transformed_weight
+from retune.compiler.graph.alternatives import MadeConstant, Variant
+from retune.compiler.graph.evaluate import evaluate_node
+from retune.compiler.graph.fuse import FusedOp
+from retune.compiler.graph.ir import Array, Graph, Node, Value
+from retune.compiler.target import Target
+from retune.compiler.te.ops.winograd import KERNEL, transformed_weight
 
 LEAST_CHANNELS = 16
 """With fewer channels, in or out, the transforms cost more than the products they save."""

@@ -6,7 +6,7 @@ Always: exact; a part that is not affine is kept whole as an atom.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
 
 
 @dataclass(frozen=True, slots=True)

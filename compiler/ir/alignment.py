@@ -6,10 +6,10 @@ Always: proved from the indices alone, whatever the values of the variables; wha
 from collections.abc import Callable
 from math import gcd
 
-from compiler.dtype import item_bytes
-from compiler.ir.affine import Affine, flat_index
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Var
-from compiler.ir.visit import walk
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.affine import Affine, flat_index
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Var
+from retune.compiler.ir.visit import walk
 
 VECTOR_BYTES = 16
 """The longest vector that a GPU moves at once."""

@@ -10,9 +10,9 @@ one after the other.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
-from compiler.ir.interval import as_index
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
+from retune.compiler.ir.interval import as_index
 
 
 @dataclass(frozen=True, slots=True)

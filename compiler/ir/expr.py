@@ -21,15 +21,15 @@ from typing import Union
 
 import numpy as np
 
-from compiler.dtype import is_float as is_float
-from compiler.dtype import item_bytes, promoted
-from compiler.errors import DefinitionError
-from compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrapped
-from compiler.ir.operators import BOOL as BOOL
-from compiler.ir.operators import COMPARISONS as COMPARISONS
-from compiler.ir.operators import INDEX as INDEX
-from compiler.ir.operators import LOGICAL as LOGICAL
-from compiler.ir.operators import BinaryOp as BinaryOp
+from retune.compiler.dtype import is_float as is_float
+from retune.compiler.dtype import item_bytes, promoted
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrapped
+from retune.compiler.ir.operators import BOOL as BOOL
+from retune.compiler.ir.operators import COMPARISONS as COMPARISONS
+from retune.compiler.ir.operators import INDEX as INDEX
+from retune.compiler.ir.operators import LOGICAL as LOGICAL
+from retune.compiler.ir.operators import BinaryOp as BinaryOp
 
 _NOT_OF_BOOLS = frozenset({BinaryOp.SUB, BinaryOp.DIV, BinaryOp.FLOORDIV, BinaryOp.FLOORMOD})
 

@@ -6,9 +6,9 @@ Always: on the safe side; a condition that is not decided may hold or not.
 import math
 from collections.abc import Mapping
 
-from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Load, Var, const
-from compiler.ir.visit import walk
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Load, Var, const
+from retune.compiler.ir.visit import walk
 
 Ranges = Mapping[Var, tuple[int, int]]
 """The smallest and the largest value of each variable."""

@@ -8,11 +8,11 @@ Kernels run one after another, each sees what those before it wrote.
 from dataclasses import dataclass
 from math import prod
 
-from compiler.gpu_facts import STATIC_SHARED
-from compiler.ir.alignment import VECTOR_BYTES, start_alignment
-from compiler.ir.expr import Buffer, Var
-from compiler.ir.interval import Ranges
-from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, LoopFunction, LoopKind, lines_of, walk_stmt
+from retune.compiler.gpu_facts import STATIC_SHARED
+from retune.compiler.ir.alignment import VECTOR_BYTES, start_alignment
+from retune.compiler.ir.expr import Buffer, Var
+from retune.compiler.ir.interval import Ranges
+from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, LoopFunction, LoopKind, lines_of, walk_stmt
 
 Extents = tuple[int, int, int]
 """Along x, y and z."""

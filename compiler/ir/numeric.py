@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import HALVES
-from compiler.ir.expr import BinaryOp, is_float
+from retune.compiler.dtype import HALVES
+from retune.compiler.ir.expr import BinaryOp, is_float
 
 Array = NDArray[Any]
 

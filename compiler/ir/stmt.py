@@ -8,7 +8,7 @@ Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: seri
      | Invoke(function, args, written)   call a registered function; only outside of all loops
      | Barrier()                         the threads of a GPU block wait for each other
      | Shuffle(buffer, indices, value, distance, width)     threads of a GPU's warp hand each other values
-     | AsyncCopy … Mma                   see `compiler.ir.tensor_core`
+     | AsyncCopy … Mma                   see `retune.compiler.ir.tensor_core`
      | Block(statements)
 """
 
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Const, Expr, Var
-from compiler.ir.interval import Ranges
-from compiler.ir.tensor_core import TENSOR_STMTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
-from compiler.ir.tensor_core import Together as Together
-from compiler.packing import Packing
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Buffer, Const, Expr, Var
+from retune.compiler.ir.interval import Ranges
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
+from retune.compiler.ir.tensor_core import Together as Together
+from retune.compiler.packing import Packing
 
 
 class LoopKind(StrEnum):

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from compiler.dtype import BFLOAT16
-from compiler.ir.expr import BOOL, Buffer, Const, Expr
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.ir.expr import BOOL, Buffer, Const, Expr
 
 WARP = 32
 """Threads of a warp."""

@@ -8,11 +8,11 @@ allocation alone; extents are positive; conditions are bools; functions are call
 kernel's body may be empty; registers are accessed within their buffer whatever the variables.
 """
 
-from compiler.errors import LoweringError
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var
-from compiler.ir.interval import Ranges, limits
-from compiler.ir.stmt import (
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import BOOL, Buffer, Dot, Expr, Load, Var
+from retune.compiler.ir.interval import Ranges, limits
+from retune.compiler.ir.stmt import (
     LEAVES,
     Allocate,
     Block,
@@ -26,8 +26,8 @@ from compiler.ir.stmt import (
     Store,
     exprs_of,
 )
-from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma, accesses
-from compiler.ir.visit import walk
+from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma, accesses
+from retune.compiler.ir.visit import walk
 
 _ALLOCATED = ("local", "register", "shared")
 

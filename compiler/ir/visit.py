@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from types import UnionType
 from typing import Any, get_args
 
-from compiler.ir.expr import Binary, BinaryOp, Const, Expr, binary
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, binary
 
 _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 

@@ -10,11 +10,11 @@ held in registers until all of it is known. A stage that calls a function is tha
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, cast, const
-from compiler.ir.stmt import Allocate, Invoke, LoopFunction, LoopKind, Stmt, block
-from compiler.ir.visit import substitute, transform
-from compiler.lower.nests import (
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, cast, const
+from retune.compiler.ir.stmt import Allocate, Invoke, LoopFunction, LoopKind, Stmt, block
+from retune.compiler.ir.visit import substitute, transform
+from retune.compiler.lower.nests import (
     NestLoop,
     first_reduction,
     fixed,
@@ -28,11 +28,11 @@ from compiler.lower.nests import (
     stores,
     vars_of,
 )
-from compiler.schedule.bounds import digits_of, infer_stage_bounds
-from compiler.schedule.inlining import inline_body
-from compiler.schedule.linear import Linear, LoopKey
-from compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoined
-from compiler.schedule.state import (
+from retune.compiler.schedule.bounds import digits_of, infer_stage_bounds
+from retune.compiler.schedule.inlining import inline_body
+from retune.compiler.schedule.linear import Linear, LoopKey
+from retune.compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoined
+from retune.compiler.schedule.state import (
     ANNOTATION_TEXT,
     Annotation,
     Attached,
@@ -42,7 +42,7 @@ from compiler.schedule.state import (
     Root,
     State,
 )
-from compiler.te.tensor import (
+from retune.compiler.te.tensor import (
     ComputeOp,
     ExternOp,
     Handle,

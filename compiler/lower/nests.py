@@ -6,13 +6,13 @@ Always: loops of one turn are left out where nothing is bound to them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.errors import LoweringError
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, cast, is_float
-from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
-from compiler.ir.visit import walk
-from compiler.schedule.linear import LoopKey
-from compiler.schedule.state import Number
-from compiler.te.tensor import Combiner, Reduce, values_of
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, cast, is_float
+from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
+from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.linear import LoopKey
+from retune.compiler.schedule.state import Number
+from retune.compiler.te.tensor import Combiner, Reduce, values_of
 
 
 @dataclass(frozen=True, slots=True)

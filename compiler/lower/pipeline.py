@@ -5,11 +5,11 @@ Always: the passes of a target are one tuple, in order.
 
 from collections.abc import Collection
 
-from compiler.ir.dot import Pair
-from compiler.ir.stmt import LoopFunction
-from compiler.ir.verify import verify
-from compiler.lower.build_loops import build_loops
-from compiler.lower.passes import (
+from retune.compiler.ir.dot import Pair
+from retune.compiler.ir.stmt import LoopFunction
+from retune.compiler.ir.verify import verify
+from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.passes import (
     DotProducts,
     FoldDigits,
     LegalizeLoops,
@@ -23,9 +23,9 @@ from compiler.lower.passes import (
     UnrollLocals,
     VectorReductions,
 )
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import State
-from compiler.target import HardwareParams
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import State
+from retune.compiler.target import HardwareParams
 
 _PACKING: dict[LayoutRewriteOption, tuple[LoopPass, ...]] = {
     LayoutRewriteOption.NO_REWRITE: (),

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from compiler.errors import MeasureError
-from compiler.measure.worker_process import WorkerFailedError
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.worker_process import WorkerFailedError
 
 Result = TypeVar("Result")
 

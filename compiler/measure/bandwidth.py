@@ -4,11 +4,11 @@ Always: the same bytes at every call, so that what fits into a cache stays there
 compared with it; written as LLVM text and compiled by our own back end.
 """
 
-from compiler.codegen.cpu import compile_module, function_attributes
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import BoundKernel, load_kernels
-from compiler.target import HardwareParams, Target
+from retune.compiler.codegen.cpu import compile_module, function_attributes
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.target import HardwareParams, Target
 
 UNROLL = 8
 """Vectors a turn: independent, so that many accesses are under way at a time."""

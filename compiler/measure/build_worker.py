@@ -3,14 +3,14 @@
 import time
 from collections.abc import Iterator, Sequence
 
-from compiler.errors import MeasureError, ScheduleError
-from compiler.measure.attribution import STARTED
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult, describe
-from compiler.measure.worker_main import resolve
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
+from retune.compiler.errors import MeasureError, ScheduleError
+from retune.compiler.measure.attribution import STARTED
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult, describe
+from retune.compiler.measure.worker_main import resolve
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
 
 KERNEL_NAME = "retune_kernel"
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Self
 
-from compiler.config import usable_processors
-from compiler.errors import NotYetError, OptionError
-from compiler.measure.attribution import collect
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult
-from compiler.measure.worker_pool import Work, WorkerPool
-from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
+from retune.compiler.config import usable_processors
+from retune.compiler.errors import NotYetError, OptionError
+from retune.compiler.measure.attribution import collect
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult
+from retune.compiler.measure.worker_pool import Work, WorkerPool
+from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
 
-_WORKER = "compiler.measure.build_worker"
-_DEFAULT = "compiler.driver.build:build_kernel"
+_WORKER = "retune.compiler.measure.build_worker"
+_DEFAULT = "retune.compiler.driver.build:build_kernel"
 _USES_PER_WORKER = 2000
 
 
@@ -53,7 +53,7 @@ class LocalBuilder:
         self.timeout_s = float(timeout)
         self.build_func = _path_of(build_func)
         self._steady = min(self.n_parallel, len(others))
-        initializer = "compiler.runtime.affinity:bind_process"
+        initializer = "retune.compiler.runtime.affinity:bind_process"
         bound = [WorkerProcess(initializer, (others if lane else (),), _USES_PER_WORKER) for _ in range(self._steady)]
         guests = [WorkerProcess(maximum_uses=_USES_PER_WORKER) for _ in range(self.n_parallel - self._steady)]
         self._pool = WorkerPool([*bound, *guests], self._steady)

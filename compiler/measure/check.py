@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.dtype import HALVES, epsilon, is_float
-from compiler.runtime.artifact import ArgSpec, Array
+from retune.compiler.dtype import HALVES, epsilon, is_float
+from retune.compiler.runtime.artifact import ArgSpec, Array
 
 _SMALL_SIGNED, _SMALL = 8, 8
 

@@ -7,14 +7,14 @@ answers are those of the untuned program on the processor.
 import re
 from dataclasses import replace
 
-from compiler.config import usable_processors
-from compiler.errors import DeviceError
-from compiler.measure.options import MeasureOptions
-from compiler.measure.runner import LocalRunner
-from compiler.measure.worker_process import WorkerProcess
-from compiler.runtime.cuda_driver import GpuDevice
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler.config import usable_processors
+from retune.compiler.errors import DeviceError
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.runtime.cuda_driver import GpuDevice
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 
 _KEY = re.compile(r"cuda([:-](?P<number>\d+))?")
 
@@ -26,7 +26,7 @@ class CudaRunner(LocalRunner):
     processor; `enable_cpu_cache_flush` empties the GPU's own cache before each call.
     """
 
-    worker = "compiler.measure.cuda_worker"
+    worker = "retune.compiler.measure.cuda_worker"
 
     def __init__(self, options: MeasureOptions, gpu: int = 0) -> None:
         self.gpu = gpu

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import DeviceError, MeasureError
-from compiler.measure import run_worker
-from compiler.measure.attribution import STARTED
-from compiler.measure.check import poison
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult, describe
-from compiler.measure.task_buffers import TaskBuffers, TaskSetup
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.cuda import driver, why_not
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver, GpuDevice
-from compiler.runtime.cuda_program import DeviceProgram, Stopwatch
+from retune.compiler.errors import DeviceError, MeasureError
+from retune.compiler.measure import run_worker
+from retune.compiler.measure.attribution import STARTED
+from retune.compiler.measure.check import poison
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult, describe
+from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.cuda import driver, why_not
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_driver import Driver, GpuDevice
+from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
 
 BROKEN = 86
 """With this code a worker ends whose CUDA does nothing more."""

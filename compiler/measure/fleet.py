@@ -1,10 +1,10 @@
 """In: programs. Out: their times, from workers on other machines. Always: one result per program, in order; what a
 worker has lost is done by another one, and a bad candidate is a value.
 
-A fleet is reached through a `Courier`: it takes *errands* (a verb and a message, see `compiler.measure.wire`) to queues
-that workers serve, and brings one answer for each. Programs are built in chunks on any worker of the queue `BUILD`; the
-object code goes from there to the storage that all share, and from that to a worker of the device's queue, which times
-it.
+A fleet is reached through a `Courier`: it takes *errands* (a verb and a message, see `retune.compiler.measure.wire`) to
+queues that workers serve, and brings one answer for each. Programs are built in chunks on any worker of the queue
+`BUILD`; the object code goes from there to the storage that all share, and from that to a worker of the device's queue,
+which times it.
 """
 
 import math
@@ -13,22 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from compiler.errors import MeasureError
-from compiler.measure.cuda_runner import gpu_of_key
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
-from compiler.measure.task_inputs import special_inputs
-from compiler.measure.wire import from_bytes, to_bytes
-from compiler.schedule.steps import Step, dump_steps
-from compiler.schedule.task import SearchTask
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.cuda_runner import gpu_of_key
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
+from retune.compiler.measure.task_inputs import special_inputs
+from retune.compiler.measure.wire import from_bytes, to_bytes
+from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.task import SearchTask
 
 BUILD = "build"
 """The queue of the workers that build."""
 
 BUILD_VERB, TIME_VERB, COMPARE_VERB = "build", "time", "compare-networks"
 DESCRIBE_VERB, LIMITS_VERB = "describe", "measure-limits"
-"""What workers can be asked to do, see `compiler.driver.bench`."""
+"""What workers can be asked to do, see `retune.compiler.driver.bench`."""
 
 BUILT_AT_ONCE = 8
 TIMED_AT_ONCE = 16
@@ -276,7 +276,9 @@ class FleetMeasurer:
     def measure(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
     ) -> list[Measurement]:
-        """One measurement per candidate, in order. Raises: MeasureError, see `compiler.measure.measurer.Measurer`."""
+        """One measurement per candidate, in order. Raises: MeasureError, see
+        `retune.compiler.measure.measurer.Measurer`.
+        """
         round_ = _Round(self.builder, self.runner, task, math.inf if best_seconds is None else best_seconds)
         try:
             found = round_.run(candidates)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import LogFormatError
-from compiler.measure.log import LoggedTrial, append_log, read_log
-from compiler.measure.record import MeasureStatus
+from retune.compiler.errors import LogFormatError
+from retune.compiler.measure.log import LoggedTrial, append_log, read_log
+from retune.compiler.measure.record import MeasureStatus
 
 _ROUNDED = "-math=tf32"
 """A program for such a target rounds factors of float32, which no other target allows."""

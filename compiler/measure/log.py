@@ -20,13 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from compiler.errors import LogFormatError, ScheduleError, TargetError
-from compiler.measure.record import MOMENTS, MeasureRecord, MeasureStatus
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.steps import Step, dump_steps, load_steps
-from compiler.schedule.steps.base import step_from_row
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.errors import LogFormatError, ScheduleError, TargetError
+from retune.compiler.measure.record import MOMENTS, MeasureRecord, MeasureStatus
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps
+from retune.compiler.schedule.steps.base import step_from_row
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 LOG_VERSION = "v0.6"
 FAILED_COST = 1e10

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, Self
 
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.cuda_runner import CudaRunner
-from compiler.measure.fleet import FleetRunner
-from compiler.measure.options import MeasureOptions
-from compiler.measure.results import BuildResult, Measurement, MeasureResult, join
-from compiler.measure.runner import LocalRunner
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.cuda_runner import CudaRunner
+from retune.compiler.measure.fleet import FleetRunner
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
 
 __all__ = ["LocalMeasurer", "Measurement", "Measurer"]
 

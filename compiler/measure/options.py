@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from numbers import Real
 
-from compiler.errors import OptionError
+from retune.compiler.errors import OptionError
 
 _NUMBERS = (
     "build_timeout_s",

@@ -6,11 +6,11 @@ Always: measured, never looked up: fused multiply-adds on full registers and not
 import time
 from functools import cache
 
-from compiler.codegen.cpu import compile_module, function_attributes
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import BoundKernel, load_kernels
-from compiler.target import HardwareParams, Target
+from retune.compiler.codegen.cpu import compile_module, function_attributes
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.target import HardwareParams, Target
 
 ACCUMULATORS = 16
 """Independent chains: more than latency times throughput of any machine we know, fewer than there are registers."""

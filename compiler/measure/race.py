@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from compiler.measure.options import MeasureOptions
-from compiler.runtime.contention import ContentionMeter
-from compiler.runtime.timing import time_calls
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.timing import time_calls
 
 _LOOKS = 2
 """How often a program may look too slow before it is believed."""

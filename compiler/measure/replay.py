@@ -4,11 +4,11 @@ nothing is run.
 
 from collections.abc import Iterable, Sequence
 
-from compiler.errors import MeasureError
-from compiler.measure.record import MeasureRecord
-from compiler.measure.results import Measurement
-from compiler.schedule.steps import Step, dump_steps
-from compiler.schedule.task import SearchTask
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.task import SearchTask
 
 
 class ReplayMeasurer:

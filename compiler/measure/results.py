@@ -5,8 +5,8 @@ picklable; a failure carries its status and a text whose first line says it all,
 import traceback
 from dataclasses import dataclass
 
-from compiler.measure.record import MeasureStatus
-from compiler.runtime.artifact import KernelArtifact
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.runtime.artifact import KernelArtifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class BuildResult:
 @dataclass(frozen=True, slots=True)
 class MeasureResult:
     """One run candidate: `costs` are seconds per call, one per repeat, empty unless `status` is OK. `censored` and
-    `contention` are as in `compiler.measure.record.MeasureRecord`.
+    `contention` are as in `retune.compiler.measure.record.MeasureRecord`.
     """
 
     costs: tuple[float, ...]

@@ -2,7 +2,7 @@
 process that times.
 
 The untuned kernel runs first, and what it computes is what every candidate must compute, on the buffers of
-`compiler.measure.task_buffers`.
+`retune.compiler.measure.task_buffers`.
 """
 
 import math
@@ -13,19 +13,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.errors import ArtifactError, MeasureError
-from compiler.measure.attribution import STARTED
-from compiler.measure.check import Expected
-from compiler.measure.options import MeasureOptions
-from compiler.measure.race import Race, Timing
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult, describe
-from compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
-from compiler.runtime.affinity import bind_process
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.contention import ContentionMeter
-from compiler.runtime.loader import BoundKernel, RotatingKernel
-from compiler.runtime.openmp import openmp_runtime
+from retune.compiler.errors import ArtifactError, MeasureError
+from retune.compiler.measure.attribution import STARTED
+from retune.compiler.measure.check import Expected
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.race import Race, Timing
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult, describe
+from retune.compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
+from retune.compiler.runtime.affinity import bind_process
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.loader import BoundKernel, RotatingKernel
+from retune.compiler.runtime.openmp import openmp_runtime
 
 _KEPT_BYTES = 1 << 30
 

@@ -8,23 +8,23 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from compiler.config import usable_processors
-from compiler.errors import DeviceError, MeasureError, OptionError, RetuneError
-from compiler.measure.attribution import collect
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult, describe
-from compiler.measure.task_buffers import TaskSetup
-from compiler.measure.task_inputs import revision, special_inputs
-from compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
-from compiler.runtime.affinity import choose_processors, openmp_environment
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.contraction import has_tf32_products
-from compiler.schedule.task import SearchTask
+from retune.compiler.config import usable_processors
+from retune.compiler.errors import DeviceError, MeasureError, OptionError, RetuneError
+from retune.compiler.measure.attribution import collect
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult, MeasureResult, describe
+from retune.compiler.measure.task_buffers import TaskSetup
+from retune.compiler.measure.task_inputs import revision, special_inputs
+from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
+from retune.compiler.runtime.affinity import choose_processors, openmp_environment
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.contraction import has_tf32_products
+from retune.compiler.schedule.task import SearchTask
 
 _LOG = logging.getLogger(__name__)
 
-_BUILD_REFERENCE = "compiler.measure.build_worker:build_reference"
+_BUILD_REFERENCE = "retune.compiler.measure.build_worker:build_reference"
 _PREPARE_SECONDS = 120.0
 _USES_PER_WORKER = 5000
 
@@ -40,7 +40,7 @@ class LocalRunner:
     (dag) -> steps.
     """
 
-    worker = "compiler.measure.run_worker"
+    worker = "retune.compiler.measure.run_worker"
     """The module of the functions that the worker process runs."""
 
     def __init__(
@@ -55,8 +55,8 @@ class LocalRunner:
         threads: int | None = None,
         check: bool = True,
         options: MeasureOptions | None = None,
-        build_func: str = "compiler.driver.build:build_kernel",
-        reference_steps: str = "compiler.schedule.default:reference_steps",
+        build_func: str = "retune.compiler.driver.build:build_kernel",
+        reference_steps: str = "retune.compiler.schedule.default:reference_steps",
     ) -> None:
         self.options = options or MeasureOptions(
             threads=len(usable_processors()) if threads is None else threads,
@@ -89,7 +89,8 @@ class LocalRunner:
         candidates.
 
         Raises: MeasureError when the worker cannot work at all, DeviceError when there is no GPU to work on;
-        OptionError when an array that is registered for an input does not fit, see `compiler.measure.task_inputs`.
+        OptionError when an array that is registered for an input does not fit, see
+        `retune.compiler.measure.task_inputs`.
         """
         artifacts = [build.artifact for build in builds if build.artifact is not None]
         results = iter(self._run_built(task, artifacts, math.inf if best_seconds is None else best_seconds))

@@ -1,7 +1,7 @@
 """In: the arguments of a task's kernels, as data. Out: buffers to run them on, and what is wrong with what they left.
 
 The buffers of a task are made once and serve all its candidates: inputs are filled from a seed, or with what was given
-for them, and write-protected; every buffer is fenced (`compiler.runtime.buffers`); outputs are poisoned before a
+for them, and write-protected; every buffer is fenced (`retune.compiler.runtime.buffers`); outputs are poisoned before a
 candidate computes them. Always: memory that is not there is an error before it is taken.
 """
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
-from compiler.errors import ArtifactError, OptionError
-from compiler.measure.check import TF32_ROUNDING, Expected, poison, random_input
-from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
-from compiler.runtime.buffers import CANARY, FencedArray, aligned_array
-from compiler.runtime.loader import BoundKernel, load_kernels
-from compiler.runtime.machine import last_cache_bytes, require_memory
+from retune.compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.measure.check import TF32_ROUNDING, Expected, poison, random_input
+from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
+from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array
+from retune.compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.runtime.machine import last_cache_bytes, require_memory
 
 _LARGE = 64 << 20
 """From here on it is worth a look whether there is memory for a buffer."""

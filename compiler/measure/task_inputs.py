@@ -16,12 +16,12 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from compiler import config
-from compiler.errors import OptionError
-from compiler.runtime.artifact import Array
-from compiler.runtime.registry import registration
-from compiler.schedule.task import SearchTask
-from compiler.te.tensor import Tensor
+from retune.compiler import config
+from retune.compiler.errors import OptionError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.registry import registration
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.tensor import Tensor
 
 DEFAULT = "default"
 """The table that is asked last: inputs that belong to no workload in particular."""

@@ -24,19 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import MeasureError, RetuneError, refusing_depth
-from compiler.gpu_facts import GpuFacts
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
-from compiler.schedule.dag import ComputeDAG, Node
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.task import SearchTask, restored_task
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import (
+from retune.compiler.errors import MeasureError, RetuneError, refusing_depth
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult
+from retune.compiler.packing import Packing
+from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
+from retune.compiler.schedule.dag import ComputeDAG, Node
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.task import SearchTask, restored_task
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import (
     Axis,
     AxisKind,
     Combiner,

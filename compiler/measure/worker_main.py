@@ -1,9 +1,9 @@
 """In: calls over an inherited pipe. Out: their results, or the exceptions they raised. Always: ends with its parent.
 
-Started by `compiler.measure.worker_process` as `python -m compiler.measure.worker_main HANDLE PARENT`: the file
-descriptor of a duplex `multiprocessing` connection, and the process id to live under. A request is (function path,
-arguments), pickled; the replies are (kind, value) pairs, the last one of a request being END or ERROR. A function that
-returns an iterator is streamed.
+Started by `retune.compiler.measure.worker_process` as `python -m retune.compiler.measure.worker_main HANDLE PARENT`:
+the file descriptor of a duplex `multiprocessing` connection, and the process id to live under. A request is (function
+path, arguments), pickled; the replies are (kind, value) pairs, the last one of a request being END or ERROR. A function
+that returns an iterator is streamed.
 """
 
 import faulthandler

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from compiler.measure.worker_process import WorkerProcess
+from retune.compiler.measure.worker_process import WorkerProcess
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -26,9 +26,9 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Any, Self
 
-from compiler.config import child_environment
-from compiler.errors import MeasureError
-from compiler.measure.worker_main import END, ERROR, ITEM
+from retune.compiler.config import child_environment
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.worker_main import END, ERROR, ITEM
 
 _STDERR_BYTES = 8192
 _GRACE_SECONDS = 5.0
@@ -194,7 +194,7 @@ class WorkerProcess:
         arguments = (str(theirs.fileno()), str(os.getpid()))
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "compiler.measure.worker_main", *arguments],
+                [sys.executable, "-P", "-m", "retune.compiler.measure.worker_main", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,

@@ -1,17 +1,25 @@
-"""In: names that a script imports from `compiler.runtime`. Out: what they stand for.
+"""In: names that a script imports from `retune.compiler.runtime`. Out: what they stand for.
 
-Always: a name is looked up when it is first used, because most of them load the TVM FFI, see `compiler.runtime.ffi`.
+Always: a name is looked up when it is first used, because most of them load the TVM FFI, see
+`retune.compiler.runtime.ffi`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compiler.runtime.container import Array, Map, assert_structural_equal, load_json, save_json, structural_equal
-    from compiler.runtime.ffi import NDArray
-    from compiler.runtime.module import Module, load_module
-    from compiler.runtime.packed_func import PackedFunc, convert, object_use_count
-    from compiler.runtime.timing import BenchmarkResult
+    from retune.compiler.runtime.container import (
+        Array,
+        Map,
+        assert_structural_equal,
+        load_json,
+        save_json,
+        structural_equal,
+    )
+    from retune.compiler.runtime.ffi import NDArray
+    from retune.compiler.runtime.module import Module, load_module
+    from retune.compiler.runtime.packed_func import PackedFunc, convert, object_use_count
+    from retune.compiler.runtime.timing import BenchmarkResult
 
 _HOMES = {
     "Array": "container",

@@ -5,7 +5,7 @@ import tokenize
 import zipfile
 import zlib
 
-from compiler.runtime.machine import require_memory
+from retune.compiler.runtime.machine import require_memory
 
 DAMAGE = (
     OSError,

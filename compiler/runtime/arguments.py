@@ -9,8 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 
 Buffer = Array | int
 """An array, or the address of memory that the caller keeps alive and large enough."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from compiler.dtype import number_type
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
+from retune.compiler.dtype import number_type
+from retune.compiler.packing import Packing
+from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 
 
 def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import item_bytes, number_type
-from compiler.errors import ArtifactError, MeasureError, OptionError
-from compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.dtype import item_bytes, number_type
+from retune.compiler.errors import ArtifactError, MeasureError, OptionError
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
 
 _PAGE = mmap.PAGESIZE
 _PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, 1, 3

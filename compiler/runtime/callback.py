@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import ExternArgument, ExternBuffer, ExternCall
-from compiler.runtime.host_array import HostArray
-from compiler.runtime.registry import find_function
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.artifact import ExternArgument, ExternBuffer, ExternCall
+from retune.compiler.runtime.host_array import HostArray
+from retune.compiler.runtime.registry import find_function
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 _FAILED = -1

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from compiler.errors import ArtifactError, MismatchError
-from compiler.runtime.ffi import FFIArray as Array
-from compiler.runtime.ffi import FFIMap as Map
-from compiler.runtime.ffi import convert, from_json, mismatch, to_json
+from retune.compiler.errors import ArtifactError, MismatchError
+from retune.compiler.runtime.ffi import FFIArray as Array
+from retune.compiler.runtime.ffi import FFIMap as Map
+from retune.compiler.runtime.ffi import convert, from_json, mismatch, to_json
 
 __all__ = ["Array", "Map", "assert_structural_equal", "load_json", "save_json", "structural_equal"]
 

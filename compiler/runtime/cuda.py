@@ -1,4 +1,4 @@
-"""In: what is asked of CUDA (`compiler.runtime.cuda_driver`). Out: it, done by NVIDIA's Python packages.
+"""In: what is asked of CUDA (`retune.compiler.runtime.cuda_driver`). Out: it, done by NVIDIA's Python packages.
 
 Always: the one module that imports `cuda.core` and `cuda.bindings` (the extra `cuda`), and only when a device is first
 asked for; without the packages, the driver or a device every call says in one sentence what is missing.
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import DeviceError, install_hint
-from compiler.gpu_facts import GpuFacts, facts_of, lanes_of
-from compiler.runtime.artifact import Array
-from compiler.runtime.cuda_driver import Driver, Extents, GpuDevice
+from retune.compiler.errors import DeviceError, install_hint
+from retune.compiler.gpu_facts import GpuFacts, facts_of, lanes_of
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.cuda_driver import Driver, Extents, GpuDevice
 
 _PACKAGES = f"the packages for CUDA are missing: {install_hint('cuda')}"
 _NO_DEVICE = "CUDA's driver is there, but it names no GPU: check CUDA_VISIBLE_DEVICES and the container's devices"

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import item_bytes, number_type
-from compiler.errors import DeviceError
-from compiler.runtime.artifact import Array
-from compiler.runtime.cuda_driver import Driver, Memory
-from compiler.runtime.device import Device, cuda
-from compiler.runtime.dlpack_capsule import capsule_of
+from retune.compiler.dtype import item_bytes, number_type
+from retune.compiler.errors import DeviceError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.cuda_driver import Driver, Memory
+from retune.compiler.runtime.device import Device, cuda
+from retune.compiler.runtime.dlpack_capsule import capsule_of
 
 FENCE = 256
 """Bytes on either side of an array."""
@@ -203,4 +203,4 @@ def _nbytes(shape: Sequence[int], dtype: str) -> int:
 
 def _tensor_of(source: object) -> Any:
     """By the FFI, which programs that borrow nothing do without."""
-    return importlib.import_module("compiler.runtime.ffi").tensor_of(source)
+    return importlib.import_module("retune.compiler.runtime.ffi").tensor_of(source)

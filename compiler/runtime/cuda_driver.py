@@ -1,15 +1,15 @@
 """In: nothing. Out: what is asked of CUDA, as one small interface.
 
-Always: `compiler.runtime.cuda` does it with NVIDIA's package; whoever has another way, or records what is asked, gives
-an object with these methods. Addresses and sizes are in bytes.
+Always: `retune.compiler.runtime.cuda` does it with NVIDIA's package; whoever has another way, or records what is asked,
+gives an object with these methods. Addresses and sizes are in bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from compiler.gpu_facts import GpuFacts
-from compiler.runtime.artifact import Array
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.runtime.artifact import Array
 
 Extents = tuple[int, int, int]
 

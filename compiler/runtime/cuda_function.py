@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import DeviceError
-from compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver
-from compiler.runtime.cuda_program import DeviceProgram, Stopwatch
-from compiler.runtime.device import cuda
+from retune.compiler.errors import DeviceError
+from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_driver import Driver
+from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
+from retune.compiler.runtime.device import cuda
 
 
 class CudaFunction:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.errors import DeviceError
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_driver import Driver
+from retune.compiler.errors import DeviceError
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_driver import Driver
 
 _IN_GRAPH = 64
 """Calls that one graph runs at most."""

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from compiler.errors import OptionError
-from compiler.runtime.artifact import Array
+from retune.compiler.errors import OptionError
+from retune.compiler.runtime.artifact import Array
 
 _TYPES = {"cpu": 1, "llvm": 1, "cuda": 2, "gpu": 2, "opencl": 4}
 _CPU, _CUDA, _OPENCL = 1, 2, 4

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import BFLOAT16, item_bytes
-from compiler.runtime.device import Device
+from retune.compiler.dtype import BFLOAT16, item_bytes
+from retune.compiler.runtime.device import Device
 
 _NAME = b"dltensor"
 _BFLOAT = 4

@@ -15,10 +15,10 @@ import numpy as np
 import tvm_ffi
 from tvm_ffi import core, error, registry, serialization
 
-from compiler.dtype import BFLOAT16, item_bytes
-from compiler.errors import ArtifactError, RetuneError
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import same_device
+from retune.compiler.dtype import BFLOAT16, item_bytes
+from retune.compiler.errors import ArtifactError, RetuneError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import same_device
 
 PackedFunc = tvm_ffi.Function
 FFIModule = tvm_ffi.Module

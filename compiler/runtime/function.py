@@ -5,11 +5,11 @@ Always: an array is used as it is or refused in words, never copied silently.
 
 import numpy as np
 
-from compiler.errors import ArtifactError
-from compiler.runtime.arguments import check_count, check_shape
-from compiler.runtime.artifact import ArgSpec, Array
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import Kernel
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.arguments import check_count, check_shape
+from retune.compiler.runtime.artifact import ArgSpec, Array
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.loader import Kernel
 
 
 class KernelFunction:

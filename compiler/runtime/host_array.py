@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.runtime.artifact import Array
+from retune.compiler.runtime.artifact import Array
 
 
 class HostArray(np.ndarray[Any, np.dtype[Any]]):
-    """A NumPy array that also answers to `numpy` and `copyto`, as `compiler.runtime.ffi.NDArray` does."""
+    """A NumPy array that also answers to `numpy` and `copyto`, as `retune.compiler.runtime.ffi.NDArray` does."""
 
     def numpy(self) -> Array:
         """The same array without these methods."""

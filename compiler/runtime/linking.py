@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiler.errors import ArtifactError
+from retune.compiler.errors import ArtifactError
 
 LINKERS = ("cc", "gcc", "clang", "ld", "ld.lld")
 _SECONDS = 120

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import llvmlite.binding as llvm
 
-from compiler.errors import ArtifactError
-from compiler.runtime.arguments import Buffer as Buffer
-from compiler.runtime.arguments import address_of, check_count, check_overlap, check_threads
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.callback import CallErrors, make_callback
-from compiler.runtime.openmp import openmp_runtime
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.arguments import Buffer as Buffer
+from retune.compiler.runtime.arguments import address_of, check_count, check_overlap, check_threads
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.callback import CallErrors, make_callback
+from retune.compiler.runtime.openmp import openmp_runtime
 
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
@@ -188,8 +188,8 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
 
 
 def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int, object]:
-    """The address of an entry that was made for a kernel, such as `compiler.codegen.ffi_entry` makes, and what must
-    stay alive as long as it may be called. Functions that the kernel calls are part of the entry.
+    """The address of an entry that was made for a kernel, such as `retune.compiler.codegen.ffi_entry` makes, and what
+    must stay alive as long as it may be called. Functions that the kernel calls are part of the entry.
 
     Raises: ArtifactError when the code is damaged, for another machine, or a symbol is missing.
     """
@@ -236,7 +236,7 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
     if artifact.device is not None:
         raise ArtifactError(
             f"kernel {artifact.name} is code for {artifact.target}, not for a processor; a network with it is run by "
-            "compiler.executor.executors.executor_of"
+            "retune.compiler.executor.executors.executor_of"
         )
     code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
     if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # linked it would be, and then run

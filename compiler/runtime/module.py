@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.runtime.artifact import entry_symbol
-from compiler.runtime.ffi import FFIModule, PackedFunc, new_function, open_library
-from compiler.runtime.linking import LINKERS
-from compiler.runtime.loader import load_entry
-from compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
-from compiler.runtime.openmp import openmp_runtime
-from compiler.runtime.paths import path_of
-from compiler.runtime.seal import check_seal
-from compiler.runtime.timed_functions import TimedFunctions
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.runtime.artifact import entry_symbol
+from retune.compiler.runtime.ffi import FFIModule, PackedFunc, new_function, open_library
+from retune.compiler.runtime.linking import LINKERS
+from retune.compiler.runtime.loader import load_entry
+from retune.compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
+from retune.compiler.runtime.openmp import openmp_runtime
+from retune.compiler.runtime.paths import path_of
+from retune.compiler.runtime.seal import check_seal
+from retune.compiler.runtime.timed_functions import TimedFunctions
 
 ENTRY = "main"
 _LIBRARY, _ARCHIVE = ".so", ".tar"
@@ -27,8 +27,8 @@ _LIBRARY, _ARCHIVE = ".so", ".tar"
 class Module(TimedFunctions):
     """Functions by name: `module["name"]`, `module.name`, or, for the main one, `module(...)`.
 
-    A function takes one array for each of its tensors (`compiler.nd`, NumPy, PyTorch, whoever speaks DLPack), and
-    after them, if wanted, a number of threads. Functions of imported modules are found when asked for.
+    A function takes one array for each of its tensors (`retune.compiler.nd`, NumPy, PyTorch, whoever speaks DLPack),
+    and after them, if wanted, a number of threads. Functions of imported modules are found when asked for.
     """
 
     def __init__(self, functions: Sequence[CompiledFunction] = (), library: FFIModule | None = None) -> None:

@@ -5,7 +5,7 @@ every object is checked against its SHA-256 before it is loaded.
 
     module.json       format; for every function its name, what is known of its kernel, the sums of the two objects
     N.kernel.o        the kernel of function number N
-    N.entry.o         its entry, see `compiler.codegen.ffi_entry`
+    N.entry.o         its entry, see `retune.compiler.codegen.ffi_entry`
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.artifact_rows import kernel_of, kernel_row
-from compiler.runtime.linking import LINKERS, link_objects
-from compiler.runtime.published import published
-from compiler.runtime.seal import BUILD_ID, seal
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.linking import LINKERS, link_objects
+from retune.compiler.runtime.published import published
+from retune.compiler.runtime.seal import BUILD_ID, seal
 
 FORMAT_VERSION = 1
 _LIBRARIES = ("libgomp.so.1", "libm.so.6")

@@ -2,8 +2,8 @@
 
 It is loaded at most once per process and path, is visible to code loaded later, and has libgomp's C interface
 (`GOMP_parallel`), which GNU's, LLVM's and Intel's runtimes all offer. Threads of libgomp wait as
-`compiler.config.bounded_spinning` says, and end before the process forks. A libgomp that PyTorch or another library has
-loaded is shared and keeps its settings: two pools of threads would compete for the cores.
+`retune.compiler.config.bounded_spinning` says, and end before the process forks. A libgomp that PyTorch or another
+library has loaded is shared and keeps its settings: two pools of threads would compete for the cores.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ from functools import lru_cache
 from importlib import metadata
 from types import MappingProxyType
 
-from compiler import config
-from compiler.errors import ArtifactError
+from retune.compiler import config
+from retune.compiler.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ Always: nothing is wrapped: a `PackedFunc` is the FFI's own function.
 
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.runtime.ffi import FFIObject, PackedFunc
-from compiler.runtime.ffi import convert as _convert
-from compiler.runtime.ffi import object_use_count as _object_use_count
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.ffi import FFIObject, PackedFunc
+from retune.compiler.runtime.ffi import convert as _convert
+from retune.compiler.runtime.ffi import object_use_count as _object_use_count
 
 __all__ = ["PackedFunc", "convert", "object_use_count"]
 

@@ -6,8 +6,8 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.runtime.loader import host_features
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.loader import host_features
 
 _GPU = "nvptx"
 

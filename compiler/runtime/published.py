@@ -7,8 +7,8 @@ from errno import EACCES, EINVAL, EISDIR, ENOSYS, ENOTSUP, EPERM
 from pathlib import Path
 from uuid import uuid4
 
-from compiler.errors import ArtifactError
-from compiler.runtime.temporaries import temporary_in
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.temporaries import temporary_in
 
 _REFUSALS = (EACCES, EPERM, EINVAL, ENOTSUP, ENOSYS)
 """Errors of a folder that may not be read, or of a file system that cannot flush folders. A fault of a disk is none."""

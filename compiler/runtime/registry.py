@@ -1,7 +1,7 @@
 """In: functions with names. Out: the functions, for code that knows only the name.
 
 Always: the registry is that of the TVM FFI: functions of Python, C and C++ stand in one table, and each finds those of
-the others. It is loaded by the first call that needs it, see `compiler.runtime.ffi`.
+the others. It is loaded by the first call that needs it, see `retune.compiler.runtime.ffi`.
 """
 
 import importlib
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from compiler.errors import RegistryError
+from retune.compiler.errors import RegistryError
 
 if TYPE_CHECKING:
-    from compiler.runtime.ffi import PackedFunc
+    from retune.compiler.runtime.ffi import PackedFunc
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -34,7 +34,7 @@ def register_func(func_name: str, f: None = None, override: bool = False) -> Cal
 @overload
 def register_func(func_name: str, f: F, override: bool = False) -> F: ...
 def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
-    """Register a function for kernels, see `compiler.te.extern`, for C and C++, and for `get_global_func`.
+    """Register a function for kernels, see `retune.compiler.te.extern`, for C and C++, and for `get_global_func`.
 
     Used as `@register_func`, as `@register_func("name")`, or as `register_func("name", f)`; without a name the
     function's own is taken. Returns the function.
@@ -130,4 +130,4 @@ def _checked(name: object) -> str:
 
 
 def _ffi() -> Any:
-    return importlib.import_module("compiler.runtime.ffi")
+    return importlib.import_module("retune.compiler.runtime.ffi")

@@ -11,7 +11,7 @@ import hashlib
 import struct
 from pathlib import Path
 
-from compiler.errors import ArtifactError
+from retune.compiler.errors import ArtifactError
 
 BUILD_ID = b"retune sealed module"
 """What the linker writes into a note of the library: one that has it was sealed."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from compiler.runtime.loader import BoundKernel, native_address
+from retune.compiler.runtime.loader import BoundKernel, native_address
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 _NAME = "retune_sequence"

@@ -6,11 +6,11 @@ Always: the options, their order and their meaning are those of the time evaluat
 from collections.abc import Callable
 from typing import Any
 
-from compiler.errors import OptionError
-from compiler.runtime.device import Device, require_cpu
-from compiler.runtime.machine import last_cache_bytes
-from compiler.runtime.registry import get_global_func
-from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from retune.compiler.errors import OptionError
+from retune.compiler.runtime.device import Device, require_cpu
+from retune.compiler.runtime.machine import last_cache_bytes
+from retune.compiler.runtime.registry import get_global_func
+from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
 _FLUSH = "cache_flush"
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.errors import OptionError
-from compiler.runtime.artifact import Array
-from compiler.runtime.readable import milliseconds
+from retune.compiler.errors import OptionError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.readable import milliseconds
 
 _GROWTH = 1.618
 _MOST_FLUSHED = 1 << 32

@@ -5,12 +5,12 @@ Always: pure functions of the reference's definitions.
 
 from functools import lru_cache
 
-from compiler.dtype import accumulated
-from compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
-from compiler.ir.visit import walk
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Attached, Inlined, State
-from compiler.te.tensor import Axis, ComputeOp, ExternOp, Reduce
+from retune.compiler.dtype import accumulated
+from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
+from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Attached, Inlined, State
+from retune.compiler.te.tensor import Axis, ComputeOp, ExternOp, Reduce
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.errors import ScheduleError
-from compiler.ir.expr import Expr
-from compiler.schedule.digits import Digit, final_loops, first_digit_extent, hulls, standing, unsplit
-from compiler.schedule.inlining import inlined_stages, reads_of
-from compiler.schedule.linear import Linear, LoopKey, linearize
-from compiler.schedule.relations import loop_sizes, rejoined
-from compiler.schedule.state import (
+from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule.digits import Digit, final_loops, first_digit_extent, hulls, standing, unsplit
+from retune.compiler.schedule.inlining import inlined_stages, reads_of
+from retune.compiler.schedule.linear import Linear, LoopKey, linearize
+from retune.compiler.schedule.relations import loop_sizes, rejoined
+from retune.compiler.schedule.state import (
     Annotation,
     Attached,
     Family,
@@ -32,7 +32,7 @@ from compiler.schedule.state import (
     Stage,
     State,
 )
-from compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.te.tensor import Axis, ComputeOp
 
 _THREADS = (Annotation.VTHREAD, Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 

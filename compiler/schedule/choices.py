@@ -6,7 +6,7 @@ Always: what a schedule decides besides its structure and tile sizes, by stage n
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compiler.schedule.state import Annotation, FuseRelation, Inlined, Number, State
+from retune.compiler.schedule.state import Annotation, FuseRelation, Inlined, Number, State
 
 
 @dataclass(frozen=True, slots=True, eq=False)

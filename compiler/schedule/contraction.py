@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from compiler.dtype import HALVES, item_bytes
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Binary, BinaryOp, Cast, Expr, cast, const, select
-from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS
-from compiler.ir.visit import substitute, walk
-from compiler.schedule.dag import ComputeDAG, Node
-from compiler.schedule.relations import joined_index
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead
+from retune.compiler.dtype import HALVES, item_bytes
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Expr, cast, const, select
+from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS
+from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.schedule.dag import ComputeDAG, Node
+from retune.compiler.schedule.relations import joined_index
+from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead
 
 KIND = "tensor_core"
 """The attribute of an operation that tensor cores do: the kind of their instruction."""

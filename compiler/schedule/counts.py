@@ -5,9 +5,9 @@ Always: index arithmetic is left out, it is hoisted out of the loops.
 
 from dataclasses import dataclass
 
-from compiler.ir.expr import COMPARISONS, LOGICAL, Binary, BinaryOp, Call, Cast, Expr, Not, Select, is_float
-from compiler.ir.visit import children
-from compiler.te.tensor import Combiner, TensorRead
+from retune.compiler.ir.expr import COMPARISONS, LOGICAL, Binary, BinaryOp, Call, Cast, Expr, Not, Select, is_float
+from retune.compiler.ir.visit import children
+from retune.compiler.te.tensor import Combiner, TensorRead
 
 
 @dataclass(frozen=True, slots=True)

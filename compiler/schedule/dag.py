@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Expr
-from compiler.runtime.registry import find_function
-from compiler.schedule.dag_text import dag_text, fingerprint, shortened
-from compiler.schedule.flops import UNKNOWN, flops_of
-from compiler.schedule.op_order import outputs_in_order, post_order
-from compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, reads_of, results_of
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.runtime.registry import find_function
+from retune.compiler.schedule.dag_text import dag_text, fingerprint, shortened
+from retune.compiler.schedule.flops import UNKNOWN, flops_of
+from retune.compiler.schedule.op_order import outputs_in_order, post_order
+from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, reads_of, results_of
 
 HASH_FUNCTION = "auto_scheduler.compute_dag.hash_func"
-"""A function registered under this name, see `compiler.runtime.registry`, makes hashes of texts."""
+"""A function registered under this name, see `retune.compiler.runtime.registry`, makes hashes of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class ComputeDAG:
 
     @cached_property
     def flop_count(self) -> float:
-        """Operations of one evaluation, by the rules of `compiler.schedule.flops`; -1 when no rule fits."""
+        """Operations of one evaluation, by the rules of `retune.compiler.schedule.flops`; -1 when no rule fits."""
         counts = [flops_of(op) for op in self.ops]
         return UNKNOWN if UNKNOWN in counts else sum(counts)
 

@@ -6,9 +6,9 @@ Always: deterministic; operations of one name are told apart by a number, severa
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.expr import Call, Expr, Select
-from compiler.te.prim_func import with_named_reads
-from compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor
+from retune.compiler.ir.expr import Call, Expr, Select
+from retune.compiler.te.prim_func import with_named_reads
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor
 
 _MAX_LINE = 256
 _OMITTED = " ..(omitted).. "

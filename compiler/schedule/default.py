@@ -13,18 +13,18 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 
-from compiler.dtype import is_float, item_bytes
-from compiler.ir.visit import walk
-from compiler.schedule.access import (
+from retune.compiler.dtype import is_float, item_bytes
+from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.access import (
     consumers,
     is_given_to_function,
     is_strictly_inlineable,
     needs_multi_level_tiling,
 )
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, Inlined, IterKind, State
-from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
-from compiler.te.tensor import ComputeOp
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
+from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
+from retune.compiler.te.tensor import ComputeOp
 
 _PARALLEL_ITERATIONS = 64
 _STRIPS = (32, 16)

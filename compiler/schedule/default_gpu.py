@@ -16,18 +16,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from compiler.errors import ScheduleError
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import Expr, const
-from compiler.ir.visit import substitute, walk
-from compiler.schedule.access import consumers, single_elementwise_consumer
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps, row_axis_of
-from compiler.schedule.inlining import inline_body
-from compiler.schedule.state import Annotation, IterKind, Root, State
-from compiler.schedule.steps import Annotate, CacheWrite, ComputeAt, ComputeInline, Fuse, Reorder, Rfactor, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.te.tensor import Axis, ComputeOp, TensorRead
+from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import Expr, const
+from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.schedule.access import consumers, single_elementwise_consumer
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps, row_axis_of
+from retune.compiler.schedule.inlining import inline_body
+from retune.compiler.schedule.state import Annotation, IterKind, Root, State
+from retune.compiler.schedule.steps import (
+    Annotate,
+    CacheWrite,
+    ComputeAt,
+    ComputeInline,
+    Fuse,
+    Reorder,
+    Rfactor,
+    Split,
+    Step,
+)
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.tensor import Axis, ComputeOp, TensorRead
 
 _THREADS = 128
 """Threads of a block: four warps, of which a multiprocessor runs many."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.schedule.linear import Linear, LoopKey
-from compiler.schedule.relations import part_stride
-from compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation
+from retune.compiler.schedule.linear import Linear, LoopKey
+from retune.compiler.schedule.relations import part_stride
+from retune.compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation
 
 
 @dataclass(frozen=True, slots=True, eq=False)

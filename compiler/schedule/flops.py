@@ -5,8 +5,8 @@ and logical operation counts one, if an operand is of the same class (float, sig
 operation; calls, casts, reads and index arithmetic are free; of the two sides of a choice the costlier one counts.
 """
 
-from compiler.ir.expr import BOOL, Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
-from compiler.te.tensor import Axis, Combiner, ComputeOp, Operation, Reduce, TensorRead
+from retune.compiler.ir.expr import BOOL, Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
+from retune.compiler.te.tensor import Axis, Combiner, ComputeOp, Operation, Reduce, TensorRead
 
 UNKNOWN = -1.0
 """The count of what has an expression that no rule covers."""

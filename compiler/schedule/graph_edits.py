@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import BinaryOp, Expr, binary, const, select
-from compiler.ir.visit import substitute, transform
-from compiler.schedule.dag import ComputeDAG, Node
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead, as_body, reads_of
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import BinaryOp, Expr, binary, const, select
+from retune.compiler.ir.visit import substitute, transform
+from retune.compiler.schedule.dag import ComputeDAG, Node
+from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead, as_body, reads_of
 
 
 def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:

@@ -5,13 +5,13 @@ Always: worked out once for all programs of a sketch, whatever their tiles.
 
 from functools import lru_cache
 
-from compiler.errors import ScheduleError
-from compiler.ir.expr import Expr
-from compiler.ir.visit import substitute, transform, walk
-from compiler.schedule.counts import OpCounts, count_operations
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Inlined, State
-from compiler.te.tensor import ComputeOp, Reduce, TensorRead
+from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.visit import substitute, transform, walk
+from retune.compiler.schedule.counts import OpCounts, count_operations
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Inlined, State
+from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
 
 
 def inline_body(state: State, stage_id: int) -> Expr:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from compiler.errors import ScheduleError
-from compiler.ir.expr import Expr
-from compiler.target import Target
+from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.target import Target
 
 
 class LayoutRewriteOption(IntEnum):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Cast, Const, Expr, Select, is_float
-from compiler.schedule.state import Number
+from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Cast, Const, Expr, Select, is_float
+from retune.compiler.schedule.state import Number
 
 LoopKey = tuple[int, str]
 """A loop: number of its stage and name of its iterator."""

@@ -6,9 +6,9 @@ Always: every operation stands behind all that it reads; the order depends on no
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from compiler.ir.expr import Expr
-from compiler.ir.visit import children
-from compiler.te.tensor import ComputeOp, Operation, Tensor, TensorRead, reads_of
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.visit import children
+from retune.compiler.te.tensor import ComputeOp, Operation, Tensor, TensorRead, reads_of
 
 
 def post_order(tensors: Sequence[Tensor]) -> dict[Operation, None]:

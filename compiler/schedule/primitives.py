@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from compiler.errors import ScheduleError
-from compiler.schedule.state import ANNOTATION_TEXT, Annotation, Iterator, Number, State
-from compiler.schedule.steps import (
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.state import ANNOTATION_TEXT, Annotation, Iterator, Number, State
+from retune.compiler.schedule.steps import (
     Annotate,
     AsMatmul,
     CacheRead,
@@ -33,7 +33,7 @@ from compiler.schedule.steps import (
     Split,
     StorageAlign,
 )
-from compiler.te.tensor import Operation, Tensor
+from retune.compiler.te.tensor import Operation, Tensor
 
 StageRef = int | str | Tensor | Operation
 LoopRef = int | str | Iterator

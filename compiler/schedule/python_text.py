@@ -1,4 +1,4 @@
-"""In: a compute graph and a state of it. Out: its steps as Python calls of `compiler.schedule.primitives`.
+"""In: a compute graph and a state of it. Out: its steps as Python calls of `retune.compiler.schedule.primitives`.
 
 Always: the text runs, with the graph as `dag`, and leaves an equal state in `state`.
 """
@@ -6,9 +6,9 @@ Always: the text runs, with the graph as `dag`, and leaves an equal state in `st
 from collections.abc import Callable
 from typing import Any
 
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import ANNOTATION_TEXT, Annotation, State, Step
-from compiler.schedule.steps import (
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import ANNOTATION_TEXT, Annotation, State, Step
+from retune.compiler.schedule.steps import (
     Annotate,
     AsMatmul,
     CacheRead,
@@ -51,8 +51,8 @@ def print_python_code_from_state(dag: ComputeDAG, state: State) -> str:
         current = current.apply(step)
     lines = []
     if used:
-        lines.append(f"from compiler.schedule.primitives import {', '.join(sorted(used))}")
-    lines.append("from compiler.schedule.state import State")
+        lines.append(f"from retune.compiler.schedule.primitives import {', '.join(sorted(used))}")
+    lines.append("from retune.compiler.schedule.state import State")
     return "\n".join([*lines, "", "state = State.initial(dag)", *calls, ""])
 
 

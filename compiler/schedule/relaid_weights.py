@@ -12,11 +12,11 @@ put right afterwards:
 from collections.abc import Sequence
 from math import prod
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Expr
-from compiler.ir.visit import transform
-from compiler.schedule.layout import digit_values, parse_layout
-from compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Tensor, TensorRead
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.visit import transform
+from retune.compiler.schedule.layout import digit_values, parse_layout
+from retune.compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Tensor, TensorRead
 
 
 def remove_index_check(tensor: Tensor) -> None:

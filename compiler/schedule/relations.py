@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from compiler.ir.expr import Expr, const
-from compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation, Stage
-from compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.ir.expr import Expr, const
+from retune.compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation, Stage
+from retune.compiler.te.tensor import Axis, ComputeOp
 
 
 def ceil_div(value: Number, divisor: Number) -> Number:

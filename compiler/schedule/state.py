@@ -10,9 +10,9 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from compiler.errors import ScheduleError
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp
 
 Number = int | np.ndarray
 """A number of one program, or an int64 array of shape (B,) for a family of B programs."""
@@ -181,7 +181,7 @@ class Stage:
 
 
 class Step(Protocol):
-    """What a state needs of a transform step; the classes are in `compiler.schedule.steps`.
+    """What a state needs of a transform step; the classes are in `retune.compiler.schedule.steps`.
 
     `only_readers` says that the step changes how others read the stage, and leaves the stage itself as it is.
     """

@@ -7,15 +7,15 @@ Always: a few hundred NumPy calls whatever the number of programs.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.errors import ScheduleError
-from compiler.schedule.bounds import Loop, StageBounds, axis_values, digits_of, extents_of, infer_stage_bounds
-from compiler.schedule.counts import OpCounts
-from compiler.schedule.digits import Digit, without_digits
-from compiler.schedule.inlining import counts_of, inlined_stages, reads_of
-from compiler.schedule.linear import Linear, LoopKey, linearize
-from compiler.schedule.relations import buffer_strides
-from compiler.schedule.state import Attached, Number, State
-from compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.bounds import Loop, StageBounds, axis_values, digits_of, extents_of, infer_stage_bounds
+from retune.compiler.schedule.counts import OpCounts
+from retune.compiler.schedule.digits import Digit, without_digits
+from retune.compiler.schedule.inlining import counts_of, inlined_stages, reads_of
+from retune.compiler.schedule.linear import Linear, LoopKey, linearize
+from retune.compiler.schedule.relations import buffer_strides
+from retune.compiler.schedule.state import Attached, Number, State
+from retune.compiler.te.tensor import ComputeOp, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

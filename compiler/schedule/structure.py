@@ -6,7 +6,7 @@ another data type makes another one.
 
 import re
 
-from compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.dag import ComputeDAG
 
 LARGEST_KEPT = 4
 """Numbers up to this one are strides, dilations and the like, and tell structures apart; larger ones are sizes."""

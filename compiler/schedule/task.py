@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.graph_edits import without_free_layouts
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.workload_registry import (
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.graph_edits import without_free_layouts
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.workload_registry import (
     Workload,
     is_registered,
     make_workload_key,
     register_workload_tensors,
     workload_key_to_tensors,
 )
-from compiler.target import HardwareParams, Target
+from retune.compiler.target import HardwareParams, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """In: the statements of a kernel of B programs. Out: its product on tensor cores, and what that and pipelines hold.
 
-Always: what `compiler.lower.gpu` makes of each program, said in arrays (B,).
+Always: what `retune.compiler.lower.gpu` makes of each program, said in arrays (B,).
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from compiler.dtype import item_bytes
-from compiler.ir.tensor_core import INSTRUCTIONS, SUM_ELEMENTS, Instruction
-from compiler.schedule.contraction import KIND
-from compiler.schedule.state import Annotation
-from compiler.schedule.statements import StageNest
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.tensor_core import INSTRUCTIONS, SUM_ELEMENTS, Instruction
+from retune.compiler.schedule.contraction import KIND
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.statements import StageNest
 
 Counts = npt.NDArray[np.int64]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from compiler.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
-from compiler.runtime.registry import registration
-from compiler.te.compute import placeholder
-from compiler.te.tensor import Tensor
+from retune.compiler.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
+from retune.compiler.runtime.registry import registration
+from retune.compiler.te.compute import placeholder
+from retune.compiler.te.tensor import Tensor
 
 Workload = Callable[..., Any]
 Entry = Workload | tuple[Tensor, ...]

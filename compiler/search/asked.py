@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from zlib import crc32
 
-from compiler.cost_model import CostModel
-from compiler.schedule.state import State
-from compiler.schedule.steps import Step, dump_steps, load_steps
-from compiler.schedule.task import SearchTask
-from compiler.search import mutation
-from compiler.search.genome import Scores
+from retune.compiler.cost_model import CostModel
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search import mutation
+from retune.compiler.search.genome import Scores
 
 
 @dataclass(frozen=True, slots=True)

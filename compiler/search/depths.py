@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.schedule.state import Number
-from compiler.search.genome import Mask, Rows
+from retune.compiler.schedule.state import Number
+from retune.compiler.search.genome import Mask, Rows
 
 
 def cumulative(extents: Sequence[Number | None], count: int) -> Rows:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from compiler.search import mutation
-from compiler.search.genome import Keys, Layout, Mask, Rows, Scores, keys_of
-from compiler.search.options import SearchOptions
+from retune.compiler.search import mutation
+from retune.compiler.search.genome import Keys, Layout, Mask, Rows, Scores, keys_of
+from retune.compiler.search.options import SearchOptions
 
 Scorer = Callable[[int, Rows], tuple[Rows, Scores, Scores]]
 """From a space's number and genome rows (B, G) to the same rows in normal form, their scores (B,) and what first

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from compiler.dtype import item_bytes
-from compiler.ir.expr import Const, Select
-from compiler.ir.tensor_core import COPY_BYTES
-from compiler.schedule.access import needs_multi_level_tiling
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.inlining import inline_body
-from compiler.schedule.state import Annotation, Attached, IterKind, Root, State, replay
-from compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Pipeline, Rfactor, Split, Step, steps_of
-from compiler.search.factorize import prime_factors
-from compiler.search.sketch_rules import SketchContext
-from compiler.search.sketch_rules.facts import (
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.expr import Const, Select
+from retune.compiler.ir.tensor_core import COPY_BYTES
+from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.inlining import inline_body
+from retune.compiler.schedule.state import Annotation, Attached, IterKind, Root, State, replay
+from retune.compiler.schedule.steps import Annotate, FollowFusedSplit, Fuse, Pipeline, Rfactor, Split, Step, steps_of
+from retune.compiler.search.factorize import prime_factors
+from retune.compiler.search.sketch_rules import SketchContext
+from retune.compiler.search.sketch_rules.facts import (
     SHARED,
     UNROLL_INNER,
     has_cross_thread_reduction,
@@ -28,8 +28,8 @@ from compiler.search.sketch_rules.facts import (
     outer_space_loops,
     spatial_split_steps,
 )
-from compiler.search.sketch_rules.tensor_core import copies_asynchronously
-from compiler.te.tensor import TensorRead
+from retune.compiler.search.sketch_rules.tensor_core import copies_asynchronously
+from retune.compiler.te.tensor import TensorRead
 
 _BLOCK, _VTHREAD, _THREAD = (int(kind) for kind in (Annotation.BLOCK_X, Annotation.VTHREAD, Annotation.THREAD_X))
 

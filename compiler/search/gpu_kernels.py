@@ -1,6 +1,6 @@
 """In: bounds of B programs whose loops are bound to GPU threads. Out: their kernels, and what each asks of the GPU.
 
-Always: what `compiler.lower.gpu` makes of each program, said in arrays (B,).
+Always: what `retune.compiler.lower.gpu` makes of each program, said in arrays (B,).
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,18 +10,18 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.ir.kernel import WARP
-from compiler.lower.gpu.across_threads import MOST_HELD
-from compiler.lower.gpu.limits import Limit
-from compiler.schedule.access import held_types
-from compiler.schedule.bounds import Loop
-from compiler.schedule.state import Annotation, IterKind, Number
-from compiler.schedule.statements import StageNest
-from compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
-from compiler.search.genome import Mask
-from compiler.search.register_tile import Counts, point_bytes
-from compiler.search.sketch_rules.facts import SHARED
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.kernel import WARP
+from retune.compiler.lower.gpu.across_threads import MOST_HELD
+from retune.compiler.lower.gpu.limits import Limit
+from retune.compiler.schedule.access import held_types
+from retune.compiler.schedule.bounds import Loop
+from retune.compiler.schedule.state import Annotation, IterKind, Number
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
+from retune.compiler.search.genome import Mask
+from retune.compiler.search.register_tile import Counts, point_bytes
+from retune.compiler.search.sketch_rules.facts import SHARED
 
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
@@ -147,7 +147,7 @@ class DeviceKernel:
         return np.where(own > 1, own, turns(outer_loops(nest), (kind,), self.count))
 
     def _in_warps(self, each: dict[Annotation, Counts], others: Sequence[Counts]) -> Mask:
-        """Whether threads hand each other what is joined; see `compiler.lower.gpu.across_threads`."""
+        """Whether threads hand each other what is joined; see `retune.compiler.lower.gpu.across_threads`."""
         extent, threads = each[Annotation.THREAD_X], self.threads
         alone = (each[Annotation.THREAD_Y] == 1) & (each[Annotation.THREAD_Z] == 1) & (extent > 1)
         whole = extent == self.block[0]

@@ -1,7 +1,7 @@
 """In: bounds of B programs whose loops are bound to GPU threads. Out: which of them the GPU can run, and should.
 
 Always: limits are masks, nothing raises. What the limits say is what the lowering says of each program: it is refused
-for the same reason, or not at all (`compiler.lower.gpu.limits`).
+for the same reason, or not at all (`retune.compiler.lower.gpu.limits`).
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from compiler.ir.kernel import WORD
-from compiler.lower.gpu.limits import Limit, most_of
-from compiler.schedule.state import Annotation
-from compiler.schedule.statements import StageNest
-from compiler.search.genome import Mask
-from compiler.search.gpu_kernels import DeviceKernel, kernels_of, own_loops, turns
-from compiler.search.register_tile import Counts, itemsize
-from compiler.search.tensor_legality import tensor_promising
-from compiler.target import HardwareParams
+from retune.compiler.ir.kernel import WORD
+from retune.compiler.lower.gpu.limits import Limit, most_of
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.search.genome import Mask
+from retune.compiler.search.gpu_kernels import DeviceKernel, kernels_of, own_loops, turns
+from retune.compiler.search.register_tile import Counts, itemsize
+from retune.compiler.search.tensor_legality import tensor_promising
+from retune.compiler.target import HardwareParams
 
 _OTHER_REGISTERS = 32
 """What a thread needs besides its buffers: operands, addresses, loop counters."""

@@ -6,14 +6,14 @@ are scored.
 
 from collections.abc import Sequence
 
-from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import assemble_roomy, assembles
-from compiler.errors import RetuneError
-from compiler.gpu_facts import USUAL_ARCH
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.ptxas import assemble_roomy, assembles
+from retune.compiler.errors import RetuneError
+from retune.compiler.gpu_facts import USUAL_ARCH
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
 
 
 def spilled_bytes(task: SearchTask, steps: Sequence[Step]) -> int:

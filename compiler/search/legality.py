@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.schedule.choices import LoopChoices
-from compiler.schedule.statements import StageNest
-from compiler.search.genome import Mask
-from compiler.search.options import SearchOptions
-from compiler.search.register_tile import point_bytes, register_tile, straight_line, tile_registers
-from compiler.target import HardwareParams
+from retune.compiler.schedule.choices import LoopChoices
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.search.genome import Mask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.register_tile import point_bytes, register_tile, straight_line, tile_registers
+from retune.compiler.target import HardwareParams
 
 _RESERVED = 8192
 """Bytes of stack left to the code generator for accumulators and spilled registers."""

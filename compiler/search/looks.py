@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import config
-from compiler.cost_model.lessons import UNREADABLE, unpacked
-from compiler.errors import CorruptRecordError
-from compiler.features import FEATURE_NAMES, FEATURE_VERSION
-from compiler.schedule.steps import dump_steps
-from compiler.schedule.task import SearchTask
-from compiler.search.genome import Rows, keys_of
-from compiler.search.options import SearchOptions
-from compiler.search.scored import Features
-from compiler.search.space import SketchSpace
+from retune.compiler import config
+from retune.compiler.cost_model.lessons import UNREADABLE, unpacked
+from retune.compiler.errors import CorruptRecordError
+from retune.compiler.features import FEATURE_NAMES, FEATURE_VERSION
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.genome import Rows, keys_of
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.scored import Features
+from retune.compiler.search.space import SketchSpace
 
 _DIGEST = 16
 _NOWHERE = -1

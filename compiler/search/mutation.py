@@ -4,8 +4,8 @@ every split keep their product, and the input is not changed.
 
 import numpy as np
 
-from compiler.search.factorize import divisors
-from compiler.search.genome import Layout, Rows, SplitColumns
+from retune.compiler.search.factorize import divisors
+from retune.compiler.search.genome import Layout, Rows, SplitColumns
 
 TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH = "tile", "unroll", "placement", "parallel", "vector", "width"
 CROSSOVER, SAMPLE, MEASURED = "crossover", "sample", "measured"

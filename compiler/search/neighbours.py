@@ -11,8 +11,8 @@ from itertools import permutations
 
 import numpy as np
 
-from compiler.search.factorize import prime_factors
-from compiler.search.genome import Layout, Rows
+from retune.compiler.search.factorize import prime_factors
+from retune.compiler.search.genome import Layout, Rows
 
 
 def neighbours(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Self
 
-from compiler.errors import OptionError
+from retune.compiler.errors import OptionError
 
 _PARAMETERS = {
     "eps_greedy": "eps_greedy",

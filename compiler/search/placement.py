@@ -5,12 +5,12 @@ and the list is bounded.
 
 from collections.abc import Iterator, Sequence
 
-from compiler.ir.expr import Call
-from compiler.ir.visit import walk
-from compiler.schedule.access import is_given_to_function, needs_multi_level_tiling, single_consumer
-from compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
-from compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot, Step
-from compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.ir.expr import Call
+from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.access import is_given_to_function, needs_multi_level_tiling, single_consumer
+from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
+from retune.compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot, Step
+from retune.compiler.te.tensor import Axis, ComputeOp
 
 _MOST_ENUMERATED = 256
 

@@ -13,13 +13,13 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from compiler.cost_model import CostModel, TrainingBatch
-from compiler.schedule.bounds import infer_bounds
-from compiler.schedule.state import State, replay
-from compiler.schedule.steps import dump_steps, load_steps, steps_of
-from compiler.schedule.task import SearchTask
-from compiler.search import mutation
-from compiler.search.asked import (
+from retune.compiler.cost_model import CostModel, TrainingBatch
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.steps import dump_steps, load_steps, steps_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search import mutation
+from retune.compiler.search.asked import (
     Candidate,
     EmptyPolicy,
     Policy,
@@ -29,18 +29,18 @@ from compiler.search.asked import (
     Told,
     program_id,
 )
-from compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
-from compiler.search.genome import Rows, Scores
-from compiler.search.gpu_spills import spilled_bytes
-from compiler.search.neighbours import neighbours
-from compiler.search.options import SearchOptions
-from compiler.search.prior import blended
-from compiler.search.scored import Features, TaskFeatures, padded
-from compiler.search.sketch import derive_sketches, rules_of
-from compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
-from compiler.search.space import SketchSpace, spaces_of
-from compiler.search.told import ToldPrograms
-from compiler.search.transfer import refitted
+from retune.compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
+from retune.compiler.search.genome import Rows, Scores
+from retune.compiler.search.gpu_spills import spilled_bytes
+from retune.compiler.search.neighbours import neighbours
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.prior import blended
+from retune.compiler.search.scored import Features, TaskFeatures, padded
+from retune.compiler.search.sketch import derive_sketches, rules_of
+from retune.compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
+from retune.compiler.search.space import SketchSpace, spaces_of
+from retune.compiler.search.told import ToldPrograms
+from retune.compiler.search.transfer import refitted
 
 __all__ = [
     "Candidate",

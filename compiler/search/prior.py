@@ -6,10 +6,10 @@ Always: knows no measurement, so it is there from the first round on; the cycles
 import numpy as np
 import numpy.typing as npt
 
-from compiler.features import FEATURE_NAMES
-from compiler.features.estimate import PER_CYCLE
-from compiler.search.genome import Scores
-from compiler.target import HardwareParams
+from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.features.estimate import PER_CYCLE
+from retune.compiler.search.genome import Scores
+from retune.compiler.target import HardwareParams
 
 _CYCLES = FEATURE_NAMES.index("estimate_cycles")
 _FEWEST = 8

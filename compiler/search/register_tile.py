@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from compiler.dtype import accumulated, item_bytes
-from compiler.schedule.bounds import Loop
-from compiler.schedule.state import Annotation, IterKind, Number
-from compiler.schedule.statements import StageNest
-from compiler.search.genome import Mask, Rows
-from compiler.target import HardwareParams
+from retune.compiler.dtype import accumulated, item_bytes
+from retune.compiler.schedule.bounds import Loop
+from retune.compiler.schedule.state import Annotation, IterKind, Number
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.search.genome import Mask, Rows
+from retune.compiler.target import HardwareParams
 
 Counts = npt.NDArray[np.int64]
 

@@ -10,19 +10,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.codegen.dot_instructions import dots_of
-from compiler.errors import ScheduleError, TargetError
-from compiler.features import extract
-from compiler.ir.dot import Pair
-from compiler.schedule.choices import choices_of
-from compiler.schedule.state import replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.genome import Scores
-from compiler.search.prior import prior_scores
-from compiler.search.space import Group
-from compiler.target import HardwareParams
+from retune.compiler.codegen.dot_instructions import dots_of
+from retune.compiler.errors import ScheduleError, TargetError
+from retune.compiler.features import extract
+from retune.compiler.ir.dot import Pair
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.genome import Scores
+from retune.compiler.search.prior import prior_scores
+from retune.compiler.search.space import Group
+from retune.compiler.target import HardwareParams
 
 Features = NDArray[np.float32]
 

@@ -5,10 +5,10 @@ the same order, wave by wave.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.schedule.steps import Rfactor, Split
-from compiler.search.sketch_rules import CPU_RULES, GPU_RULES, SketchContext, SketchRule, Verdict
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Rfactor, Split
+from retune.compiler.search.sketch_rules import CPU_RULES, GPU_RULES, SketchContext, SketchRule, Verdict
 
 
 def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:

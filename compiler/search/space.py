@@ -13,28 +13,28 @@ from typing import Any, cast
 
 import numpy as np
 
-from compiler.errors import ScheduleError
-from compiler.schedule.choices import LoopChoices
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
-from compiler.schedule.statements import StageNest, statement_nests
-from compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.search.depths import cumulative, random_true, settled_depth
-from compiler.search.factorize import covering, sample_factorizations
-from compiler.search.finish import finished_steps, skeleton
-from compiler.search.genome import Layout, Mask, Rows, SplitColumns
-from compiler.search.gpu_legality import gpu_legal
-from compiler.search.legality import legal, promising
-from compiler.search.options import SearchOptions
-from compiler.search.placement import placements_of
-from compiler.search.register_tile import settled_unroll
-from compiler.search.sketch import derive_sketches
-from compiler.search.sketch_rules import SketchContext, SketchRule
-from compiler.search.sketch_rules.tensor_core import unrolls
-from compiler.search.widths import read_width, widths_of, with_width
-from compiler.target import HardwareParams
-from compiler.te.tensor import ComputeOp
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.choices import LoopChoices
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
+from retune.compiler.schedule.statements import StageNest, statement_nests
+from retune.compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.depths import cumulative, random_true, settled_depth
+from retune.compiler.search.factorize import covering, sample_factorizations
+from retune.compiler.search.finish import finished_steps, skeleton
+from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns
+from retune.compiler.search.gpu_legality import gpu_legal
+from retune.compiler.search.legality import legal, promising
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.placement import placements_of
+from retune.compiler.search.register_tile import settled_unroll
+from retune.compiler.search.sketch import derive_sketches
+from retune.compiler.search.sketch_rules import SketchContext, SketchRule
+from retune.compiler.search.sketch_rules.tensor_core import unrolls
+from retune.compiler.search.widths import read_width, widths_of, with_width
+from retune.compiler.target import HardwareParams
+from retune.compiler.te.tensor import ComputeOp
 
 UNROLL_PRAGMA = "auto_unroll_max_step$"
 

@@ -15,7 +15,8 @@ Where this differs from the original, on purpose:
   task's own time, where the original takes 0.1 ms whatever the task's time is;
 * a task without a valid program yet is assumed as slow, per operation, as the slowest measured task, instead of being
   given up or drawing every round;
-* groups come from the structure of the computation (`compiler.schedule.structure`), where the original waits for a tag
+* groups come from the structure of the computation (`retune.compiler.schedule.structure`), where the original waits for
+a tag
   that no operator sets;
 * ties go to the task with fewer rounds, never to a finished one.
 """
@@ -26,7 +27,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from compiler.errors import OptionError
+from retune.compiler.errors import OptionError
 
 STRATEGIES = ("gradient", "round-robin")
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
-from compiler.schedule.state import Annotation
-from compiler.schedule.statements import StageNest
-from compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of
-from compiler.search.genome import Mask
-from compiler.search.gpu_kernels import own_loops, turns
-from compiler.search.register_tile import Counts
+from retune.compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.statements import StageNest
+from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of
+from retune.compiler.search.genome import Mask
+from retune.compiler.search.gpu_kernels import own_loops, turns
+from retune.compiler.search.register_tile import Counts
 
 _REGISTERS = 255
 """Of a thread."""

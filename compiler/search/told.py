@@ -10,13 +10,13 @@ from math import inf, isfinite
 
 import numpy as np
 
-from compiler.schedule.steps import load_steps
-from compiler.search.asked import Told
-from compiler.search.genome import Rows, keys_of
-from compiler.search.looks import KeptLooks, Look
-from compiler.search.prior import merit
-from compiler.search.scored import Features, TaskFeatures
-from compiler.search.space import SketchSpace
+from retune.compiler.schedule.steps import load_steps
+from retune.compiler.search.asked import Told
+from retune.compiler.search.genome import Rows, keys_of
+from retune.compiler.search.looks import KeptLooks, Look
+from retune.compiler.search.prior import merit
+from retune.compiler.search.scored import Features, TaskFeatures
+from retune.compiler.search.space import SketchSpace
 
 _JUDGED = 256
 """By how many results, the latest ones, first principles are judged."""

@@ -13,10 +13,10 @@ from math import inf, log2
 
 import numpy as np
 
-from compiler.schedule.steps import Split, Step
-from compiler.search.factorize import divisors
-from compiler.search.genome import Rows
-from compiler.search.space import SketchSpace
+from retune.compiler.schedule.steps import Split, Step
+from retune.compiler.search.factorize import divisors
+from retune.compiler.search.genome import Rows
+from retune.compiler.search.space import SketchSpace
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import cast
 
 import numpy as np
 
-from compiler.schedule.state import Annotation, Number, State
-from compiler.schedule.steps import Annotate, Pipeline, Split, Step
-from compiler.search.genome import Rows, WidthColumn
-from compiler.search.sketch_rules.tensor_core import DEPTHS, choices_of
-from compiler.target import HardwareParams
+from retune.compiler.schedule.state import Annotation, Number, State
+from retune.compiler.schedule.steps import Annotate, Pipeline, Split, Step
+from retune.compiler.search.genome import Rows, WidthColumn
+from retune.compiler.search.sketch_rules.tensor_core import DEPTHS, choices_of
+from retune.compiler.target import HardwareParams
 
 
 def read_width(row: Rows, width: WidthColumn, mine: Step, given: Step) -> bool:

@@ -13,12 +13,12 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.errors import DefinitionError, LoweringError
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var, is_float
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.numeric import BINARY, intrinsic
-from compiler.ir.stmt import (
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import DefinitionError, LoweringError
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var, is_float
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.numeric import BINARY, intrinsic
+from retune.compiler.ir.stmt import (
     BLOCK_KINDS,
     THREAD_KINDS,
     Allocate,
@@ -32,12 +32,12 @@ from compiler.ir.stmt import (
     Stmt,
     Store,
 )
-from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
-from compiler.simt.memory import Array, Memory, Place
-from compiler.simt.tags import Numbers, Tags
-from compiler.simt.tensor_core import Side, TensorUnit
-from compiler.simt.vectors import astray
-from compiler.simt.warps import missing, sources
+from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
+from retune.compiler.simt.memory import Array, Memory, Place
+from retune.compiler.simt.tags import Numbers, Tags
+from retune.compiler.simt.tensor_core import Side, TensorUnit
+from retune.compiler.simt.vectors import astray
+from retune.compiler.simt.warps import missing, sources
 
 MAX_LANES = 1 << 13
 """Threads that are executed at once: enough to make little of Python's own time, few enough for the cache."""

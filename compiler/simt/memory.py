@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import KernelFaultError
-from compiler.ir.expr import Buffer
-from compiler.ir.stmt import Allocate, Block, For, Stmt, lines_of
-from compiler.simt.tags import Conflict, Numbers, Tags
+from retune.compiler.errors import KernelFaultError
+from retune.compiler.ir.expr import Buffer
+from retune.compiler.ir.stmt import Allocate, Block, For, Stmt, lines_of
+from retune.compiler.simt.tags import Conflict, Numbers, Tags
 
 Array = NDArray[Any]
 _NOBODY = -1

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.ir.expr import Buffer, Expr
-from compiler.ir.tensor_core import (
+from retune.compiler.ir.expr import Buffer, Expr
+from retune.compiler.ir.tensor_core import (
     COLUMNS,
     MATRIX,
     ROW_BYTES,
@@ -26,8 +26,8 @@ from compiler.ir.tensor_core import (
     WaitGroup,
     sum_place,
 )
-from compiler.simt.memory import Array, Memory, Place
-from compiler.simt.tags import Numbers
+from retune.compiler.simt.memory import Array, Memory, Place
+from retune.compiler.simt.tags import Numbers
 
 _LANES = np.arange(WARP)
 _TF32_REST = 1 << 12

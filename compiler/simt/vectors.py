@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import item_bytes
-from compiler.ir.affine import flat_index
-from compiler.ir.alignment import first_alignment
-from compiler.ir.expr import Buffer, Expr, Load
-from compiler.ir.interval import as_index
-from compiler.ir.stmt import For, LoopKind, Store
-from compiler.ir.visit import walk
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.alignment import first_alignment
+from retune.compiler.ir.expr import Buffer, Expr, Load
+from retune.compiler.ir.interval import as_index
+from retune.compiler.ir.stmt import For, LoopKind, Store
+from retune.compiler.ir.visit import walk
 
 
 def astray(

@@ -6,8 +6,8 @@ Always: a group lies in one warp; a thread that the block lacks has no value to 
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.ir.kernel import WARP
-from compiler.simt.tags import Numbers
+from retune.compiler.ir.kernel import WARP
+from retune.compiler.simt.tags import Numbers
 
 
 def missing(numbers: Numbers, threads: int) -> tuple[int, int] | None:

@@ -3,8 +3,8 @@
 Always: a pure description of what to compute, never of how.
 """
 
-from compiler.ir.expr import const, select
-from compiler.te.compute import (
+from retune.compiler.ir.expr import const, select
+from retune.compiler.te.compute import (
     abs,
     acos,
     acosh,
@@ -43,10 +43,10 @@ from compiler.te.compute import (
     tan,
     tanh,
 )
-from compiler.te.extern import call_packed, extern
-from compiler.te.prim_func import PrimFunc, create_prim_func
-from compiler.te.reducers import Reducer, argmax, argmin, comm_reducer, max, min, prod, sum
-from compiler.te.tensor import (
+from retune.compiler.te.extern import call_packed, extern
+from retune.compiler.te.prim_func import PrimFunc, create_prim_func
+from retune.compiler.te.reducers import Reducer, argmax, argmin, comm_reducer, max, min, prod, sum
+from retune.compiler.te.tensor import (
     Axis,
     AxisKind,
     Combiner,

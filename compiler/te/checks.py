@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import DefinitionError
-from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float
-from compiler.ir.visit import children, walk
-from compiler.te.evaluate import value_over
-from compiler.te.tensor import Axis, TensorRead
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float
+from retune.compiler.ir.visit import children, walk
+from retune.compiler.te.evaluate import value_over
+from retune.compiler.te.tensor import Axis, TensorRead
 
 DTYPES = frozenset(
     {"float16", "bfloat16", "float32", "float64", "bool"}

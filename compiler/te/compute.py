@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from compiler.dtype import item_bytes
-from compiler.errors import DefinitionError, refusing_depth
-from compiler.ir import expr as ir
-from compiler.ir.expr import BinaryOp, Expr, Operand
-from compiler.ir.visit import walk
-from compiler.te.checks import (
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import DefinitionError, refusing_depth
+from retune.compiler.ir import expr as ir
+from retune.compiler.ir.expr import BinaryOp, Expr, Operand
+from retune.compiler.ir.visit import walk
+from retune.compiler.te.checks import (
     check_reads,
     checked_attributes,
     checked_dtype,
@@ -21,7 +21,7 @@ from compiler.te.checks import (
     real,
     truth,
 )
-from compiler.te.tensor import (
+from retune.compiler.te.tensor import (
     Axis,
     AxisKind,
     ComputeOp,

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
-from compiler.ir.numeric import BINARY, intrinsic
-from compiler.runtime.host_array import HostArray
-from compiler.runtime.registry import find_function, get_global_func
-from compiler.te.tensor import (
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
+from retune.compiler.ir.numeric import BINARY, intrinsic
+from retune.compiler.runtime.host_array import HostArray
+from retune.compiler.runtime.registry import find_function, get_global_func
+from retune.compiler.te.tensor import (
     Axis,
     Combiner,
     ComputeOp,

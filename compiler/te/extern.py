@@ -1,15 +1,15 @@
 """In: tensors and the name of a registered function. Out: tensors that the function writes.
 
 Always: the function is named, not held: whoever runs the computation registers it under that name
-(`compiler.runtime.registry`).
+(`retune.compiler.runtime.registry`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from compiler.errors import DefinitionError
-from compiler.te.checks import checked_attributes, checked_dtype, checked_name, checked_shape
-from compiler.te.tensor import CallArgument, ExternOp, Handle, PackedCall, Tensor, results_of
+from retune.compiler.errors import DefinitionError
+from retune.compiler.te.checks import checked_attributes, checked_dtype, checked_name, checked_shape
+from retune.compiler.te.tensor import CallArgument, ExternOp, Handle, PackedCall, Tensor, results_of
 
 
 def call_packed(function: str, *args: CallArgument) -> PackedCall:
@@ -56,8 +56,8 @@ def extern(
 
     `fcompute(ins, outs)` gets handles of the inputs and results and returns a `call_packed` of them. The function gets
     arrays that lie on the kernel's own memory and must fill the results; what it returns is ignored. The arrays are
-    NumPy's, those of the inputs read-only; from a function of a `compiler.build` module, and in C, they are the FFI's.
-    `dtype` is one type a result, or one for all; by default that of the inputs, if they agree.
+    NumPy's, those of the inputs read-only; from a function of a `retune.compiler.build` module, and in C, they are the
+    FFI's. `dtype` is one type a result, or one for all; by default that of the inputs, if they agree.
     The attribute `FLOP` says how many operations the call takes.
     Raises: DefinitionError when shapes, types or the call make no sense.
     """

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Buffer, Expr, Load, as_expr
-from compiler.ir.visit import transform
-from compiler.te.checks import checked_name
-from compiler.te.tensor import (
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Buffer, Expr, Load, as_expr
+from retune.compiler.ir.visit import transform
+from retune.compiler.te.checks import checked_name
+from retune.compiler.te.tensor import (
     Axis,
     ComputeOp,
     ExternOp,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
-from compiler.errors import DefinitionError
-from compiler.ir import expr as ir
-from compiler.ir.expr import Const, Expr, Operand
-from compiler.te.compute import equal, isnan, logical_and, logical_not, logical_or
-from compiler.te.tensor import Axis, AxisKind, Combiner, Reduce, ReducedValue, as_body, largest, smallest
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir import expr as ir
+from retune.compiler.ir.expr import Const, Expr, Operand
+from retune.compiler.te.compute import equal, isnan, logical_and, logical_not, logical_or
+from retune.compiler.te.tensor import Axis, AxisKind, Combiner, Reduce, ReducedValue, as_body, largest, smallest
 
 Axes = Axis | Sequence[Axis]
 

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
-from compiler.ir.visit import substitute, walk
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
+from retune.compiler.ir.visit import substitute, walk
 
 
 class AxisKind(IntEnum):

@@ -8,14 +8,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compiler.vm.compiler import VMCompiler, compile
-    from compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
-    from compiler.vm.executable import Executable
-    from compiler.vm.executor import VMExecutor
-    from compiler.vm.library import VMLibrary
-    from compiler.vm.machine import VirtualMachine
-    from compiler.vm.options import VMOptions
-    from compiler.vm.values import ADT, Closure
+    from retune.compiler.vm.compiler import VMCompiler, compile
+    from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
+    from retune.compiler.vm.executable import Executable
+    from retune.compiler.vm.executor import VMExecutor
+    from retune.compiler.vm.library import VMLibrary
+    from retune.compiler.vm.machine import VirtualMachine
+    from retune.compiler.vm.options import VMOptions
+    from retune.compiler.vm.values import ADT, Closure
 
 _HOMES = {
     "ADT": "values",
@@ -53,7 +53,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "load_module":
-        return importlib.import_module("compiler.vm.library").VMLibrary.load
+        return importlib.import_module("retune.compiler.vm.library").VMLibrary.load
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

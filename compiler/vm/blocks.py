@@ -7,10 +7,10 @@ beyond an instruction that jumps, calls or returns, or past a place where a jump
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from compiler.vm.instructions import Instruction, Invoke, InvokeClosure, KillRegister, jumps, written
-from compiler.vm.kernel_block import follow_kernels, step_of_kernels
-from compiler.vm.region_run import follow_region, step_of_region
-from compiler.vm.steps import Step, Stretch, Surroundings
+from retune.compiler.vm.instructions import Instruction, Invoke, InvokeClosure, KillRegister, jumps, written
+from retune.compiler.vm.kernel_block import follow_kernels, step_of_kernels
+from retune.compiler.vm.region_run import follow_region, step_of_region
+from retune.compiler.vm.steps import Step, Stretch, Surroundings
 
 
 def link(instructions: Sequence[Instruction], params: int, singles: Sequence[Step], around: Surroundings) -> list[Step]:

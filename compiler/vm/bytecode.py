@@ -23,14 +23,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.device import Device, cpu
-from compiler.vm.contents import Constant, Contents, LateBound, Primitive, VMFunction
-from compiler.vm.element_types import dtype_name, dtype_numbers
-from compiler.vm.instructions import Instruction, checksum, decode, encode
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.device import Device, cpu
+from retune.compiler.vm.contents import Constant, Contents, LateBound, Primitive, VMFunction
+from retune.compiler.vm.element_types import dtype_name, dtype_numbers
+from retune.compiler.vm.instructions import Instruction, checksum, decode, encode
 
 _MAGIC = 0xD225DE2F4214151D
 _TENSOR_MAGIC = 0xDD5E40F096B4A13F

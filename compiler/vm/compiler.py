@@ -14,23 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from compiler.codegen.cpu import describe
-from compiler.driver.compile_network import KnownProgram, made_for
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.dispatch import is_enabled, is_silent
-from compiler.errors import MachineError, ModelError, ModelFormatError, OptionError
-from compiler.frontend.network import load_network_program
-from compiler.frontend.onnx.program import load_program
-from compiler.graph.ir import Array, Graph
-from compiler.graph.pipeline import optimize
-from compiler.graph.program import MAIN, Call, Function, Program, of_graph
-from compiler.graph.region import GraphRegion, Param
-from compiler.runtime.arguments import MOST_THREADS, is_thread_count
-from compiler.target import Target
-from compiler.vm.executable import Executable
-from compiler.vm.library import VMLibrary
-from compiler.vm.lowering import Lowered, Lowering
-from compiler.vm.piece import TunedPrograms, known_programs
+from retune.compiler.codegen.cpu import describe
+from retune.compiler.driver.compile_network import KnownProgram, made_for
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import is_enabled, is_silent
+from retune.compiler.errors import MachineError, ModelError, ModelFormatError, OptionError
+from retune.compiler.frontend.network import load_network_program
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.graph.ir import Array, Graph
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.program import MAIN, Call, Function, Program, of_graph
+from retune.compiler.graph.region import GraphRegion, Param
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.target import Target
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.lowering import Lowered, Lowering
+from retune.compiler.vm.piece import TunedPrograms, known_programs
 
 _log = logging.getLogger(__name__)
 

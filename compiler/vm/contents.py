@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import Device, cpu
-from compiler.vm.instructions import (
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import Device, cpu
+from retune.compiler.vm.instructions import (
     AllocClosure,
     AllocStorage,
     DeviceCopy,
@@ -52,7 +52,9 @@ class VMFunction:
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """Something that `InvokePacked` calls. `attrs` are texts; `kind` says what it is, see `compiler.vm.primitives`."""
+    """Something that `InvokePacked` calls. `attrs` are texts; `kind` says what it is, see
+    `retune.compiler.vm.primitives`.
+    """
 
     name: str
     attrs: Mapping[str, str] = field(default_factory=dict)

@@ -7,12 +7,12 @@ shapes they are read for.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from compiler.executor.executors import executor_on
-from compiler.executor.network import CompiledNetwork
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import Device
-from compiler.runtime.loader import Kernel
-from compiler.vm.plan_run import POOL, check_arrays, facts_of
+from retune.compiler.executor.executors import executor_on
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import Device
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.vm.plan_run import POOL, check_arrays, facts_of
 
 
 class DeviceRun:

@@ -5,8 +5,8 @@ Always: a bool has one bit, as in TVM's bytecode, though it takes a byte.
 
 from collections.abc import Mapping
 
-from compiler.dtype import BFLOAT16
-from compiler.errors import ArtifactError
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.errors import ArtifactError
 
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4}
 _DTYPES: Mapping[str, tuple[int, int, int]] = {

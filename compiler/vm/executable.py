@@ -10,18 +10,18 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from compiler.errors import ArtifactError, MachineError, OptionError
-from compiler.executor.params import load_param_dict_from_file, save_param_dict_to_file
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import constant_array
-from compiler.vm.bytecode import decode_contents, encode_contents
-from compiler.vm.contents import Constant, Contents, LateBound
-from compiler.vm.library import VMLibrary
-from compiler.vm.values import argument
+from retune.compiler.errors import ArtifactError, MachineError, OptionError
+from retune.compiler.executor.params import load_param_dict_from_file, save_param_dict_to_file
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import constant_array
+from retune.compiler.vm.bytecode import decode_contents, encode_contents
+from retune.compiler.vm.contents import Constant, Contents, LateBound
+from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.values import argument
 
 
 class Executable:
-    """Bytecode with all that it needs. Made by `compiler.vm.compile` or `Executable.load_exec`."""
+    """Bytecode with all that it needs. Made by `retune.compiler.vm.compile` or `Executable.load_exec`."""
 
     def __init__(self, contents: Contents, library: VMLibrary | None = None) -> None:
         """Raises: ArtifactError when anything in the contents does not fit."""

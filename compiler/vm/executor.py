@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from compiler.errors import ModelError
-from compiler.runtime.device import Device
-from compiler.target import Target
-from compiler.vm.compiler import compile
-from compiler.vm.executable import Executable
-from compiler.vm.machine import VirtualMachine
+from retune.compiler.errors import ModelError
+from retune.compiler.runtime.device import Device
+from retune.compiler.target import Target
+from retune.compiler.vm.compiler import compile
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.machine import VirtualMachine
 
 
 class VMExecutor:

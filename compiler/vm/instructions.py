@@ -13,8 +13,8 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin
 
-from compiler.errors import ArtifactError
-from compiler.vm.element_types import dtype_name, dtype_numbers
+from retune.compiler.errors import ArtifactError
+from retune.compiler.vm.element_types import dtype_name, dtype_numbers
 
 
 class _Use(Enum):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from compiler.errors import MachineError
-from compiler.vm.blocks import link
-from compiler.vm.contents import Contents
-from compiler.vm.instructions import Instruction
-from compiler.vm.steps import CALL, Registers, Step, Surroundings, step_of
+from retune.compiler.errors import MachineError
+from retune.compiler.vm.blocks import link
+from retune.compiler.vm.contents import Contents
+from retune.compiler.vm.instructions import Instruction
+from retune.compiler.vm.steps import CALL, Registers, Step, Surroundings, step_of
 
 _MOST_FRAMES = 100_000
 Note = Callable[[Instruction, float], None]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import address, aligned_copy
-from compiler.vm.instructions import (
+from retune.compiler.dtype import item_bytes
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.buffers import address, aligned_copy
+from retune.compiler.vm.instructions import (
     AllocStorage,
     AllocTensor,
     Instruction,
@@ -27,10 +27,10 @@ from compiler.vm.instructions import (
     Move,
     ReshapeTensor,
 )
-from compiler.vm.kernel_run import KernelRun, Operand, Place
-from compiler.vm.memory import Storage
-from compiler.vm.primitives import KernelPrimitive
-from compiler.vm.steps import Registers, Step, Stretch, Surroundings, array_in, fixed, reshaped
+from retune.compiler.vm.kernel_run import KernelRun, Operand, Place
+from retune.compiler.vm.memory import Storage
+from retune.compiler.vm.primitives import KernelPrimitive
+from retune.compiler.vm.steps import Registers, Step, Stretch, Surroundings, array_in, fixed, reshaped
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ Always: between the kernels the interpreter has no part. Arguments are constants
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.errors import ArtifactError
-from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import address, aligned_array
-from compiler.runtime.loader import Kernel
-from compiler.runtime.sequence import KernelSequence
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.buffers import address, aligned_array
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.runtime.sequence import KernelSequence
 
 
 @dataclass(frozen=True, slots=True)

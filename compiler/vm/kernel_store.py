@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from compiler.driver.compile_network import BuildRequest, build_in_process
-from compiler.graph.partition import Alternative, Partition
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.loader import Kernel
-from compiler.schedule.steps import dump_steps
-from compiler.schedule.task import SearchTask
+from retune.compiler.driver.compile_network import BuildRequest, build_in_process
+from retune.compiler.graph.partition import Alternative, Partition
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.task import SearchTask
 
 _LETTERS, _DIGITS = 64, 8
 K = TypeVar("K")

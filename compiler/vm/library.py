@@ -5,8 +5,8 @@ Always: data only, no pickle; a file is written completely or not at all, and re
     library.json      format, facts about the network, tuned programs, regions by name, arrays that are bound late
     kernels.json      name, arguments, packing, workspace of every kernel
     kernels/NAME.o    its object code
-    regions/N.bin     a region, see `compiler.graph.region`
-    arrays.params     the arrays that regions read, see `compiler.executor.params`
+    regions/N.bin     a region, see `retune.compiler.graph.region`
+    arrays.params     the arrays that regions read, see `retune.compiler.executor.params`
     bytecode          the executable's own part, in the file of a whole executable
 """
 
@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compiler.dtype import item_bytes
-from compiler.errors import ArtifactError
-from compiler.executor.params import load_param_dict, save_param_dict
-from compiler.runtime.archives import DAMAGE, check_archive, too_large
-from compiler.runtime.arguments import is_thread_count
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.artifact_rows import kernel_of, kernel_row
-from compiler.runtime.paths import path_of
-from compiler.runtime.processor import check_processor
-from compiler.runtime.published import published
-from compiler.vm.contents import LateBound
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.params import load_param_dict, save_param_dict
+from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.runtime.arguments import is_thread_count
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.paths import path_of
+from retune.compiler.runtime.processor import check_processor
+from retune.compiler.runtime.published import published
+from retune.compiler.vm.contents import LateBound
 
 _FORMAT = 2
 

@@ -11,11 +11,11 @@ Always: arrays of one turn are never written by another, so a body may give its 
 
 from collections.abc import Callable, Sequence
 
-from compiler.graph.region import Param
-from compiler.runtime.artifact import ALIGNMENT
-from compiler.vm.instructions import AllocADT, AllocTensor, Move
-from compiler.vm.primitives import LOOP, UNKNOWN
-from compiler.vm.writer import FunctionWriter, Shaped, scalar, sizes_of, write_shaped
+from retune.compiler.graph.region import Param
+from retune.compiler.runtime.artifact import ALIGNMENT
+from retune.compiler.vm.instructions import AllocADT, AllocTensor, Move
+from retune.compiler.vm.primitives import LOOP, UNKNOWN
+from retune.compiler.vm.writer import FunctionWriter, Shaped, scalar, sizes_of, write_shaped
 
 NIL, CONS = 1, 2
 """Tags of lists: empty, and a head with a tail."""

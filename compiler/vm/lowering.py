@@ -9,23 +9,34 @@ what it takes from around it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.errors import ShapeMismatchError
-from compiler.executor.network import CompiledNetwork, Coverage
-from compiler.graph.ir import Array, Graph
-from compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement, defines, reads
-from compiler.graph.region import Region
-from compiler.runtime.artifact import KernelArtifact
-from compiler.target import Target
-from compiler.vm.contents import MAIN, Contents, VMFunction
-from compiler.vm.instructions import AllocADT, AllocClosure, GetField, Invoke, InvokeClosure, Move, Ret
-from compiler.vm.library import StoredRegion
-from compiler.vm.loop_code import LoopCode
-from compiler.vm.network_code import write_network
-from compiler.vm.piece import TunedPrograms, compile_piece
-from compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, RANK_FUNC, REGION, SHAPE_FUNC
-from compiler.vm.shape_flow import ShapeFlow, Shapes
-from compiler.vm.values import TUPLE
-from compiler.vm.writer import FunctionWriter, Shaped, Tables, sizes_of, write_shaped
+from retune.compiler.errors import ShapeMismatchError
+from retune.compiler.executor.network import CompiledNetwork, Coverage
+from retune.compiler.graph.ir import Array, Graph
+from retune.compiler.graph.program import (
+    Arm,
+    Branch,
+    Call,
+    Function,
+    HostCall,
+    Loop,
+    Program,
+    Statement,
+    defines,
+    reads,
+)
+from retune.compiler.graph.region import Region
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.target import Target
+from retune.compiler.vm.contents import MAIN, Contents, VMFunction
+from retune.compiler.vm.instructions import AllocADT, AllocClosure, GetField, Invoke, InvokeClosure, Move, Ret
+from retune.compiler.vm.library import StoredRegion
+from retune.compiler.vm.loop_code import LoopCode
+from retune.compiler.vm.network_code import write_network
+from retune.compiler.vm.piece import TunedPrograms, compile_piece
+from retune.compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, RANK_FUNC, REGION, SHAPE_FUNC
+from retune.compiler.vm.shape_flow import ShapeFlow, Shapes
+from retune.compiler.vm.values import TUPLE
+from retune.compiler.vm.writer import FunctionWriter, Shaped, Tables, sizes_of, write_shaped
 
 
 @dataclass(slots=True)

@@ -10,31 +10,31 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from compiler import config
-from compiler.errors import ArtifactError, MachineError, OptionError
-from compiler.executor.claims import Claims
-from compiler.executor.debug_report import Report
-from compiler.executor.executors import gpus_of
-from compiler.executor.params import load_param_dict_from_file
-from compiler.graph.region import Param, bind
-from compiler.runtime.arguments import MOST_THREADS, is_thread_count
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import Device, cpu, cuda, is_gpu
-from compiler.runtime.loader import load_kernels
-from compiler.runtime.locks import add_lock
-from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
-from compiler.target import Target
-from compiler.vm.contents import MAIN, LateBound
-from compiler.vm.executable import Executable
-from compiler.vm.interpreter import Interpreter
-from compiler.vm.kernel_run import Workspace
-from compiler.vm.memory import NAIVE, POOLED, allocator
-from compiler.vm.options import VMOptions
-from compiler.vm.plan_run import POOL
-from compiler.vm.primitives import Primitives
-from compiler.vm.profile import Profile
-from compiler.vm.steps import Surroundings
-from compiler.vm.values import ADT, argument, arrays_in, described, result
+from retune.compiler import config
+from retune.compiler.errors import ArtifactError, MachineError, OptionError
+from retune.compiler.executor.claims import Claims
+from retune.compiler.executor.debug_report import Report
+from retune.compiler.executor.executors import gpus_of
+from retune.compiler.executor.params import load_param_dict_from_file
+from retune.compiler.graph.region import Param, bind
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import Device, cpu, cuda, is_gpu
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.runtime.locks import add_lock
+from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from retune.compiler.target import Target
+from retune.compiler.vm.contents import MAIN, LateBound
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.interpreter import Interpreter
+from retune.compiler.vm.kernel_run import Workspace
+from retune.compiler.vm.memory import NAIVE, POOLED, allocator
+from retune.compiler.vm.options import VMOptions
+from retune.compiler.vm.plan_run import POOL
+from retune.compiler.vm.primitives import Primitives
+from retune.compiler.vm.profile import Profile
+from retune.compiler.vm.steps import Surroundings
+from retune.compiler.vm.values import ADT, argument, arrays_in, described, result
 
 MemoryConfig = str | int | Mapping[Device, str | int] | None
 
@@ -269,7 +269,7 @@ class VirtualMachine:
 
     def specialisations(self) -> tuple[Any, ...]:
         """What regions were compiled for, and which of their kernels were tuned, fitted from another's record, or not
-        tuned: `compiler.vm.specialise.Specialisation`. Waits for what is compiled in the background.
+        tuned: `retune.compiler.vm.specialise.Specialisation`. Waits for what is compiled in the background.
         """
         regions = [region for region in self._primitives.regions.values() if hasattr(region, "reports")]
         for region in regions:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ArtifactError, MachineError
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import address, aligned_array, raw_memory
+from retune.compiler.errors import ArtifactError, MachineError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
 
 POOLED, NAIVE = "pooled", "naive"
 _PAGE = 4096

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind
-from compiler.vm.instructions import AllocTensor, ReshapeTensor
-from compiler.vm.primitives import KERNEL
-from compiler.vm.writer import FunctionWriter
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import BufferKind
+from retune.compiler.vm.instructions import AllocTensor, ReshapeTensor
+from retune.compiler.vm.primitives import KERNEL
+from retune.compiler.vm.writer import FunctionWriter
 
 
 def write_network(writer: FunctionWriter, network: CompiledNetwork, inputs: Sequence[int]) -> list[int]:

@@ -8,21 +8,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
-from compiler.driver.hardware import hardware_of
-from compiler.driver.transferred import transferred
-from compiler.driver.winners import Guess
-from compiler.executor.network import CompiledNetwork
-from compiler.graph.ir import Graph
-from compiler.graph.partition import Partition, partition
-from compiler.graph.pipeline import optimize
-from compiler.graph.winograd import winograd_for
-from compiler.schedule.steps import dump_steps
-from compiler.search.transfer import Relative
-from compiler.target import Target
-from compiler.vm.kernel_store import STORE, named_by_content
-from compiler.vm.library import TunedProgram
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.transferred import transferred
+from retune.compiler.driver.winners import Guess
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.partition import Partition, partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.search.transfer import Relative
+from retune.compiler.target import Target
+from retune.compiler.vm.kernel_store import STORE, named_by_content
+from retune.compiler.vm.library import TunedProgram
 
 
 @dataclass(frozen=True, slots=True)

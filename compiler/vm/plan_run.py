@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import MachineError
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind, Plan
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import address, constant_array
-from compiler.runtime.loader import Kernel
-from compiler.vm.kernel_run import KernelRun, Operand, Place, Workspace
-from compiler.vm.values import described
+from retune.compiler.errors import MachineError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import BufferKind, Plan
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import address, constant_array
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.vm.kernel_run import KernelRun, Operand, Place, Workspace
+from retune.compiler.vm.values import described
 
 
 class ConstantPool:

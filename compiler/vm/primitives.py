@@ -19,17 +19,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compiler.errors import ArtifactError, MachineError
-from compiler.runtime.artifact import ArgSpec, Array
-from compiler.runtime.buffers import address
-from compiler.runtime.device import Device
-from compiler.runtime.loader import Kernel
-from compiler.vm.contents import Primitive
-from compiler.vm.kernel_run import KernelRun, Place, Workspace
-from compiler.vm.library import VMLibrary
-from compiler.vm.options import VMOptions
-from compiler.vm.steps import Callee
-from compiler.vm.values import ADT, described, whole_number
+from retune.compiler.errors import ArtifactError, MachineError
+from retune.compiler.runtime.artifact import ArgSpec, Array
+from retune.compiler.runtime.buffers import address
+from retune.compiler.runtime.device import Device
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.vm.contents import Primitive
+from retune.compiler.vm.kernel_run import KernelRun, Place, Workspace
+from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.options import VMOptions
+from retune.compiler.vm.steps import Callee
+from retune.compiler.vm.values import ADT, described, whole_number
 
 Shape = tuple[int, ...]
 KERNEL, LOOP = "kernel", "loop"
@@ -266,7 +266,7 @@ class Primitives:
             if name not in self._library.regions:
                 raise ArtifactError(f"the library has no region {name!r}")
             if self._compiler is None:  # a static network needs no compiler to run
-                module = importlib.import_module("compiler.vm.specialise")
+                module = importlib.import_module("retune.compiler.vm.specialise")
                 self._compiler = module.RegionCompiler(
                     self._library, self._threads, self._arena, self._workspace, self._options, self._devices
                 )

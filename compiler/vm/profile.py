@@ -5,9 +5,9 @@ Always: a row for every primitive and for every other kind of instruction.
 
 from collections.abc import Mapping
 
-from compiler.executor.debug_report import Report, Value
-from compiler.vm.contents import Contents
-from compiler.vm.instructions import Instruction, InvokePacked
+from retune.compiler.executor.debug_report import Report, Value
+from retune.compiler.vm.contents import Contents
+from retune.compiler.vm.instructions import Instruction, InvokePacked
 
 
 class Profile:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.runtime.artifact import ALIGNMENT
-from compiler.vm.instructions import (
+from retune.compiler.runtime.artifact import ALIGNMENT
+from retune.compiler.vm.instructions import (
     AllocStorage,
     AllocTensor,
     AllocTensorReg,
@@ -22,8 +22,8 @@ from compiler.vm.instructions import (
     KillRegister,
     LoadConsti,
 )
-from compiler.vm.primitives import LazyRegion, RankFunction, RegionFunction, ShapeFunction
-from compiler.vm.steps import Registers, Step, Stretch, Surroundings, flattened
+from retune.compiler.vm.primitives import LazyRegion, RankFunction, RegionFunction, ShapeFunction
+from retune.compiler.vm.steps import Registers, Step, Stretch, Surroundings, flattened
 
 _LONGEST_SHAPE = 64 * 8
 """Bytes of the shape of an array of as many dimensions as NumPy has."""

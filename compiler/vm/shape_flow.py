@@ -7,10 +7,10 @@ has a shape when no turn changes it: it is followed from the first turn on, and 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.errors import ShapeMismatchError, UnknownValueError
-from compiler.graph.ir import Graph
-from compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement, defines
-from compiler.graph.region import Shape
+from retune.compiler.errors import ShapeMismatchError, UnknownValueError
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Program, Statement, defines
+from retune.compiler.graph.region import Shape
 
 Shapes = tuple[Shape | None, ...]
 """Of values in order; None for one that is not known."""

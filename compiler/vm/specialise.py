@@ -17,25 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
-from compiler.executor.executors import uses_gpu
-from compiler.executor.network import Coverage
-from compiler.frontend.regions import region_from_bytes
-from compiler.graph.derived import DerivedConstants, remembering
-from compiler.graph.ir import Graph
-from compiler.graph.region import Region, Shape
-from compiler.runtime.artifact import Array
-from compiler.runtime.device import Device
-from compiler.target import Target
-from compiler.vm.device_run import DeviceRun
-from compiler.vm.kernel_run import Workspace
-from compiler.vm.kernel_store import STORE
-from compiler.vm.library import VMLibrary
-from compiler.vm.options import BACKGROUND, NEVER, VMOptions
-from compiler.vm.piece import TunedPrograms, compile_piece
-from compiler.vm.plan_run import PlanRun
-from compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, LazyRegion
-from compiler.vm.values import described
+from retune.compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
+from retune.compiler.executor.executors import uses_gpu
+from retune.compiler.executor.network import Coverage
+from retune.compiler.frontend.regions import region_from_bytes
+from retune.compiler.graph.derived import DerivedConstants, remembering
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.region import Region, Shape
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import Device
+from retune.compiler.target import Target
+from retune.compiler.vm.device_run import DeviceRun
+from retune.compiler.vm.kernel_run import Workspace
+from retune.compiler.vm.kernel_store import STORE
+from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.options import BACKGROUND, NEVER, VMOptions
+from retune.compiler.vm.piece import TunedPrograms, compile_piece
+from retune.compiler.vm.plan_run import PlanRun
+from retune.compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, LazyRegion
+from retune.compiler.vm.values import described
 
 _log = logging.getLogger(__name__)
 Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]

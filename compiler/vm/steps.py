@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compiler.errors import MachineError
-from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import aligned_copy
-from compiler.runtime.device import Device
-from compiler.vm.instructions import (
+from retune.compiler.errors import MachineError
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.device import Device
+from retune.compiler.vm.instructions import (
     AllocADT,
     AllocClosure,
     AllocStorage,
@@ -38,9 +38,9 @@ from compiler.vm.instructions import (
     Ret,
     ShapeOf,
 )
-from compiler.vm.kernel_run import Workspace
-from compiler.vm.memory import Allocator, Storage
-from compiler.vm.values import ADT, Closure, described, whole_number
+from retune.compiler.vm.kernel_run import Workspace
+from retune.compiler.vm.memory import Allocator, Storage
+from retune.compiler.vm.values import ADT, Closure, described, whole_number
 
 Registers = list[Any]
 Step = Callable[[Registers], int]

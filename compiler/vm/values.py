@@ -14,11 +14,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from compiler.dtype import BFLOAT16
-from compiler.errors import MachineError
-from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.runtime.buffers import address, aligned_copy
-from compiler.runtime.host_array import HostArray
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.errors import MachineError
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.buffers import address, aligned_copy
+from retune.compiler.runtime.host_array import HostArray
 
 TUPLE = 0
 """The tag of tuples."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.dtype import item_bytes
-from compiler.errors import DefinitionError
-from compiler.graph.region import Param
-from compiler.runtime.artifact import ALIGNMENT, Array
-from compiler.vm.contents import Contents, Primitive, VMFunction
-from compiler.vm.instructions import (
+from retune.compiler.dtype import item_bytes
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.region import Param
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.vm.contents import Contents, Primitive, VMFunction
+from retune.compiler.vm.instructions import (
     AllocStorage,
     AllocTensor,
     AllocTensorReg,

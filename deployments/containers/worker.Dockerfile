@@ -16,6 +16,7 @@ RUN apt-get update \
 
 WORKDIR /opt/retune
 COPY pyproject.toml README.md LICENSE ./
+COPY retune ./retune
 COPY compiler ./compiler
 COPY storage ./storage
 COPY tasks ./tasks

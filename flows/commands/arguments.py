@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from compiler import config
-from storage.place import Place, is_remote, local_folder
+from retune.compiler import config
+from retune.storage.place import Place, is_remote, local_folder
 
 Network = Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")]
 Threads = Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")]

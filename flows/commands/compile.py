@@ -8,26 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from compiler import config
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
-from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.driver.hardware import target_on
-from compiler.driver.operators import label_of
-from compiler.errors import OptionError
-from compiler.executor.library import Library, require_suffix
-from compiler.measure.cuda_runner import gpu_here
-from compiler.measure.record import MeasureRecord
-from compiler.runtime.arguments import MOST_THREADS, is_thread_count
-from compiler.runtime.cuda_driver import GpuDevice
-from compiler.runtime.published import require_writable
-from compiler.target import Target
-from flows.commands.arguments import Network, Shapes, Store, TargetText, Threads, home_of
-from flows.commands.output import Json, Output, Quiet
-from flows.commands.tune import HOST
-from storage.parquet import ParquetRecordStore
-from storage.place import Place
+from retune.compiler import config
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.hardware import target_on
+from retune.compiler.driver.operators import label_of
+from retune.compiler.errors import OptionError
+from retune.compiler.executor.library import Library, require_suffix
+from retune.compiler.measure.cuda_runner import gpu_here
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.cuda_driver import GpuDevice
+from retune.compiler.runtime.published import require_writable
+from retune.compiler.target import Target
+from retune.flows.commands.arguments import Network, Shapes, Store, TargetText, Threads, home_of
+from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.commands.tune import HOST
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import Place
 
 
 def compile_network(

@@ -6,11 +6,11 @@ from itertools import chain
 import typer
 from rich.console import Console
 
-from flows import exits
-from flows.commands.arguments import Store
-from flows.commands.output import Json, Mode, Output, Quiet
-from flows.doctor import machine, services
-from flows.doctor.finding import Finding, Verdict
+from retune.flows import exits
+from retune.flows.commands.arguments import Store
+from retune.flows.commands.output import Json, Mode, Output, Quiet
+from retune.flows.doctor import machine, services
+from retune.flows.doctor.finding import Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 

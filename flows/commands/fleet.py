@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from compiler import config
-from flows.commands.arguments import Store, state_folder_of
-from flows.commands.output import Json, Mode, Quiet
-from flows.launch import become
-from flows.state_folder import check_state_folder
-from storage.files import make_folder
-from storage.place import veiled, veiled_places
+from retune.compiler import config
+from retune.flows.commands.arguments import Store, state_folder_of
+from retune.flows.commands.output import Json, Mode, Quiet
+from retune.flows.launch import become
+from retune.flows.state_folder import check_state_folder
+from retune.storage.files import make_folder
+from retune.storage.place import veiled, veiled_places
 
 DEVICE = "cpu"
 
@@ -51,7 +51,7 @@ def worker(
         "device": device,
         "parallel": processes,
     }
-    _become("flows.worker", home, mode.value, json.dumps(job))
+    _become("retune.flows.worker", home, mode.value, json.dumps(job))
 
 
 def pools(
@@ -64,7 +64,7 @@ def pools(
 ) -> None:
     """Create the work pools, queues and limits that deployments need on the Prefect server. Existing ones stay."""
     mode = Mode.of(as_json, quiet)
-    _become("flows.pools", state_folder_of(store), mode.value, *(device or [DEVICE]))
+    _become("retune.flows.pools", state_folder_of(store), mode.value, *(device or [DEVICE]))
 
 
 def _become(module: str, home: Path, *arguments: str) -> None:

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from compiler import config
-from compiler.executor.executors import executor_on, gpu_count
-from compiler.executor.library import Library
-from compiler.frontend import zoo
-from compiler.runtime.contention import ContentionMeter
-from compiler.runtime.cuda import gpus
-from compiler.runtime.device import cpu, cuda, device, is_gpu
-from compiler.runtime.readable import busy_warning
-from flows.commands.output import Json, Output, Quiet
+from retune.compiler import config
+from retune.compiler.executor.executors import executor_on, gpu_count
+from retune.compiler.executor.library import Library
+from retune.compiler.frontend import zoo
+from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.cuda import gpus
+from retune.compiler.runtime.device import cpu, cuda, device, is_gpu
+from retune.compiler.runtime.readable import busy_warning
+from retune.flows.commands.output import Json, Output, Quiet
 
 
 def networks(as_json: Json = False, quiet: Quiet = False) -> None:
@@ -23,7 +23,7 @@ def networks(as_json: Json = False, quiet: Quiet = False) -> None:
     for name in zoo.NAMES:
         output.say(name, name=name, tunable=True)
     for name in zoo.PROGRAM_NAMES:
-        output.say(f"{name} (has a loop: for `compiler.vm`, not for `retune tune`)", name=name, tunable=False)
+        output.say(f"{name} (has a loop: for `retune.compiler.vm`, not for `retune tune`)", name=name, tunable=False)
 
 
 def run(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from compiler.errors import OptionError, without_passwords
+from retune.compiler.errors import OptionError, without_passwords
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text and tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code tells.")]

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from compiler import config
-from compiler.errors import LogFormatError, OptionError
-from compiler.measure.log import append_log, from_record, read_log, to_record, write_line
-from compiler.measure.record import MeasureRecord
-from compiler.runtime.readable import count, milliseconds
-from flows.commands.arguments import Store, home_of
-from flows.commands.output import Column, Group, Json, Output, Quiet, finite
-from storage.compaction import Retention, compact
-from storage.parquet import ParquetRecordStore
-from storage.query import run_query
+from retune.compiler import config
+from retune.compiler.errors import LogFormatError, OptionError
+from retune.compiler.measure.log import append_log, from_record, read_log, to_record, write_line
+from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.runtime.readable import count, milliseconds
+from retune.flows.commands.arguments import Store, home_of
+from retune.flows.commands.output import Column, Group, Json, Output, Quiet, finite
+from retune.storage.compaction import Retention, compact
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.query import run_query
 
 records_app = typer.Typer(
     cls=Group, help="Look at what was measured.", rich_markup_mode=None, no_args_is_help=True, add_completion=False

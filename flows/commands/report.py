@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from compiler.errors import CorruptRecordError, OptionError
-from compiler.runtime.readable import milliseconds
-from flows.commands.arguments import Store, home_of, state_folder_of
-from flows.commands.output import Column, Json, Output, Quiet
-from storage.artifacts import ArtifactStore, content_key, key_of
-from storage.files import publish
-from storage.rounds import rounds_of
-from storage.runs import RunLedger
-from tasks.pages.facts import facts_of, find_run, moment
-from tasks.pages.page import page
+from retune.compiler.errors import CorruptRecordError, OptionError
+from retune.compiler.runtime.readable import milliseconds
+from retune.flows.commands.arguments import Store, home_of, state_folder_of
+from retune.flows.commands.output import Column, Json, Output, Quiet
+from retune.storage.artifacts import ArtifactStore, content_key, key_of
+from retune.storage.files import publish
+from retune.storage.rounds import rounds_of
+from retune.storage.runs import RunLedger
+from retune.tasks.pages.facts import facts_of, find_run, moment
+from retune.tasks.pages.page import page
 
 
 def runs(

@@ -1,8 +1,8 @@
 """The command `retune tune`: checks the request, then replaces this process by the session that tunes.
 
 `retune tune` has two halves. This one checks the options, the state folder and the network, quickly and without
-Prefect. Prefect reads its settings from the environment when it is imported, so the second half, `flows.session`, is a
-fresh interpreter that this process turns into.
+Prefect. Prefect reads its settings from the environment when it is imported, so the second half,
+`retune.flows.session`, is a fresh interpreter that this process turns into.
 """
 
 import json
@@ -13,16 +13,16 @@ from typing import Annotated
 
 import typer
 
-from compiler import config
-from compiler.driver.extract import extract_network
-from flows.commands.arguments import Network, Shapes, Store, TargetText, Threads
-from flows.commands.output import Json, Output, Quiet
-from flows.launch import become
-from flows.parameters import DEFAULT_TRIALS, TuneJob
-from flows.state_folder import check_state_folder
-from storage.files import make_folder, new_id
-from storage.parquet import ParquetRecordStore
-from storage.place import veiled_places
+from retune.compiler import config
+from retune.compiler.driver.extract import extract_network
+from retune.flows.commands.arguments import Network, Shapes, Store, TargetText, Threads
+from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.launch import become
+from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
+from retune.flows.state_folder import check_state_folder
+from retune.storage.files import make_folder, new_id
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import veiled_places
 
 HOST = "llvm"
 """The target of this machine."""
@@ -86,7 +86,7 @@ def tune(
     _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
     settings = {**config.prefect_environment(home), config.SESSION: new_id()}
     settings[config.PLACES] = json.dumps(veiled_places())
-    become("flows.session", [output.mode.value, json.dumps(asdict(job))], config.child_environment(settings))
+    become("retune.flows.session", [output.mode.value, json.dumps(asdict(job))], config.child_environment(settings))
 
 
 def _announce(output: Output, text: str) -> None:

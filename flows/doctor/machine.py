@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler import config, te
-from compiler.codegen.cpu import describe
-from compiler.codegen.ptxas import assembler
-from compiler.driver.build import build
-from compiler.errors import RetuneError
-from compiler.runtime.cuda import gpus, why_not
-from compiler.runtime.machine import free_memory_bytes
-from compiler.runtime.openmp import openmp_runtime
-from compiler.target import Target
-from flows.doctor.finding import Finding, fail, ok, warn
+from retune.compiler import config, te
+from retune.compiler.codegen.cpu import describe
+from retune.compiler.codegen.ptxas import assembler
+from retune.compiler.driver.build import build
+from retune.compiler.errors import RetuneError
+from retune.compiler.runtime.cuda import gpus, why_not
+from retune.compiler.runtime.machine import free_memory_bytes
+from retune.compiler.runtime.openmp import openmp_runtime
+from retune.compiler.target import Target
+from retune.flows.doctor.finding import Finding, fail, ok, warn
 
 CPUS = Path("/sys/devices/system/cpu")
 CGROUP = Path("/sys/fs/cgroup")

@@ -14,14 +14,14 @@ from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from compiler import config
-from compiler.errors import RetuneError, StoreError, install_hint
-from flows.doctor.finding import Finding, fail, ok, warn
-from flows.state_folder import check_state_folder
-from storage.files import new_id
-from storage.layout import part_names
-from storage.parquet import ParquetRecordStore
-from storage.place import is_remote, local_folder, open_medium
+from retune.compiler import config
+from retune.compiler.errors import RetuneError, StoreError, install_hint
+from retune.flows.doctor.finding import Finding, fail, ok, warn
+from retune.flows.state_folder import check_state_folder
+from retune.storage.files import new_id
+from retune.storage.layout import part_names
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import is_remote, local_folder, open_medium
 
 LOW_DISK = 1 << 30
 """Bytes: less is soon full of records and Prefect's database."""

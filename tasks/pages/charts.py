@@ -7,11 +7,11 @@ time to compare with.
 import math
 from collections.abc import Mapping, Sequence
 
-from compiler.driver.limits import MachineLimits
-from compiler.driver.tuning import DEFAULT_SCHEDULE
-from compiler.runtime.readable import milliseconds
-from tasks.pages.facts import Kernel, Programs, RunFacts, Trial
-from tasks.pages.svg import (
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.tuning import DEFAULT_SCHEDULE
+from retune.compiler.runtime.readable import milliseconds
+from retune.tasks.pages.facts import Kernel, Programs, RunFacts, Trial
+from retune.tasks.pages.svg import (
     Frame,
     Scale,
     circle,

@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.limits import MachineLimits
-from compiler.driver.report import TaskOutcome
-from compiler.driver.tuning import cause_of, contention_of, typical
-from compiler.errors import CorruptRecordError, OptionError
-from compiler.executor.network import Coverage
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from storage.artifacts import ArtifactStore, key_of
-from storage.documents import REPORT, RunReport, parse_document, read_document, set_aside
-from storage.medium import LocalMedium
-from storage.parquet import ParquetRecordStore
-from storage.place import Place, local_folder
-from storage.rounds import Field, rounds_of
-from storage.runs import RunInfo, RunLedger
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.report import TaskOutcome
+from retune.compiler.driver.tuning import cause_of, contention_of, typical
+from retune.compiler.errors import CorruptRecordError, OptionError
+from retune.compiler.executor.network import Coverage
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.storage.artifacts import ArtifactStore, key_of
+from retune.storage.documents import REPORT, RunReport, parse_document, read_document, set_aside
+from retune.storage.medium import LocalMedium
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import Place, local_folder
+from retune.storage.rounds import Field, rounds_of
+from retune.storage.runs import RunInfo, RunLedger
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from compiler.driver.coverage import WORDS
-from compiler.runtime.readable import busy_warning, milliseconds
-from tasks.pages.charts import (
+from retune.compiler.driver.coverage import WORDS
+from retune.compiler.runtime.readable import busy_warning, milliseconds
+from retune.tasks.pages.charts import (
     calibration_chart,
     latency_chart,
     network_chart,
@@ -14,8 +14,8 @@ from tasks.pages.charts import (
     roofline_chart,
     task_charts,
 )
-from tasks.pages.facts import Kernel, RunFacts, moment
-from tasks.pages.style import STYLE
+from retune.tasks.pages.facts import Kernel, RunFacts, moment
+from retune.tasks.pages.style import STYLE
 
 SECTIONS = {
     "latency": "Latency",

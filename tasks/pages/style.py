@@ -1,6 +1,6 @@
 """The style sheet of a page: light and dark as the reader has it, light on paper."""
 
-from tasks.pages.svg import DARK, LIGHT
+from retune.tasks.pages.svg import DARK, LIGHT
 
 STYLE = (
     f":root{{{LIGHT};color-scheme:light dark}}"

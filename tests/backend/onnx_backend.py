@@ -11,19 +11,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx.backend.base import Backend, BackendRep
 
-from compiler.driver.compile_network import compile_graph
-from compiler.errors import DynamicShapeError, UnknownValueError
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.frontend.onnx.dependence import CONTROL_FLOW
-from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.onnx.program import load_program
-from compiler.graph.pipeline import optimize
-from compiler.graph.program import Call, HostCall, Statement
-from compiler.graph.run_program import run_program
-from compiler.target import Target
-from compiler.vm.compiler import compile as vm_compile
-from compiler.vm.machine import VirtualMachine
-from compiler.vm.values import ADT
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.errors import DynamicShapeError, UnknownValueError
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.frontend.onnx.dependence import CONTROL_FLOW
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.program import Call, HostCall, Statement
+from retune.compiler.graph.run_program import run_program
+from retune.compiler.target import Target
+from retune.compiler.vm.compiler import compile as vm_compile
+from retune.compiler.vm.machine import VirtualMachine
+from retune.compiler.vm.values import ADT
 
 Array = NDArray[Any]
 

@@ -17,19 +17,19 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test import BackendTest
 
 from benchmarks.network_peers import seeded_inputs
-from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.hardware import hardware_of
-from compiler.driver.winners import Guess
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.frontend import zoo
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.ir import Graph
-from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
-from compiler.schedule.steps import dump_steps
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.target import Target
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.winners import Guess
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import Target
 from tests.backend.test_onnx_nodes import CATEGORIES, recorded
 from tests.gpu_network import compiled_for_gpu, run_on_gpu
 from tests.unit.frontend.onnx.test_quantised import FORMS, MODELS, inputs, quantised

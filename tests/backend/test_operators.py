@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.driver.build import build_kernel
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
 from tests.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.hardware import hardware_of
-from compiler.driver.winners import Guess, first_guesses
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.onnx.program import load_program
-from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
-from compiler.graph.run_program import run_program
-from compiler.target import Target
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.winners import Guess, first_guesses
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.run_program import run_program
+from retune.compiler.target import Target
 
 torch = pytest.importorskip("torch")
 torchvision = pytest.importorskip("torchvision")

@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import pytest
 
-from compiler import vm
-from compiler.frontend import zoo
-from compiler.runtime.device import cpu
+from retune.compiler import vm
+from retune.compiler.frontend import zoo
+from retune.compiler.runtime.device import cpu
 from tests.dynamic_models import reference
 
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from benchmarks.network_peers import seeded_inputs
 from benchmarks.tuning import open_workers, tune
-from compiler.driver.compile_network import KnownProgram, compile_graph
-from compiler.driver.extract import ExtractedNetwork, extract_network
-from compiler.driver.onnx_runtime import OnnxRuntime
-from compiler.driver.winners import first_guesses
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.frontend import zoo
-from compiler.target import Target
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.onnx_runtime import OnnxRuntime
+from retune.compiler.driver.winners import first_guesses
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.frontend import zoo
+from retune.compiler.target import Target
 from tests.zoo_sizes import SMALL
 
 TOLERANCE = 1e-4

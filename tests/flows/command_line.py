@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flows import cli, exits
+from retune.flows import cli, exits
 
 Refused = Callable[..., str]
 """`refused` of a test: the words of a command line are given, what is said comes back."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from compiler import config
+from retune.compiler import config
 
 START_SECONDS = 120.0
 
@@ -18,7 +18,7 @@ def worker(log: Path, *options: str, settings: Mapping[str, str] | None = None) 
     """A worker that serves its queues; what it says goes to `log`."""
     paths = os.pathsep.join(entry for entry in sys.path if entry)
     environment = config.child_environment({"PYTHONPATH": paths, **(settings or {})})
-    command = [sys.executable, "-P", "-m", "flows.cli", "worker", *options]
+    command = [sys.executable, "-P", "-m", "retune.flows.cli", "worker", *options]
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
     try:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from compiler.driver.tuning import TaskRow
-from flows.board import Board
-from flows.progress import PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened
+from retune.compiler.driver.tuning import TaskRow
+from retune.flows.board import Board
+from retune.flows.progress import PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened
 
 ROWS = tuple(TaskRow(f"task{index}", f"key{index}", index + 1, 2e9, 0, 0, math.inf, math.inf, "") for index in range(9))
 OPENED = RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, ROWS, 200, None)

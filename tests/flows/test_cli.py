@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import typer
 
-from compiler.executor import executors
-from compiler.executor.library import Library
-from compiler.frontend.zoo import NAMES, PROGRAM_NAMES
-from compiler.runtime.cuda import why_not
-from compiler.runtime.linking import link_objects
-from flows import cli, exits
-from flows.commands import networks
-from flows.parameters import TuneJob
+from retune.compiler.executor import executors
+from retune.compiler.executor.library import Library
+from retune.compiler.frontend.zoo import NAMES, PROGRAM_NAMES
+from retune.compiler.runtime.cuda import why_not
+from retune.compiler.runtime.linking import link_objects
+from retune.flows import cli, exits
+from retune.flows.commands import networks
+from retune.flows.parameters import TuneJob
 from tests.doubling_network import doubling_network
 from tests.flows.command_line import Refused, run
 from tests.flows.networks import write_mlp, write_unsupported
@@ -120,7 +120,7 @@ def test_a_run_says_at_once_what_it_does(
 ) -> None:
     shown: list[str] = []
     monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@host/api")
-    monkeypatch.setattr("flows.commands.tune.extract_network", lambda *_: shown.append(capsys.readouterr().out))
+    monkeypatch.setattr("retune.flows.commands.tune.extract_network", lambda *_: shown.append(capsys.readouterr().out))
     monkeypatch.setattr("os.execve", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "mlp", *options])
     with contextlib.suppress(SystemExit):
@@ -159,7 +159,7 @@ def test_a_group_without_a_command_shows_what_there_is(
 @pytest.mark.parametrize("arguments", [("networks",), ("--help",), ("config", "--json")])
 def test_output_that_cannot_be_written_is_one_sentence(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-P", "-m", "flows.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "retune.flows.cli", *arguments]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.stderr == "retune: cannot write the output: No space left on device\n"
     assert done.returncode == exits.USER_ERROR
@@ -168,7 +168,7 @@ def test_output_that_cannot_be_written_is_one_sentence(arguments: tuple[str, ...
 def test_a_fault_of_ours_is_told_from_a_users_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flows.commands.networks.zoo.NAMES", None)
+    monkeypatch.setattr("retune.flows.commands.networks.zoo.NAMES", None)
     assert run(monkeypatch, "networks") == exits.BUG
     said = capsys.readouterr().err
     assert "Traceback" in said
@@ -217,8 +217,8 @@ def test_the_version_is_that_of_the_package(
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_the_help_imports_no_heavy_module(option: str) -> None:
     code = (
-        "import atexit, sys; from flows import cli; sys.argv = ['retune', sys.argv[1]];"
-        "heavy = {'prefect', 'xgboost', 'scipy', 'pyarrow', 'llvmlite', 'onnx', 'numpy', 'compiler.driver'};"
+        "import atexit, sys; from retune.flows import cli; sys.argv = ['retune', sys.argv[1]];"
+        "heavy = {'prefect', 'xgboost', 'scipy', 'pyarrow', 'llvmlite', 'onnx', 'numpy', 'retune.compiler.driver'};"
         "atexit.register(lambda: print('heavy:', *sorted(heavy & {*sys.modules})));"
         "cli.main()"
     )
@@ -266,7 +266,7 @@ def test_the_zoo_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert run(monkeypatch, "networks") == 0
     lines = capsys.readouterr().out.splitlines()
     assert tuple(line.partition(" ")[0] for line in lines) == (*NAMES, *PROGRAM_NAMES)
-    assert [line for line in lines if "compiler.vm" in line] == lines[len(NAMES) :]
+    assert [line for line in lines if "retune.compiler.vm" in line] == lines[len(NAMES) :]
 
 
 def test_a_network_for_a_gpu_is_timed_where_there_is_one(
@@ -317,7 +317,9 @@ def test_an_empty_store_is_no_error(
 
 
 def test_the_command_line_does_not_import_prefect() -> None:
-    code = "import sys; from flows import cli; [*map(cli.load, cli.COMMANDS)]; sys.exit('prefect' in sys.modules)"
+    code = (
+        "import sys; from retune.flows import cli; [*map(cli.load, cli.COMMANDS)]; sys.exit('prefect' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from compiler import config
-from compiler.driver.extract import extract_network
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.measure.log import append_log, to_record
-from compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord
-from compiler.schedule.default_gpu import default_gpu_steps
-from compiler.schedule.steps import dump_steps
-from compiler.schedule.task import SearchTask
-from flows.commands import compile as compile_module
-from storage.parquet import ParquetRecordStore
+from retune.compiler import config
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.measure.log import append_log, to_record
+from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord
+from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.flows.commands import compile as compile_module
+from retune.storage.parquet import ParquetRecordStore
 from tests.cuda_double import DEVICE
 from tests.flows.command_line import Refused, run
 from tests.trials import split_by_one

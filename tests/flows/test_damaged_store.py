@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.artifacts import ArtifactStore
-from storage.lessons import LessonStore
-from storage.looks import LookStore
+from retune.storage.artifacts import ArtifactStore
+from retune.storage.lessons import LessonStore
+from retune.storage.looks import LookStore
 from tests.flows.command_line import run
 from tests.flows.damages import DAMAGES
 from tests.unit.tasks.pages.runs import finished_run, interrupted_run

@@ -14,13 +14,13 @@ import yaml
 from prefect import Flow, get_client
 from prefect.settings import PREFECT_API_URL
 
-from compiler import config
-from compiler.driver.budget import Budget
-from flows.parameters import TuneJob
-from flows.pools import POOLS, QUEUES
-from storage.parquet import ParquetRecordStore
-from storage.runs import RunLedger
-from tasks.lanes import lane_name
+from retune.compiler import config
+from retune.compiler.driver.budget import Budget
+from retune.flows.parameters import TuneJob
+from retune.flows.pools import POOLS, QUEUES
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunLedger
+from retune.tasks.lanes import lane_name
 from tests.flows.networks import write_mlp
 
 ROOT = Path(__file__).parent.parent.parent
@@ -124,7 +124,7 @@ def test_the_readmes_commands_tune_a_network_on_a_worker(tmp_path: Path) -> None
     )
 
     def retune(*words: str) -> str:
-        return run("flows.cli", *words)
+        return run("retune.flows.cli", *words)
 
     def prefect(*words: str) -> None:
         run("prefect", *words)

@@ -9,10 +9,10 @@ from threading import Thread
 
 import pytest
 
-from compiler import config
-from flows.doctor import machine, services
-from flows.doctor.finding import Finding, Verdict
-from storage.parquet import ParquetRecordStore
+from retune.compiler import config
+from retune.flows.doctor import machine, services
+from retune.flows.doctor.finding import Finding, Verdict
+from retune.storage.parquet import ParquetRecordStore
 from tests.cuda_double import DriverDouble
 from tests.flows.command_line import run
 from tests.unit.storage.samples import timed
@@ -61,7 +61,7 @@ def test_a_gpu_that_can_be_used_is_named(
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.doctor.machine.np.allclose", lambda *_, **__: False)
+    monkeypatch.setattr("retune.flows.doctor.machine.np.allclose", lambda *_, **__: False)
     assert machine.code_generation().verdict is Verdict.FAIL
 
 

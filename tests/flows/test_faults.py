@@ -23,12 +23,12 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.simulated import Simulation, command
-from compiler import config
-from compiler.measure.record import MeasureRecord
-from flows.parameters import TuneJob
-from storage.parquet import ParquetRecordStore
-from storage.place import Place
-from storage.runs import RunLedger
+from retune.compiler import config
+from retune.compiler.measure.record import MeasureRecord
+from retune.flows.parameters import TuneJob
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import Place
+from retune.storage.runs import RunLedger
 from tests.flows.networks import write_mlp
 from tests.unit.storage.samples import part_paths
 

@@ -16,22 +16,22 @@ from prefect.settings import PREFECT_API_URL
 from benchmarks.fleet import errands_in, serving
 from benchmarks.simulated import Simulation, simulated
 from benchmarks.simulated_worker import SimulatedWorker
-from compiler import auto_scheduler, config, te
-from compiler.cost_model.random import RandomModel
-from compiler.errors import MeasureError, OptionError
-from compiler.measure.fleet import BUILD, FleetBuilder, device_queue
-from compiler.schedule.task import SearchTask
-from compiler.search.policy import SketchPolicy
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
-from flows.parameters import TuneJob
-from flows.tune_network import tune_network
-from storage.errands import ErrandStore
-from storage.parquet import ParquetRecordStore
-from storage.place import open_medium
-from tasks import courier, rpc
-from tasks.courier import StoreCourier
-from tasks.lanes import lane_name
+from retune.compiler import auto_scheduler, config, te
+from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.errors import MeasureError, OptionError
+from retune.compiler.measure.fleet import BUILD, FleetBuilder, device_queue
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
+from retune.flows.parameters import TuneJob
+from retune.flows.tune_network import tune_network
+from retune.storage.errands import ErrandStore
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import open_medium
+from retune.tasks import courier, rpc
+from retune.tasks.courier import StoreCourier
+from retune.tasks.lanes import lane_name
 from tests.flows.fleet_workers import wait_until, worker
 from tests.flows.networks import write_mlp
 from tests.flows.test_faults import Outcome, outcome

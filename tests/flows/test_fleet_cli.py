@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import StoreError
-from flows.commands.fleet import pools, worker
+from retune.compiler.errors import StoreError
+from retune.flows.commands.fleet import pools, worker
 
 COMMANDS = [worker, pools]
 

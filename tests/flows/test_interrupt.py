@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler import config
+from retune.compiler import config
 from tests.flows.networks import write_mlp
 from tests.flows.test_kill import PATIENCE_SECONDS, command, processes_of, rounds, stored
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from compiler import config
-from compiler.measure.record import MeasureRecord
-from storage.parquet import ParquetRecordStore
-from storage.runs import RunLedger
+from retune.compiler import config
+from retune.compiler.measure.record import MeasureRecord
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunLedger
 from tests.flows.networks import write_mlp
 
 TRIALS = 24
@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 240.0
 
 def command(network: Path, home: Path) -> list[str]:
     options = ["--trials", str(TRIALS), "--threads", "1", "--store", str(home)]
-    return [sys.executable, "-P", "-m", "flows.launch", "flows.cli", "tune", str(network), *options]
+    return [sys.executable, "-P", "-m", "retune.flows.launch", "retune.flows.cli", "tune", str(network), *options]
 
 
 @contextmanager

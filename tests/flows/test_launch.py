@@ -16,7 +16,7 @@ def ended(code: str, *arguments: object) -> tuple[int, list[str]]:
     return done.returncode, [line for line in done.stderr.splitlines() if line]
 
 
-@pytest.mark.parametrize("module", ["typer", "flows.commands.settings"])
+@pytest.mark.parametrize("module", ["typer", "retune.flows.commands.settings"])
 @pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
 def test_a_signal_during_imports_is_one_sentence(module: str, signum: int, code: int) -> None:
     script = """
@@ -42,7 +42,7 @@ def signaling(*arguments):
     execve(*arguments)
 
 os.execve = signaling
-launch.become("flows.pools", [], os.environ)
+launch.become("retune.flows.pools", [], os.environ)
 """
     assert ended(script, signum) == (code, ["retune: stopped; the same command makes what is still missing"])
 
@@ -50,7 +50,7 @@ launch.become("flows.pools", [], os.environ)
 @pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
 def test_a_run_ends_though_prefect_has_set_its_own_handler(signum: int, code: int) -> None:
     script = """
-launch.end_on_signals_within(0.0, "flows.session")
+launch.end_on_signals_within(0.0, "retune.flows.session")
 number = int(sys.argv[1])
 signal.signal(number, lambda *_: None)
 os.kill(os.getpid(), number)
@@ -64,7 +64,7 @@ time.sleep(50)
 def test_an_ignored_signal_stays_ignored() -> None:
     script = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-launch.end_on_signals("flows.cli")
+launch.end_on_signals("retune.flows.cli")
 os.kill(os.getpid(), signal.SIGINT)
 """
     assert ended(script) == (0, [])
@@ -72,7 +72,7 @@ os.kill(os.getpid(), signal.SIGINT)
 
 def test_a_signal_to_a_forked_child_does_not_end_its_parent() -> None:
     script = """
-launch.end_on_signals_within(0.0, "flows.session")
+launch.end_on_signals_within(0.0, "retune.flows.session")
 child = os.fork()
 if not child:
     signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.5) or os._exit(5))

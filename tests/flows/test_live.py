@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from compiler.driver.tuning import TaskRow
-from flows.commands.output import Mode
-from flows.live import LiveView, PlainView, shown_on, view_for
-from flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
+from retune.compiler.driver.tuning import TaskRow
+from retune.flows.commands.output import Mode
+from retune.flows.live import LiveView, PlainView, shown_on, view_for
+from retune.flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
 
 ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
 TUNED = TaskRow("conv2d_3x3", "key", 4, 2e9, 1, 64, 0.1, 0.01, "")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler import config
-from storage.runs import RunLedger
+from retune.compiler import config
+from retune.storage.runs import RunLedger
 from tests.flows.test_faults import PATIENCE_SECONDS, TRIALS, Lab, outcome
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cost_model import ModelMetrics
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.report import Comparison, Contender, Report
-from compiler.driver.tuning import TaskRow
-from flows.commands.output import warn_in_one_line
-from flows.machine import JsonView, event_fields, report_line
-from flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
+from retune.compiler.cost_model import ModelMetrics
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.report import Comparison, Contender, Report
+from retune.compiler.driver.tuning import TaskRow
+from retune.flows.commands.output import warn_in_one_line
+from retune.flows.machine import JsonView, event_fields, report_line
+from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
 COVERAGE = CoverageReport.of(())

@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from compiler import config
-from compiler.errors import OptionError
-from compiler.executor.network import CompiledNetwork
-from compiler.features import FEATURE_VERSION
-from compiler.measure.options import MeasureOptions
-from flows import retune_stale as module
-from flows.compile_network import compile_best, compile_network
-from flows.parameters import TuneJob
-from flows.retune_stale import retune_stale
-from flows.train_cost_model import train_cost_model
-from flows.tune_operator import confirm_operator, tune_operator
-from storage.artifacts import ArtifactStore
-from storage.lessons import LessonStore
-from storage.parquet import ParquetRecordStore
-from storage.runs import RunLedger
-from tasks.pages.facts import facts_of
-from tasks.plan import FleetPlan
-from tasks.verify import verify as verify_task
+from retune.compiler import config
+from retune.compiler.errors import OptionError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.measure.options import MeasureOptions
+from retune.flows import retune_stale as module
+from retune.flows.compile_network import compile_best, compile_network
+from retune.flows.parameters import TuneJob
+from retune.flows.retune_stale import retune_stale
+from retune.flows.train_cost_model import train_cost_model
+from retune.flows.tune_operator import confirm_operator, tune_operator
+from retune.storage.artifacts import ArtifactStore
+from retune.storage.lessons import LessonStore
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunLedger
+from retune.tasks.pages.facts import facts_of
+from retune.tasks.plan import FleetPlan
+from retune.tasks.verify import verify as verify_task
 from tests.flows.command_line import run
 from tests.flows.networks import write_mlp
 
@@ -69,7 +69,7 @@ def test_a_network_is_compiled_with_what_is_known(tmp_path: Path, monkeypatch: p
         compared.update(paths)
         return verify_task(name, paths, *others)
 
-    monkeypatch.setattr("flows.compile_network.verify", verify)
+    monkeypatch.setattr("retune.flows.compile_network.verify", verify)
     report = compile_network(str(network), threads=1, home=str(home))
     assert report.is_right
     assert report.trials == 0

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
-from flows import outcome
-from flows.outcome import show_report
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.report import Comparison, Contender, Report, TaskOutcome
+from retune.flows import outcome
+from retune.flows.outcome import show_report
 
 HOT = "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu"
 TASKS = (

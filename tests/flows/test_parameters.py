@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from compiler import config
-from compiler.driver.bench import DeviceFacts
-from compiler.errors import OptionError, TargetError
-from flows import located as located_module
-from flows.parameters import DEFAULT_TRIALS, TuneJob
+from retune.compiler import config
+from retune.compiler.driver.bench import DeviceFacts
+from retune.compiler.errors import OptionError, TargetError
+from retune.flows import located as located_module
+from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
 from tests.cuda_double import DEVICE
 
 

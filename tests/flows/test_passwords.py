@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from compiler import config
-from compiler.errors import StoreError
-from flows.commands.fleet import worker
-from flows.commands.tune import tune
-from flows.doctor import services
-from flows.doctor.finding import Verdict
-from flows.parameters import TuneJob
-from flows.worker import LineFormatter
-from storage.parquet import ParquetRecordStore
-from storage.place import open_medium, veiled_places
+from retune.compiler import config
+from retune.compiler.errors import StoreError
+from retune.flows.commands.fleet import worker
+from retune.flows.commands.tune import tune
+from retune.flows.doctor import services
+from retune.flows.doctor.finding import Verdict
+from retune.flows.parameters import TuneJob
+from retune.flows.worker import LineFormatter
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import open_medium, veiled_places
 from tests.flows.command_line import run
 from tests.flows.test_records_cli import line, write
 

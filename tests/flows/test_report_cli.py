@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import output as command_output
-from storage.artifacts import ArtifactStore, content_key
-from storage.rounds import append_round
-from storage.runs import RunLedger
+from retune.flows.commands import output as command_output
+from retune.storage.artifacts import ArtifactStore, content_key
+from retune.storage.rounds import append_round
+from retune.storage.runs import RunLedger
 from tests.flows.command_line import Refused, run
 from tests.unit.tasks.pages.runs import finished_run, interrupted_run
 

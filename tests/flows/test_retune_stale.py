@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler import config
-from compiler.driver.extract import extract_network
-from compiler.errors import OptionError, RetuneError
-from flows import retune_stale as module
-from flows.compact_records import compact_records
-from flows.parameters import TuneJob
-from flows.retune_stale import retune_stale
-from storage.parquet import ParquetRecordStore
-from storage.place import Place
+from retune.compiler import config
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.errors import OptionError, RetuneError
+from retune.flows import retune_stale as module
+from retune.flows.compact_records import compact_records
+from retune.flows.parameters import TuneJob
+from retune.flows.retune_stale import retune_stale
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import Place
 from tests.flows.networks import write_mlp, write_unsupported
 from tests.unit.storage.samples import timed
 

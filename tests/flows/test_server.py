@@ -15,9 +15,9 @@ import psutil
 import pytest
 from prefect.server.api.server import SubprocessASGIServer
 
-from compiler import config
-from compiler.errors import OptionError, ServerError
-from flows import exits, server
+from retune.compiler import config
+from retune.compiler.errors import OptionError, ServerError
+from retune.flows import exits, server
 from tests.flows.networks import write_mlp
 from tests.flows.test_kill import command, processes_of, rounds, stored
 from tests.flows.test_lost_server import free_port

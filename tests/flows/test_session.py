@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import session
-from flows.commands.output import Mode
-from flows.parameters import TuneJob
+from retune.flows import session
+from retune.flows.commands.output import Mode
+from retune.flows.parameters import TuneJob
 from tests.flows.networks import write_mlp
 
 pytestmark = pytest.mark.usefixtures("prefect_api")

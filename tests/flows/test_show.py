@@ -11,10 +11,10 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
-from flows.parameters import TuneJob
-from tasks.show import ProgressBar, data_url, kernel_rows, key_of, show_report
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.report import Comparison, Contender, Report, TaskOutcome
+from retune.flows.parameters import TuneJob
+from retune.tasks.show import ProgressBar, data_url, kernel_rows, key_of, show_report
 
 
 def outcome(name: str, weight: int, seconds: float) -> TaskOutcome:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from compiler import config
-from compiler.errors import OptionError, StoreError
-from flows import exits, state_folder
-from flows.state_folder import blaming_the_disk, check_state_folder
+from retune.compiler import config
+from retune.compiler.errors import OptionError, StoreError
+from retune.flows import exits, state_folder
+from retune.flows.state_folder import blaming_the_disk, check_state_folder
 from tests.flows.command_line import Refused
 from tests.flows.networks import write_mlp
 from tests.flows.test_kill import PATIENCE_SECONDS, command, stored
@@ -60,7 +60,7 @@ def test_the_check_leaves_nothing_behind(tmp_path: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from flows.state_folder import check_state_folder
+from retune.flows.state_folder import check_state_folder
 os.posix_fallocate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 check_state_folder(Path(sys.argv[1]))
 """

@@ -21,8 +21,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
-from compiler import config
-from storage.runs import RunLedger
+from retune.compiler import config
+from retune.storage.runs import RunLedger
 from tests.flows.fleet_workers import wait_until
 from tests.flows.networks import write_mlp
 from tests.flows.test_kill import command, processes_of, rounds, stored
@@ -109,7 +109,7 @@ class Desk:
 
     def prepare(self) -> None:
         """Pools, limits and deployments."""
-        self.run("flows.cli", "pools")
+        self.run("retune.flows.cli", "pools")
         self.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
 
     def ask(self, network: Path) -> None:

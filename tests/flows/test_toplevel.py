@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from compiler.errors import OptionError, ServerError
-from flows import exits
-from flows.toplevel import guarded
+from retune.compiler.errors import OptionError, ServerError
+from retune.flows import exits
+from retune.flows.toplevel import guarded
 
 OTHERS = ("session", "worker", "pools")
 """Programs that import Prefect, which takes seconds."""
@@ -44,7 +44,7 @@ def test_an_unknown_exception_is_a_fault_of_ours_with_its_traceback(capsys: pyte
     assert said.splitlines()[-1].startswith("retune: a fault of Retune itself, please report it: KeyError")
 
 
-GUARDED = "import errno, sys\nfrom flows.toplevel import guarded\n"
+GUARDED = "import errno, sys\nfrom retune.flows.toplevel import guarded\n"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_broken_pipe_other_than_stdout_is_a_fault_of_ours() -> None:
 def test_every_program_has_this_handler(module: str) -> None:
     """Each fails when it reads its arguments, of a kind that no command passes."""
     code = (
-        "import runpy, sys; from flows import toplevel;"
+        "import runpy, sys; from retune.flows import toplevel;"
         "toplevel.guarded.__code__ = (lambda main, stopped='': 99).__code__;"
         "sys.argv = ['retune', 'quiet', '{}'];"
         f"runpy.run_module('flows.{module}', run_name='__main__')"

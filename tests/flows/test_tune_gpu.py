@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from compiler.executor.network import CompiledNetwork
-from compiler.measure.cuda_runner import CudaRunner
-from compiler.measure.record import MeasureStatus
-from compiler.measure.worker_process import WorkerProcess
-from flows.tune_network import tune_network
-from storage.parquet import ParquetRecordStore
-from storage.runs import RunLedger
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.measure.cuda_runner import CudaRunner
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.flows.tune_network import tune_network
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunLedger
 from tests.cuda_double import DEVICE
 from tests.flows.networks import write_mlp
 
@@ -24,7 +24,9 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     called = WorkerProcess.call
 
     def call(self: WorkerProcess, function: str, *arguments: Any, **options: Any) -> Any:
-        return called(self, function.replace("compiler.driver.compare:", "tests.ptx_worker:"), *arguments, **options)
+        return called(
+            self, function.replace("retune.compiler.driver.compare:", "tests.ptx_worker:"), *arguments, **options
+        )
 
     monkeypatch.setattr(CudaRunner, "worker", "tests.ptx_worker")
     monkeypatch.setattr(WorkerProcess, "call", call)

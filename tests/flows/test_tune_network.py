@@ -12,14 +12,14 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
-from compiler.driver.report import Report
-from compiler.errors import DeviceError, ModelFormatError, OptionError
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.runtime.cuda import why_not
-from flows.tune_network import tune_network
-from storage.parquet import ParquetRecordStore
-from storage.runs import RunLedger
+from retune.compiler.driver.report import Report
+from retune.compiler.errors import DeviceError, ModelFormatError, OptionError
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.runtime.cuda import why_not
+from retune.flows.tune_network import tune_network
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunLedger
 from tests.flows.networks import write_mlp
 
 KINDS = {

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.driver.bench import Bench
-from compiler.measure.cuda_runner import gpu_of_key
-from compiler.measure.fleet import Objects, device_queue, queues_of
-from flows import exits, worker
-from flows.worker import WorkerJob
-from storage.errands import ErrandStore
-from storage.files import new_id
-from tasks.agent import Agent
-from tasks.lanes import device_lane, lane_name, lane_of
+from retune.compiler.driver.bench import Bench
+from retune.compiler.measure.cuda_runner import gpu_of_key
+from retune.compiler.measure.fleet import Objects, device_queue, queues_of
+from retune.flows import exits, worker
+from retune.flows.worker import WorkerJob
+from retune.storage.errands import ErrandStore
+from retune.storage.files import new_id
+from retune.tasks.agent import Agent
+from retune.tasks.lanes import device_lane, lane_name, lane_of
 
 
 @pytest.fixture(autouse=True)

@@ -13,25 +13,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.codegen.dot_instructions import dots_of
-from compiler.driver.build import build_kernel, kernel_source
-from compiler.errors import LoweringError
-from compiler.ir.expr import Dot, is_float
-from compiler.ir.stmt import Allocate, For, If, LoopFunction, LoopKind, exprs_of, walk_stmt
-from compiler.ir.visit import walk
-from compiler.lower.build_loops import build_loops
-from compiler.lower.pipeline import lower
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.buffers import CANARY, FencedArray
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step, dump_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler.codegen.dot_instructions import dots_of
+from retune.compiler.driver.build import build_kernel, kernel_source
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Dot, is_float
+from retune.compiler.ir.stmt import Allocate, For, If, LoopFunction, LoopKind, exprs_of, walk_stmt
+from retune.compiler.ir.visit import walk
+from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.buffers import CANARY, FencedArray
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import ComputeOp, Tensor
 from tests.property.graphs import full_inputs
 
 HARDWARE = HardwareParams(2)

@@ -6,10 +6,10 @@ readers and outputs, chains, indirect and non-affine reads, and types other than
 
 from collections.abc import Callable
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.tensor import Tensor
 from tests.property.draws import Source
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler import te
-from compiler.ir.expr import Expr, is_float
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr, is_float
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.tensor import ComputeOp, Tensor
 from tests.property.draws import Source
 
 FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")

@@ -5,13 +5,13 @@ Always: reproducible from the seed.
 
 import numpy as np
 
-from compiler import te
-from compiler.errors import ScheduleError
-from compiler.schedule.access import consumers, is_strictly_inlineable
-from compiler.schedule.bounds import infer_stage_bounds
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, Inlined, IterKind, Root, State
-from compiler.schedule.steps import (
+from retune.compiler import te
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.access import consumers, is_strictly_inlineable
+from retune.compiler.schedule.bounds import infer_stage_bounds
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Root, State
+from retune.compiler.schedule.steps import (
     Annotate,
     CacheRead,
     CacheWrite,
@@ -26,7 +26,7 @@ from compiler.schedule.steps import (
     Step,
     StorageAlign,
 )
-from compiler.te.tensor import Tensor
+from retune.compiler.te.tensor import Tensor
 from tests.property.draws import Source
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compiler.measure.worker_process import WorkerLostError, WorkerProcess
-from compiler.runtime.artifact import KernelArtifact
+from retune.compiler.measure.worker_process import WorkerLostError, WorkerProcess
+from retune.compiler.runtime.artifact import KernelArtifact
 from tests import ir_kernels
 from tests.property.checks import _run
 

@@ -5,16 +5,16 @@ import contextlib
 import numpy as np
 import pytest
 
-from compiler.cost_model import RandomModel
-from compiler.errors import LoweringError
-from compiler.lower.layout_rewrite import relayouts, rewrite_layout
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.steps import Step
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import Tensor
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.errors import LoweringError
+from retune.compiler.lower.layout_rewrite import relayouts, rewrite_layout
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.steps import Step
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import Tensor
 from tests.property.checks import checked
 from tests.property.computations import random_computation
 from tests.property.programs import inputs_of, random_program

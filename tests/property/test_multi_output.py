@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler import te
-from compiler.cost_model import RandomModel
-from compiler.errors import LoweringError
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import (
+from retune.compiler import te
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.errors import LoweringError
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import (
     Annotate,
     CacheRead,
     CacheWrite,
@@ -29,11 +29,11 @@ from compiler.schedule.steps import (
     Step,
     StorageAlign,
 )
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy, Told
-from compiler.target import Target
-from compiler.te.evaluate import evaluate
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy, Told
+from retune.compiler.target import Target
+from retune.compiler.te.evaluate import evaluate
 from tests.property.checks import HARDWARE
 from tests.property.test_schedules import check
 from tests.property.wild import wild_steps

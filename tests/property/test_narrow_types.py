@@ -5,20 +5,20 @@ import contextlib
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.codegen.dot_instructions import dot_instructions
-from compiler.cost_model import RandomModel
-from compiler.errors import LoweringError
-from compiler.ir.dot import is_possible
-from compiler.ir.expr import Expr, is_float
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, State
-from compiler.schedule.steps import Annotate, CacheRead, Reorder, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Axis, Tensor
+from retune.compiler import te
+from retune.compiler.codegen.dot_instructions import dot_instructions
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.dot import is_possible
+from retune.compiler.ir.expr import Expr, is_float
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, State
+from retune.compiler.schedule.steps import Annotate, CacheRead, Reorder, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Axis, Tensor
 from tests.property.checks import checked, explained
 from tests.property.programs import random_steps
 from tests.property.wild import wild_steps

@@ -14,15 +14,15 @@ import onnx
 import onnxruntime
 import pytest
 
-from compiler.errors import ModelError, ShapeMismatchError
-from compiler.frontend.onnx.dependence import bodies
-from compiler.frontend.onnx.importer import CONVERTERS
-from compiler.frontend.onnx.program import load_program
-from compiler.graph.program import Program
-from compiler.graph.run_program import run_program
-from compiler.vm.compiler import compile as vm_compile
-from compiler.vm.machine import VirtualMachine
-from compiler.vm.options import VMOptions
+from retune.compiler.errors import ModelError, ShapeMismatchError
+from retune.compiler.frontend.onnx.dependence import bodies
+from retune.compiler.frontend.onnx.importer import CONVERTERS
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.graph.program import Program
+from retune.compiler.graph.run_program import run_program
+from retune.compiler.vm.compiler import compile as vm_compile
+from retune.compiler.vm.machine import VirtualMachine
+from retune.compiler.vm.options import VMOptions
 from tests.property.onnx_models import COLUMNS, random_model
 
 SHARDS = 4

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from compiler.measure.worker_process import WorkerFailedError, WorkerProcess
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import Step, dump_steps, load_steps
+from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from tests.property.checks import Verdict, explained
 from tests.property.computations import random_computation
 from tests.property.draws import Drawn

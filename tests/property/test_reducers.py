@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError, LoweringError
-from compiler.ir.expr import Expr
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import (
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError, LoweringError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import (
     Annotate,
     CacheRead,
     CacheWrite,
@@ -25,7 +25,7 @@ from compiler.schedule.steps import (
     Step,
     StorageAlign,
 )
-from compiler.te.evaluate import evaluate
+from retune.compiler.te.evaluate import evaluate
 from tests.property.test_schedules import check
 from tests.property.wild import wild_steps
 

@@ -5,12 +5,12 @@ import contextlib
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import LoweringError
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Split, Step, dump_steps, load_steps
+from retune.compiler import te
+from retune.compiler.errors import LoweringError
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Split, Step, dump_steps, load_steps
 from tests.property.checks import checked, explained
 from tests.property.computations import random_computation
 from tests.property.programs import inputs_of, random_program

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from compiler.cost_model import RandomModel
-from compiler.measure.worker_process import WorkerProcess
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.target import HardwareParams, Target
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import HardwareParams, Target
 from tests.property.checks import Verdict, explained
 from tests.property.computations import random_computation
 from tests.property.graphs import random_graph

@@ -5,10 +5,10 @@ threads run in turn.
 import numpy as np
 import pytest
 
-from compiler.cost_model import RandomModel
-from compiler.schedule.dag import ComputeDAG
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
 from tests.property.checks import checked
 from tests.property.computations import random_computation
 from tests.property.programs import inputs_of, random_program

@@ -5,12 +5,12 @@ Always: reproducible; a step that does not fit is left out, so what is returned 
 
 from collections.abc import Callable
 
-from compiler.errors import ScheduleError
-from compiler.schedule.access import consumers
-from compiler.schedule.bounds import infer_stage_bounds
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
-from compiler.schedule.steps import (
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.access import consumers
+from retune.compiler.schedule.bounds import infer_stage_bounds
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
+from retune.compiler.schedule.steps import (
     Annotate,
     CacheRead,
     CacheWrite,

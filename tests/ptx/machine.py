@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.ir.kernel import DeviceFunction, Extents, Kernel
+from retune.compiler.ir.kernel import DeviceFunction, Extents, Kernel
 from tests.ptx.memory import LOCAL, SHARED, Buffer, Memory
 from tests.ptx.program import Instruction, PtxError, PtxModule
 from tests.ptx.values import TYPES, Bits, Mask, bits_of, compared, computed, converted, numbers, size_of

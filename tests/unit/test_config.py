@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler import config
+from retune.compiler import config
 
 
 def test_the_state_folder_is_beside_the_user_unless_said_otherwise(

@@ -14,9 +14,9 @@ import yaml
 from prefect.cli import app as prefect_app
 from typer.testing import CliRunner
 
-from compiler import config
-from compiler.settings import unknown_variables
-from flows.cli import app
+from retune.compiler import config
+from retune.compiler.settings import unknown_variables
+from retune.flows.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deployments" / "containers"
@@ -64,7 +64,9 @@ def test_what_pip_installs_is_what_the_project_says() -> None:
     assert "cuda" in PROJECT["optional-dependencies"]
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     copied = " ".join(rest for word, rest in instructions(FOLDER / "worker.Dockerfile") if word == "COPY")
-    assert all(f"{package} " in copied for package in folders["packages"])
+    parts = [part.name for package in folders["packages"] for part in (ROOT / package).iterdir() if part.is_symlink()]
+    assert sorted(parts) == ["compiler", "flows", "storage", "tasks"]
+    assert all(f"{package} " in copied for package in [*folders["packages"], *parts])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -91,11 +93,11 @@ def test_the_container_of_a_worker_installs_what_it_copies(tmp_path: Path) -> No
     for source in (source for sources in copies for source in sources):
         target = tmp_path / source
         if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             target.write_bytes((ROOT / source).read_bytes())
     assert (tmp_path / PROJECT["readme"]).exists()
-    code = "import flows.cli; print(flows.cli.__file__)"
+    code = "import retune.flows.cli; print(retune.flows.cli.__file__)"
     environment = config.child_environment({"PYTHONPATH": str(tmp_path)})
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

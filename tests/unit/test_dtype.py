@@ -2,7 +2,7 @@
 
 import pytest
 
-from compiler.dtype import number_type
+from retune.compiler.dtype import number_type
 
 
 def test_numbers_have_their_names() -> None:

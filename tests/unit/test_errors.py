@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from compiler.errors import DeviceLimitError, OptionError, StoreError, UnknownWorkloadError, without_passwords
+from retune.compiler.errors import DeviceLimitError, OptionError, StoreError, UnknownWorkloadError, without_passwords
 
 
 @pytest.mark.parametrize(

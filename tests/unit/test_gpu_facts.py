@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compiler.gpu_facts import facts_of, lanes_of, runs_code
+from retune.compiler.gpu_facts import facts_of, lanes_of, runs_code
 
 
 @pytest.mark.parametrize(

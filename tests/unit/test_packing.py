@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.packing import Packing
+from retune.compiler.errors import ArtifactError
+from retune.compiler.packing import Packing
 
 
 def test_packing_moves_the_inner_tile_to_the_end() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import OptionError
-from compiler.settings import Settings, Value, resolve, unknown_variables
+from retune.compiler.errors import OptionError
+from retune.compiler.settings import Settings, Value, resolve, unknown_variables
 
 
 def sources(environment: dict[str, str], folder: Path, flags: dict[str, Value] | None = None) -> dict[str, str]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.errors import TargetError
-from compiler.target import HardwareParams, Target
+from retune.compiler.errors import TargetError
+from retune.compiler.target import HardwareParams, Target
 
 TEXTS = [
     "llvm",

@@ -7,9 +7,9 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from compiler.errors import UnknownValueError, UnsupportedOperatorError
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Array, Value
+from retune.compiler.errors import UnknownValueError, UnsupportedOperatorError
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array, Value
 
 MOST_TURNS = 10_000
 """A graph of more copies of a body takes seconds to make, and nobody could compile it."""

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter
-from compiler.frontend.onnx.indexing import taken
-from compiler.frontend.onnx.model_edits import all_nodes
-from compiler.frontend.onnx.model_file import MOST_NODES
-from compiler.frontend.onnx.types import param_of
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.frontend.onnx.model_edits import all_nodes
+from retune.compiler.frontend.onnx.model_file import MOST_NODES
+from retune.compiler.frontend.onnx.types import param_of
+from retune.compiler.graph.builder import GraphBuilder
 
 
 def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

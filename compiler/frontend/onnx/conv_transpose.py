@@ -6,12 +6,12 @@ elements, with the turned weight.
 
 from collections.abc import Mapping, Sequence
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
-from compiler.frontend.onnx.indexing import taken
-from compiler.frontend.onnx.nn import as_channels, plain_convolution
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.frontend.onnx.nn import as_channels, plain_convolution
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute
 
 
 def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

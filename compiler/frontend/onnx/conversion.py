@@ -9,11 +9,11 @@ from itertools import chain
 import onnx
 from onnx import numpy_helper
 
-from compiler.errors import DefinitionError, UnknownValueError, UnsupportedOperatorError
-from compiler.frontend.onnx.attributes import OnnxNode, read_attributes
-from compiler.frontend.onnx.elementwise import Converter
-from compiler.frontend.onnx.model_file import MOST_NODES, is_standard
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.errors import DefinitionError, UnknownValueError, UnsupportedOperatorError
+from retune.compiler.frontend.onnx.attributes import OnnxNode, read_attributes
+from retune.compiler.frontend.onnx.elementwise import Converter
+from retune.compiler.frontend.onnx.model_file import MOST_NODES, is_standard
+from retune.compiler.graph.builder import GraphBuilder
 
 _MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError)
 """What a converter may meet in a node that ONNX's checker let pass: attributes of another length, sizes without end."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Array
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array
 
 
 def _data(builder: GraphBuilder, node: OnnxNode, index: int = 0) -> Array:

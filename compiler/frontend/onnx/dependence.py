@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from compiler.errors import ModelFormatError
-from compiler.frontend.onnx.conversion import name_of
-from compiler.frontend.onnx.model_file import is_standard
+from retune.compiler.errors import ModelFormatError
+from retune.compiler.frontend.onnx.conversion import name_of
+from retune.compiler.frontend.onnx.model_file import is_standard
 
 Names = frozenset[str]
 Roots = Callable[[str], Names]

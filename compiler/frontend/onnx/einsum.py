@@ -6,10 +6,10 @@ Each operand first loses repeated labels (their diagonal is taken) and labels th
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter
-from compiler.frontend.onnx.indexing import taken
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.graph.builder import GraphBuilder
 
 
 def _labels(node: OnnxNode, ranks: Sequence[int]) -> tuple[list[str], str]:

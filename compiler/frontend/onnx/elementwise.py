@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from compiler.dtype import is_float
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.dtype import is_float
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.graph.builder import GraphBuilder
 
 Converter = Callable[[GraphBuilder, OnnxNode], Sequence[str]]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from compiler.errors import (
+from retune.compiler.errors import (
     DynamicShapeError,
     ModelFormatError,
     UnknownValueError,
     UnsupportedOperatorError,
 )
-from compiler.frontend.onnx import (
+from retune.compiler.frontend.onnx import (
     control_flow,
     conv_transpose,
     data_dependent,
@@ -37,15 +37,15 @@ from compiler.frontend.onnx import (
     shape,
     spectrum,
 )
-from compiler.frontend.onnx.conversion import Conversion, missing_operator
-from compiler.frontend.onnx.elementwise import DTYPES, Converter
-from compiler.frontend.onnx.model_edits import all_nodes, at_supported_opset, expand_functions, with_fixed_inputs
-from compiler.frontend.onnx.model_file import check_model, is_standard, opset_of, read_model
-from compiler.frontend.onnx.types import check_outputs, fed_inputs
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Array, Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.region import Param
+from retune.compiler.frontend.onnx.conversion import Conversion, missing_operator
+from retune.compiler.frontend.onnx.elementwise import DTYPES, Converter
+from retune.compiler.frontend.onnx.model_edits import all_nodes, at_supported_opset, expand_functions, with_fixed_inputs
+from retune.compiler.frontend.onnx.model_file import check_model, is_standard, opset_of, read_model
+from retune.compiler.frontend.onnx.types import check_outputs, fed_inputs
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array, Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.region import Param
 
 _log = logging.getLogger(__name__)
 

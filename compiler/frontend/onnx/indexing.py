@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.graph.builder import GraphBuilder
 
 
 def taken(builder: GraphBuilder, x: str, axis: int, places: Sequence[int], name: str = "") -> str:

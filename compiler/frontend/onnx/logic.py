@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from compiler.dtype import is_float
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of, same
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.dtype import is_float
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of, same
+from retune.compiler.graph.builder import GraphBuilder
 
 
 def _swapped(op: str) -> Converter:

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
-from compiler.errors import ModelFormatError
-from compiler.frontend.onnx.model_file import MOST_NODES, OLDEST_OPSET, is_standard, version_of
-from compiler.graph.ir import Array
+from retune.compiler.errors import ModelFormatError
+from retune.compiler.frontend.onnx.model_file import MOST_NODES, OLDEST_OPSET, is_standard, version_of
+from retune.compiler.graph.ir import Array
 
 _log = logging.getLogger(__name__)
 

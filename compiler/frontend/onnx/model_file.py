@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
-from compiler.errors import ModelFormatError
+from retune.compiler.errors import ModelFormatError
 
 _log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
-from compiler.frontend.onnx.indexing import taken
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.infer import broadcast_shapes
-from compiler.graph.ir import Attribute
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.infer import broadcast_shapes
+from retune.compiler.graph.ir import Attribute
 
 
 def pads_of(

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from compiler.errors import UnsupportedOperatorError
-from compiler.frontend.onnx.conversion import name_of
-from compiler.frontend.onnx.dependence import (
+from retune.compiler.errors import UnsupportedOperatorError
+from retune.compiler.frontend.onnx.conversion import name_of
+from retune.compiler.frontend.onnx.dependence import (
     CONTROL_FLOW,
     NOTHING,
     ON_THE_HOST,
@@ -27,13 +27,13 @@ from compiler.frontend.onnx.dependence import (
     needed_operands,
     read_names,
 )
-from compiler.frontend.onnx.model_edits import all_nodes
-from compiler.frontend.onnx.region import OnnxRegion
-from compiler.frontend.onnx.scans import as_loop
-from compiler.frontend.onnx.types import param_of
-from compiler.graph.ir import Array
-from compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Statement, defines, reads
-from compiler.graph.region import Param
+from retune.compiler.frontend.onnx.model_edits import all_nodes
+from retune.compiler.frontend.onnx.region import OnnxRegion
+from retune.compiler.frontend.onnx.scans import as_loop
+from retune.compiler.frontend.onnx.types import param_of
+from retune.compiler.graph.ir import Array
+from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall, Loop, Statement, defines, reads
+from retune.compiler.graph.region import Param
 
 _FEW = 8
 """Elements of whole numbers whose values may decide on a region: a size, some extents, not data."""

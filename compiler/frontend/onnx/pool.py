@@ -9,13 +9,13 @@ from math import prod
 
 import numpy as np
 
-from compiler.dtype import is_float
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
-from compiler.frontend.onnx.nn import pads_of, plain_convolution
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.infer import window_extent
-from compiler.graph.ir import Array, Attribute
+from retune.compiler.dtype import is_float
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.nn import pads_of, plain_convolution
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.infer import window_extent
+from retune.compiler.graph.ir import Array, Attribute
 
 
 @dataclass(frozen=True, slots=True)

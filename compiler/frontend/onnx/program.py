@@ -9,16 +9,16 @@ from pathlib import Path
 
 import onnx
 
-from compiler.errors import DefinitionError, ModelFormatError
-from compiler.frontend.onnx.dependence import bodies, check_bodies
-from compiler.frontend.onnx.importer import Constants, check_operators, dtype_of, open_model
-from compiler.frontend.onnx.model_file import check_model, inferred_graph, without_large_weights
-from compiler.frontend.onnx.partition import Workshop
-from compiler.frontend.onnx.tidy import Tidy, definitions
-from compiler.frontend.onnx.types import check_outputs, fed_inputs, narrowed, param_of, write_dims
-from compiler.graph.ir import Array
-from compiler.graph.program import MAIN, Function, Program
-from compiler.graph.region import Dimension, Param
+from retune.compiler.errors import DefinitionError, ModelFormatError
+from retune.compiler.frontend.onnx.dependence import bodies, check_bodies
+from retune.compiler.frontend.onnx.importer import Constants, check_operators, dtype_of, open_model
+from retune.compiler.frontend.onnx.model_file import check_model, inferred_graph, without_large_weights
+from retune.compiler.frontend.onnx.partition import Workshop
+from retune.compiler.frontend.onnx.tidy import Tidy, definitions
+from retune.compiler.frontend.onnx.types import check_outputs, fed_inputs, narrowed, param_of, write_dims
+from retune.compiler.graph.ir import Array
+from retune.compiler.graph.program import MAIN, Function, Program
+from retune.compiler.graph.region import Dimension, Param
 
 _log = logging.getLogger(__name__)
 

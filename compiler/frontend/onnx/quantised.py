@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import helper
 
-from compiler.dtype import is_float
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter
-from compiler.frontend.onnx.indexing import taken
-from compiler.frontend.onnx.nn import as_channels, convolved, matrix_product
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.dtype import is_float
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.frontend.onnx.nn import as_channels, convolved, matrix_product
+from retune.compiler.graph.builder import GraphBuilder
 
 _STORED = ("int8", "uint8", "int16", "uint16", "int32")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
-from compiler.frontend.onnx.indexing import taken
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.graph.builder import GraphBuilder
 
 _FUNCTIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.graph.builder import GraphBuilder
 
 
 def _reduce(op: str, axes_since: int, *, before: str = "", after: str = "") -> Converter:

@@ -12,15 +12,15 @@ from functools import cached_property
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from compiler.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnknownValueError
-from compiler.frontend.onnx.conversion import Conversion
-from compiler.frontend.onnx.dependence import check_bodies, read_names
-from compiler.frontend.onnx.elementwise import DTYPES
-from compiler.frontend.onnx.importer import CONVERTERS
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Array, Graph, Value
-from compiler.graph.region import Dimension, Param, Shape
+from retune.compiler.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnknownValueError
+from retune.compiler.frontend.onnx.conversion import Conversion
+from retune.compiler.frontend.onnx.dependence import check_bodies, read_names
+from retune.compiler.frontend.onnx.elementwise import DTYPES
+from retune.compiler.frontend.onnx.importer import CONVERTERS
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Array, Graph, Value
+from retune.compiler.graph.region import Dimension, Param, Shape
 
 KIND = "onnx"
 

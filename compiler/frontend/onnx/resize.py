@@ -9,11 +9,11 @@ from math import ceil, floor
 
 import numpy as np
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
-from compiler.frontend.onnx.indexing import taken
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Array
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array
 
 _ROUNDINGS: Mapping[str, Callable[[float], int]] = {
     "round_prefer_floor": lambda x: ceil(x - 0.5),

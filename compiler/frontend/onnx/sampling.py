@@ -11,11 +11,11 @@ from math import prod
 
 import numpy as np
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
-from compiler.frontend.onnx.indexing import taken
-from compiler.frontend.onnx.nn import as_channels
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.frontend.onnx.nn import as_channels
+from retune.compiler.graph.builder import GraphBuilder
 
 
 class _Image:

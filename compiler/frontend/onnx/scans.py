@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from compiler.errors import UnsupportedOperatorError
-from compiler.frontend.onnx.attributes import read_attributes
-from compiler.frontend.onnx.conversion import name_of
-from compiler.frontend.onnx.dependence import body
-from compiler.frontend.onnx.types import param_of
-from compiler.graph.ir import Array
-from compiler.graph.region import Param
+from retune.compiler.errors import UnsupportedOperatorError
+from retune.compiler.frontend.onnx.attributes import read_attributes
+from retune.compiler.frontend.onnx.conversion import name_of
+from retune.compiler.frontend.onnx.dependence import body
+from retune.compiler.frontend.onnx.types import param_of
+from retune.compiler.graph.ir import Array
+from retune.compiler.graph.region import Param
 
 _END = np.iinfo(np.int64).max
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import helper
 
-from compiler.dtype import is_float
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
-from compiler.frontend.onnx.indexing import taken
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.infer import broadcast_shapes
-from compiler.graph.ir import Array
+from retune.compiler.dtype import is_float
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.infer import broadcast_shapes
+from retune.compiler.graph.ir import Array
 
 _FAR = 2**62
 

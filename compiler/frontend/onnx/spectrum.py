@@ -10,11 +10,11 @@ from math import prod
 import numpy as np
 from onnx import helper
 
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.elementwise import Converter, formula_of
-from compiler.frontend.onnx.indexing import taken
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Array
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Array
 
 
 def _waves(length: int, frequencies: int, *, inverse: bool) -> Array:

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from compiler.errors import ModelFormatError, UnsupportedOperatorError
-from compiler.frontend.onnx.attributes import OnnxNode, read_attributes
-from compiler.frontend.onnx.dependence import bodies, body
-from compiler.frontend.onnx.model_file import is_standard
-from compiler.frontend.onnx.shape import constant_array
-from compiler.graph.ir import Array
+from retune.compiler.errors import ModelFormatError, UnsupportedOperatorError
+from retune.compiler.frontend.onnx.attributes import OnnxNode, read_attributes
+from retune.compiler.frontend.onnx.dependence import bodies, body
+from retune.compiler.frontend.onnx.model_file import is_standard
+from retune.compiler.frontend.onnx.shape import constant_array
+from retune.compiler.graph.ir import Array
 
 
 def definitions(graph: onnx.GraphProto) -> Counter[str]:

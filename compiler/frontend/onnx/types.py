@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from compiler.errors import ModelFormatError
-from compiler.frontend.onnx.elementwise import DTYPES
-from compiler.frontend.onnx.model_file import inferred_graph, without_large_weights
-from compiler.graph.region import Dimension, Param
+from retune.compiler.errors import ModelFormatError
+from retune.compiler.frontend.onnx.elementwise import DTYPES
+from retune.compiler.frontend.onnx.model_file import inferred_graph, without_large_weights
+from retune.compiler.graph.region import Dimension, Param
 
 _MADE_UP = "unk__"
 """How the symbols begin that ONNX gives to dimensions of which it knows nothing."""

@@ -8,17 +8,17 @@ from typing import Any
 
 import onnx
 
-from compiler.errors import ModelFormatError, OptionError
-from compiler.frontend.onnx.model_file import check_model
-from compiler.frontend.zoo.bert import bert_base
-from compiler.frontend.zoo.dcgan import dcgan
-from compiler.frontend.zoo.gpt2 import gpt2_block, gpt2_greedy
-from compiler.frontend.zoo.mlp import mlp
-from compiler.frontend.zoo.mobilenet import mobilenet_v2
-from compiler.frontend.zoo.resnet import resnet18, resnet50
-from compiler.frontend.zoo.resnet3d import r3d_18
-from compiler.frontend.zoo.unet import unet
-from compiler.frontend.zoo.vit import vit_small
+from retune.compiler.errors import ModelFormatError, OptionError
+from retune.compiler.frontend.onnx.model_file import check_model
+from retune.compiler.frontend.zoo.bert import bert_base
+from retune.compiler.frontend.zoo.dcgan import dcgan
+from retune.compiler.frontend.zoo.gpt2 import gpt2_block, gpt2_greedy
+from retune.compiler.frontend.zoo.mlp import mlp
+from retune.compiler.frontend.zoo.mobilenet import mobilenet_v2
+from retune.compiler.frontend.zoo.resnet import resnet18, resnet50
+from retune.compiler.frontend.zoo.resnet3d import r3d_18
+from retune.compiler.frontend.zoo.unet import unet
+from retune.compiler.frontend.zoo.vit import vit_small
 
 _NETWORKS: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "bert_base": bert_base,
@@ -38,7 +38,7 @@ _PROGRAMS: Mapping[str, Callable[..., onnx.ModelProto]] = {"gpt2_greedy": gpt2_g
 NAMES: tuple[str, ...] = tuple(sorted(_NETWORKS))
 """Networks of static shapes, which can be tuned."""
 PROGRAM_NAMES: tuple[str, ...] = tuple(sorted(_PROGRAMS))
-"""Those with loops and shapes that are known when they run: `compiler.frontend.onnx.program` imports them."""
+"""Those with loops and shapes that are known when they run: `retune.compiler.frontend.onnx.program` imports them."""
 
 
 def build(name: str, **options: Any) -> onnx.ModelProto:

@@ -8,7 +8,7 @@ from math import pi, sqrt
 
 import numpy as np
 
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 
 @dataclass(frozen=True, slots=True)

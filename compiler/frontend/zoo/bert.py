@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _EPSILON = 1e-12
 _HIDDEN_BY = -10000.0

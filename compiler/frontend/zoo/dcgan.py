@@ -2,7 +2,7 @@
 
 import onnx
 
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _KERNEL = 4
 # channels as multiples of the width, stride, pad: the image grows 1, 4, 8, 16, 32, 64

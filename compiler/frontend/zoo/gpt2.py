@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from compiler.frontend.zoo.attention import Sizes, gelu_by_tanh, join_heads, split_heads, weighted_values
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, gelu_by_tanh, join_heads, split_heads, weighted_values
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _HIDDEN_BY = -10000.0
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import onnx
 
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 
 def mlp(*, batch: int = 1, widths: Sequence[int] = (784, 512, 512, 10), seed: int = 0) -> onnx.ModelProto:

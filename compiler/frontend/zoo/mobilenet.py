@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 # expansion, channels, repeats, stride of the first
 _STAGES = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import onnx
 
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 Block = Callable[[LayerWriter, str, tuple[int, int], int, str], str]
 """Takes a writer, a value, its and the stage's channels, the stride and a name; returns the block's result."""

@@ -5,7 +5,7 @@ All convolutions are of time, rows and columns; the stem leaves time alone, late
 
 import onnx
 
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _BLOCKS = (2, 2, 2, 2)
 _STEM_KERNEL, _STEM_STRIDE = (3, 7, 7), (1, 2, 2)

@@ -5,7 +5,7 @@ Convolutions are padded, so the mask is as large as the image; a level's result 
 
 import onnx
 
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _LEVELS = 4
 

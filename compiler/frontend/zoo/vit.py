@@ -2,8 +2,8 @@
 
 import onnx
 
-from compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
-from compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
+from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _EPSILON = 1e-6
 

@@ -8,8 +8,8 @@
 
 from math import pi, sqrt
 
-from compiler.graph.passes.forms import Form, X, unary
-from compiler.graph.passes.patterns import Either, Named, Op, Pattern, Product, Sum
+from retune.compiler.graph.passes.forms import Form, X, unary
+from retune.compiler.graph.passes.patterns import Either, Named, Op, Pattern, Product, Sum
 
 _ERF = Op("erf", (Product((X,), sqrt(0.5)),))
 _HALF = Named("half", Product((X,), 0.5))

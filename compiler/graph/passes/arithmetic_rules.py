@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.infer import broadcast_shapes
-from compiler.graph.ir import Node
-from compiler.graph.ops import OPS, FusionKind
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.infer import broadcast_shapes
+from retune.compiler.graph.ir import Node
+from retune.compiler.graph.ops import OPS, FusionKind
 
 _COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 _MERGING = ("add", "mul")

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from compiler.graph.ir import Graph
+from retune.compiler.graph.ir import Graph
 
 
 class GraphPass(Protocol):

@@ -5,8 +5,8 @@ In NHWC the innermost loop runs over channels, which are contiguous in activatio
 
 from dataclasses import dataclass
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Graph, Node
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
 
 _LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
 _CONVOLUTIONS = ("conv2d", "conv3d", "qconv2d")

@@ -5,8 +5,8 @@ Always: equal means the same operator, attributes and operands; small constants 
 
 from dataclasses import dataclass
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Attribute, Graph, Node
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Attribute, Graph, Node
 
 _SMALL_BYTES = 4096
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "equal"})

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Graph, Node
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
 
 Doubles = NDArray[np.float64]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Graph, Node
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
 
 
 @dataclass(frozen=True, slots=True)

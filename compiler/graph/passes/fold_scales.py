@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.derived import derived
-from compiler.graph.ir import Array, Graph, Node
-from compiler.graph.passes.arithmetic_rules import merge_constants
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.derived import derived
+from retune.compiler.graph.ir import Array, Graph, Node
+from retune.compiler.graph.passes.arithmetic_rules import merge_constants
 
 Doubles = NDArray[np.float64]
 

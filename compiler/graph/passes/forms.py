@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Node
-from compiler.graph.passes.patterns import Match, Named, Pattern
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Node
+from retune.compiler.graph.passes.patterns import Match, Named, Pattern
 
 Write = Callable[[GraphBuilder, Match, Node], str]
 

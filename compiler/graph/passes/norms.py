@@ -7,10 +7,10 @@
 A scale between the parts, as in c * (scale / sqrt(…)), is taken out of them.
 """
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute, Node
-from compiler.graph.passes.forms import Form, Write, X
-from compiler.graph.passes.patterns import Either, Match, Named, Op, Pattern, Product, Sum, Wanted
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute, Node
+from retune.compiler.graph.passes.forms import Form, Write, X
+from retune.compiler.graph.passes.patterns import Either, Match, Named, Op, Pattern, Product, Sum, Wanted
 
 _OVER: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
 _EPSILON = Wanted("epsilon")

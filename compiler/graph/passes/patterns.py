@@ -11,7 +11,7 @@ A product or a sum is followed through values that one node reads, so what a pat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.graph.ir import Attribute, Graph, Node
+from retune.compiler.graph.ir import Attribute, Graph, Node
 
 _PRODUCTS, _SUMS = ("mul", "div", "neg"), ("add", "sub")
 _DIGITS = {"float16": 2e-3, "bfloat16": 1e-2}

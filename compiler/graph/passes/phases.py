@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Array, Attribute, Graph, Node
-from compiler.graph.ops import infer_value
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Array, Attribute, Graph, Node
+from retune.compiler.graph.ops import infer_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.infer import broadcast_shapes
-from compiler.graph.ir import Array, Graph, Node
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.infer import broadcast_shapes
+from retune.compiler.graph.ir import Array, Graph, Node
 
 BYTES = ("int8", "uint8")
 _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_matmul"}

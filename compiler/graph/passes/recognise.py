@@ -6,13 +6,13 @@ Always: only whole expressions are replaced, of which nobody else reads a part; 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Graph, Node
-from compiler.graph.passes.activations import ACTIVATIONS
-from compiler.graph.passes.forms import Form
-from compiler.graph.passes.norms import NORMS
-from compiler.graph.passes.patterns import Match, Matcher
-from compiler.graph.passes.softmaxes import SOFTMAXES
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.passes.activations import ACTIVATIONS
+from retune.compiler.graph.passes.forms import Form
+from retune.compiler.graph.passes.norms import NORMS
+from retune.compiler.graph.passes.patterns import Match, Matcher
+from retune.compiler.graph.passes.softmaxes import SOFTMAXES
 
 FORMS: tuple[Form, ...] = (*ACTIVATIONS, *SOFTMAXES, *NORMS)
 

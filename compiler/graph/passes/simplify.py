@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Graph, Node
-from compiler.graph.passes.arithmetic_rules import ARITHMETIC_RULES
-from compiler.graph.passes.layout_rules import LAYOUT_RULES, transpose_to_reshape
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.passes.arithmetic_rules import ARITHMETIC_RULES
+from retune.compiler.graph.passes.layout_rules import LAYOUT_RULES, transpose_to_reshape
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ No more is computed than before; what is read as a whole stays whole.
 from dataclasses import dataclass
 from functools import cache
 
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Graph, Node
-from compiler.graph.ops import OPS, FusionKind
-from compiler.graph.passes.layout_rules import cut, sink_reshape_of_slice, sliced_axis
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.ops import OPS, FusionKind
+from retune.compiler.graph.passes.layout_rules import cut, sink_reshape_of_slice, sliced_axis
 
 
 @dataclass(frozen=True, slots=True)

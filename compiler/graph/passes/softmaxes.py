@@ -4,10 +4,10 @@ Always: the maximum is subtracted in what is replaced; without that an operator 
 definition, not equal to it.
 """
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute, Node
-from compiler.graph.passes.forms import Form, Write, X
-from compiler.graph.passes.patterns import Match, Named, Op, Pattern, Product, Sum, Wanted
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute, Node
+from retune.compiler.graph.passes.forms import Form, Write, X
+from retune.compiler.graph.passes.patterns import Match, Named, Op, Pattern, Product, Sum, Wanted
 
 _ALONG: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
 _MAX = Op("reduce_max", (X,), _ALONG)

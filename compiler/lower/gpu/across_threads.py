@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
 
-from compiler.ir.expr import Buffer, Expr, Load, Var, const
-from compiler.ir.kernel import WARP
-from compiler.ir.stmt import THREAD_KINDS, Allocate, For, If, LoopKind, Shuffle, Stmt, block
-from compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, stores
-from compiler.te.tensor import Reduce, as_body
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
+from retune.compiler.ir.kernel import WARP
+from retune.compiler.ir.stmt import THREAD_KINDS, Allocate, For, If, LoopKind, Shuffle, Stmt, block
+from retune.compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, stores
+from retune.compiler.te.tensor import Reduce, as_body
 
 MOST_HELD = 255
 """Partial results of a thread that are held at a time, at the most: it has no more registers."""

@@ -9,11 +9,11 @@ shorter pieces, and what is no copy of whole words stays as it is. After the cop
 
 from dataclasses import dataclass, replace
 
-from compiler.dtype import item_bytes
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
-from compiler.ir.interval import Ranges, as_index, conjuncts, decided
-from compiler.ir.stmt import (
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
+from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decided
+from retune.compiler.ir.stmt import (
     Allocate,
     Block,
     For,
@@ -26,9 +26,9 @@ from compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, WaitGroup
-from compiler.ir.visit import substitute
-from compiler.lower.gpu.lanes import divisor, first_of, stride, uniform
+from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, WaitGroup
+from retune.compiler.ir.visit import substitute
+from retune.compiler.lower.gpu.lanes import divisor, first_of, stride, uniform
 
 
 @dataclass(frozen=True, slots=True)

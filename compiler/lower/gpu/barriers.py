@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.errors import LoweringError
-from compiler.ir.affine import affine, flat_index
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Load, Var
-from compiler.ir.interval import limits
-from compiler.ir.kernel import INDICES, Kernel
-from compiler.ir.stmt import (
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.affine import affine, flat_index
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Load, Var
+from retune.compiler.ir.interval import limits
+from retune.compiler.ir.kernel import INDICES, Kernel
+from retune.compiler.ir.stmt import (
     THREAD_KINDS,
     Allocate,
     Barrier,
@@ -37,9 +37,9 @@ from compiler.ir.stmt import (
     inner_stmts,
     walk_stmt,
 )
-from compiler.ir.tensor_core import AsyncCopy, LoadMatrix
-from compiler.ir.tensor_core import accesses as named_accesses
-from compiler.ir.visit import substitute, walk
+from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix
+from retune.compiler.ir.tensor_core import accesses as named_accesses
+from retune.compiler.ir.visit import substitute, walk
 
 _Guards = frozenset[tuple[LoopKind, int]]
 

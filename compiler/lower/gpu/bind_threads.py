@@ -11,9 +11,9 @@ memory by each.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from compiler.ir.expr import Buffer, Expr
-from compiler.ir.kernel import INDICES, Kernel
-from compiler.ir.stmt import (
+from retune.compiler.ir.expr import Buffer, Expr
+from retune.compiler.ir.kernel import INDICES, Kernel
+from retune.compiler.ir.stmt import (
     BLOCK_KINDS,
     THREAD_KINDS,
     Allocate,
@@ -27,8 +27,8 @@ from compiler.ir.stmt import (
     map_own,
     walk_stmt,
 )
-from compiler.ir.tensor_core import AsyncCopy
-from compiler.ir.visit import substitute
+from retune.compiler.ir.tensor_core import AsyncCopy
+from retune.compiler.ir.visit import substitute
 
 _BOUND = (*BLOCK_KINDS, *THREAD_KINDS)
 _Names = Mapping[Expr, Expr]

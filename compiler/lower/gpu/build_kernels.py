@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, const
-from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
-from compiler.lower.build_loops import LoopBuilder
-from compiler.lower.gpu.across_threads import ThreadLoop, are_few, joined_across
-from compiler.lower.nests import NestLoop, fixed, join_into, loop_var, vars_of
-from compiler.schedule.access import held_types
-from compiler.schedule.state import Annotation, Attached, State
-from compiler.te.tensor import ComputeOp, ExternOp, Reduce
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Buffer, Expr, const
+from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
+from retune.compiler.lower.build_loops import LoopBuilder
+from retune.compiler.lower.gpu.across_threads import ThreadLoop, are_few, joined_across
+from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var, vars_of
+from retune.compiler.schedule.access import held_types
+from retune.compiler.schedule.state import Annotation, Attached, State
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
 
 _THREADS = {
     Annotation.THREAD_X: LoopKind.THREAD_X,

@@ -12,10 +12,10 @@ Always: the same elements are fetched by the same threads; only guards that hold
 from dataclasses import replace
 from functools import reduce
 
-from compiler.ir.expr import BinaryOp, Expr, Var, binary, const
-from compiler.ir.interval import Ranges, conjuncts, decided
-from compiler.ir.kernel import Kernel
-from compiler.ir.stmt import (
+from retune.compiler.ir.expr import BinaryOp, Expr, Var, binary, const
+from retune.compiler.ir.interval import Ranges, conjuncts, decided
+from retune.compiler.ir.kernel import Kernel
+from retune.compiler.ir.stmt import (
     For,
     If,
     Let,
@@ -28,8 +28,8 @@ from compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from compiler.ir.tensor_core import AsyncCopy
-from compiler.ir.visit import substitute, walk
+from retune.compiler.ir.tensor_core import AsyncCopy
+from retune.compiler.ir.visit import substitute, walk
 
 _FETCH = (Store, AsyncCopy)
 

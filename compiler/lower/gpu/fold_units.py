@@ -9,11 +9,11 @@ Always: exact; what cannot be decided from the extents of the loops stays.
 from dataclasses import dataclass, replace
 from math import gcd
 
-from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
-from compiler.ir.interval import Ranges, as_index, limits
-from compiler.ir.stmt import For, Let, LoopFunction, map_exprs, walk_stmt
-from compiler.ir.visit import transform
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
+from retune.compiler.ir.interval import Ranges, as_index, limits
+from retune.compiler.ir.stmt import For, Let, LoopFunction, map_exprs, walk_stmt
+from retune.compiler.ir.visit import transform
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ once, while the others arrive and the next fragments are loaded. The last turn l
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.ir.expr import Buffer, Expr, const
-from compiler.ir.stmt import (
+from retune.compiler.ir.expr import Buffer, Expr, const
+from retune.compiler.ir.stmt import (
     Allocate,
     Barrier,
     Block,
@@ -26,9 +26,9 @@ from compiler.ir.stmt import (
     map_stmt,
     walk_stmt,
 )
-from compiler.ir.tensor_core import CommitGroup, Mma, WaitGroup
-from compiler.ir.visit import substitute
-from compiler.lower.gpu.slots import copies_of, in_slot
+from retune.compiler.ir.tensor_core import CommitGroup, Mma, WaitGroup
+from retune.compiler.ir.visit import substitute
+from retune.compiler.lower.gpu.slots import copies_of, in_slot
 
 _SETS = 2
 """Fragments that are multiplied, and those that are loaded meanwhile."""

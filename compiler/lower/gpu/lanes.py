@@ -5,10 +5,10 @@ Always: on the safe side; what is not proved may hold or not.
 
 from math import gcd
 
-from compiler.ir.affine import affine
-from compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Select, Var, const
-from compiler.ir.interval import as_index, slack
-from compiler.ir.visit import substitute, walk
+from retune.compiler.ir.affine import affine
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Select, Var, const
+from retune.compiler.ir.interval import as_index, slack
+from retune.compiler.ir.visit import substitute, walk
 
 _COMPARED = (BinaryOp.AND, BinaryOp.OR)
 

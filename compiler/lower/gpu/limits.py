@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
-from compiler.errors import DeviceLimitError
-from compiler.ir.kernel import Kernel
-from compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind, walk_stmt
-from compiler.target import HardwareParams
+from retune.compiler.errors import DeviceLimitError
+from retune.compiler.ir.kernel import Kernel
+from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind, walk_stmt
+from retune.compiler.target import HardwareParams
 
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = (1024, 1024, 64)

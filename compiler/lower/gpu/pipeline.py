@@ -3,26 +3,26 @@
 Always: what is returned keeps the limits of the GPU; the passes are one tuple, in order.
 """
 
-from compiler.errors import LoweringError
-from compiler.ir.kernel import DeviceFunction, Kernel
-from compiler.ir.stmt import LoopFunction, check_function_name
-from compiler.ir.verify import verify
-from compiler.lower.gpu.async_copies import AsyncCopies
-from compiler.lower.gpu.barriers import insert_barriers
-from compiler.lower.gpu.bind_threads import bind_threads
-from compiler.lower.gpu.build_kernels import build_kernels
-from compiler.lower.gpu.fetch_loops import fetch_loops
-from compiler.lower.gpu.fold_units import FoldUnits
-from compiler.lower.gpu.fragments_ahead import FragmentsAhead
-from compiler.lower.gpu.limits import check_limits, check_virtual_threads
-from compiler.lower.gpu.pipelines import Pipelines
-from compiler.lower.gpu.register_buffers import RegisterBuffers
-from compiler.lower.gpu.sum_loops import SumLoops
-from compiler.lower.gpu.tensor_cores import TensorBuilder
-from compiler.lower.gpu.virtual_threads import VirtualThreads
-from compiler.lower.passes import FoldDigits, LegalizeLoops, LoopPass
-from compiler.schedule.state import State
-from compiler.target import HardwareParams
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.kernel import DeviceFunction, Kernel
+from retune.compiler.ir.stmt import LoopFunction, check_function_name
+from retune.compiler.ir.verify import verify
+from retune.compiler.lower.gpu.async_copies import AsyncCopies
+from retune.compiler.lower.gpu.barriers import insert_barriers
+from retune.compiler.lower.gpu.bind_threads import bind_threads
+from retune.compiler.lower.gpu.build_kernels import build_kernels
+from retune.compiler.lower.gpu.fetch_loops import fetch_loops
+from retune.compiler.lower.gpu.fold_units import FoldUnits
+from retune.compiler.lower.gpu.fragments_ahead import FragmentsAhead
+from retune.compiler.lower.gpu.limits import check_limits, check_virtual_threads
+from retune.compiler.lower.gpu.pipelines import Pipelines
+from retune.compiler.lower.gpu.register_buffers import RegisterBuffers
+from retune.compiler.lower.gpu.sum_loops import SumLoops
+from retune.compiler.lower.gpu.tensor_cores import TensorBuilder
+from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
+from retune.compiler.lower.passes import FoldDigits, LegalizeLoops, LoopPass
+from retune.compiler.schedule.state import State
+from retune.compiler.target import HardwareParams
 
 PASSES: tuple[LoopPass, ...] = (
     FoldDigits(),
@@ -40,7 +40,7 @@ PASSES: tuple[LoopPass, ...] = (
 
 
 def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: bool = False) -> DeviceFunction:
-    """The kernels of a concrete state, ready for code generation or for `compiler.simt`.
+    """The kernels of a concrete state, ready for code generation or for `retune.compiler.simt`.
 
     `check` verifies every kernel after every pass.
     Raises: ScheduleError, LoweringError.

@@ -10,9 +10,9 @@ barrier, so that no other barriers are needed for it.
 
 from dataclasses import dataclass, replace
 
-from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, const
-from compiler.ir.stmt import (
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Buffer, Expr, const
+from retune.compiler.ir.stmt import (
     Allocate,
     Barrier,
     Block,
@@ -24,9 +24,9 @@ from compiler.ir.stmt import (
     map_exprs,
     map_stmt,
 )
-from compiler.ir.tensor_core import CommitGroup, WaitGroup
-from compiler.ir.visit import substitute
-from compiler.lower.gpu.slots import copies_of, in_slot
+from retune.compiler.ir.tensor_core import CommitGroup, WaitGroup
+from retune.compiler.ir.visit import substitute
+from retune.compiler.lower.gpu.slots import copies_of, in_slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ statements of a stage that has an unroll limit are written out too, from the inn
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import Buffer, Expr, Load, Var
-from compiler.ir.stmt import (
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var
+from retune.compiler.ir.stmt import (
     LEAVES,
     Allocate,
     For,
@@ -28,8 +28,8 @@ from compiler.ir.stmt import (
     map_stmt,
     walk_stmt,
 )
-from compiler.ir.tensor_core import TENSOR_STMTS, accesses
-from compiler.ir.visit import walk
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, accesses
+from retune.compiler.ir.visit import walk
 
 MOST_BYTES = 4 * 255
 """A thread has no more registers."""

@@ -6,10 +6,10 @@ Always: nothing else changes; the number of the copy becomes the first index.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.ir.expr import Buffer, Expr, Load
-from compiler.ir.stmt import Stmt, Store, map_exprs, map_stmt
-from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma
-from compiler.ir.visit import transform
+from retune.compiler.ir.expr import Buffer, Expr, Load
+from retune.compiler.ir.stmt import Stmt, Store, map_exprs, map_stmt
+from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma
+from retune.compiler.ir.visit import transform
 
 
 def copies_of(buffer: Buffer, count: int) -> Buffer:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import Expr, Load, Var
-from compiler.ir.stmt import (
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import Expr, Load, Var
+from retune.compiler.ir.stmt import (
     For,
     If,
     Let,
@@ -28,8 +28,8 @@ from compiler.ir.stmt import (
     map_stmt,
     walk_stmt,
 )
-from compiler.ir.visit import substitute, walk
-from compiler.lower.gpu.register_buffers import MOST_STATEMENTS, copies_of
+from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.lower.gpu.register_buffers import MOST_STATEMENTS, copies_of
 
 MOST_TOGETHER = 1024
 """Statements of a turn: more would not stay in the instruction cache."""

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.errors import LoweringError
-from compiler.ir.affine import affine
-from compiler.ir.expr import Binary, Buffer, Cast, Expr, Load, Var, const, select
-from compiler.ir.interval import Ranges, as_index
-from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block
-from compiler.ir.tensor_core import (
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.affine import affine
+from retune.compiler.ir.expr import Binary, Buffer, Cast, Expr, Load, Var, const, select
+from retune.compiler.ir.interval import Ranges, as_index
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block
+from retune.compiler.ir.tensor_core import (
     COLUMNS,
     INSTRUCTIONS,
     MATRIX,
@@ -29,15 +29,15 @@ from compiler.ir.tensor_core import (
     LoadMatrix,
     Mma,
 )
-from compiler.ir.visit import substitute
-from compiler.lower.gpu.build_kernels import KernelBuilder
-from compiler.lower.gpu.lanes import divisor
-from compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
-from compiler.lower.passes.fold_digits import simplified
-from compiler.schedule.contraction import KIND, LEFT, RIGHT, depth_is_inner
-from compiler.schedule.relations import overrunning
-from compiler.schedule.state import Annotation, Attached, FuseRelation, State
-from compiler.te.tensor import ComputeOp, Reduce, TensorRead
+from retune.compiler.ir.visit import substitute
+from retune.compiler.lower.gpu.build_kernels import KernelBuilder
+from retune.compiler.lower.gpu.lanes import divisor
+from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
+from retune.compiler.lower.passes.fold_digits import simplified
+from retune.compiler.schedule.contraction import KIND, LEFT, RIGHT, depth_is_inner
+from retune.compiler.schedule.relations import overrunning
+from retune.compiler.schedule.state import Annotation, Attached, FuseRelation, State
+from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
 
 _FRAGMENT_LOOPS = 3
 """Over rows, columns and the sum of one instruction; in front of them stand two over the fragments of a warp."""

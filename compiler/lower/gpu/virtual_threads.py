@@ -9,8 +9,8 @@ at every statement, so that they stay in step and meet at the same barriers.
 
 from dataclasses import dataclass, replace
 
-from compiler.ir.expr import Buffer, Expr, Load, Var
-from compiler.ir.stmt import (
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var
+from retune.compiler.ir.stmt import (
     Allocate,
     For,
     Let,
@@ -26,7 +26,7 @@ from compiler.ir.stmt import (
     map_stmt,
     walk_stmt,
 )
-from compiler.ir.visit import substitute, transform, walk
+from retune.compiler.ir.visit import substitute, transform, walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from compiler.ir.stmt import LoopFunction
+from retune.compiler.ir.stmt import LoopFunction
 
 
 class LoopPass(Protocol):

@@ -11,12 +11,12 @@ that the steps of a dot product become the innermost digit of their layout and l
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.dtype import BFLOAT16
-from compiler.ir.affine import flat_index
-from compiler.ir.dot import BYTES, is_possible
-from compiler.ir.expr import Binary, BinaryOp, Cast, Dot, Expr, Load, Var
-from compiler.ir.stmt import For, If, LoopFunction, LoopKind, Stmt, Store, map_inner
-from compiler.ir.visit import substitute, walk
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.dot import BYTES, is_possible
+from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Dot, Expr, Load, Var
+from retune.compiler.ir.stmt import For, If, LoopFunction, LoopKind, Stmt, Store, map_inner
+from retune.compiler.ir.visit import substitute, walk
 
 SERIAL = (LoopKind.SERIAL, LoopKind.UNROLL)
 

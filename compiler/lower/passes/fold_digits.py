@@ -9,11 +9,11 @@ Such indices come from layouts that were chosen for the loops, and from tensors 
 
 from dataclasses import dataclass, replace
 
-from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
-from compiler.ir.interval import Ranges, as_index, limits
-from compiler.ir.stmt import LoopFunction, Stmt, map_inner, map_own, ranges_inside
-from compiler.ir.visit import parts, transform
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr
+from retune.compiler.ir.interval import Ranges, as_index, limits
+from retune.compiler.ir.stmt import LoopFunction, Stmt, map_inner, map_own, ranges_inside
+from retune.compiler.ir.visit import parts, transform
 
 
 @dataclass(frozen=True, slots=True)

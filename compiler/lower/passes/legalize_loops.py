@@ -6,10 +6,10 @@ on the lanes stays where the target has masks and what is guarded reads and writ
 
 from dataclasses import dataclass, replace
 
-from compiler.errors import LoweringError
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import Buffer, Expr, Load, Select, Var
-from compiler.ir.stmt import (
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import Buffer, Expr, Load, Select, Var
+from retune.compiler.ir.stmt import (
     Allocate,
     For,
     If,
@@ -24,7 +24,7 @@ from compiler.ir.stmt import (
     map_stmt,
     walk_stmt,
 )
-from compiler.ir.visit import walk
+from retune.compiler.ir.visit import walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ Always: its code has a bearable length; an `unroll` that asks for more is refuse
 
 from dataclasses import dataclass
 
-from compiler.errors import LoweringError
-from compiler.ir.stmt import LEAVES, For, LoopFunction, LoopKind, Stmt, inner_stmts
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.stmt import LEAVES, For, LoopFunction, LoopKind, Stmt, inner_stmts
 
 MAX_STATEMENTS = 16384
 """Statements after unrolling: seconds of compiling, and more code than the instruction cache holds."""

@@ -10,11 +10,11 @@ innermost loops read it from one end to the other, which is what the prefetcher 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from compiler.ir.affine import Affine, affine
-from compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, Var, const
-from compiler.ir.stmt import LEAVES, Block, For, Let, LoopFunction, Stmt, exprs_of, map_exprs
-from compiler.ir.visit import parts, transform
-from compiler.packing import Packing
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, Var, const
+from retune.compiler.ir.stmt import LEAVES, Block, For, Let, LoopFunction, Stmt, exprs_of, map_exprs
+from retune.compiler.ir.visit import parts, transform
+from retune.compiler.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)

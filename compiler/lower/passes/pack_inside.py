@@ -9,10 +9,10 @@ Always: a constant is packed before the first statement that reads it, once a ca
 import math
 from dataclasses import dataclass, replace
 
-from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
-from compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block, map_exprs
-from compiler.ir.visit import transform
-from compiler.packing import Packing
+from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
+from retune.compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block, map_exprs
+from retune.compiler.ir.visit import transform
+from retune.compiler.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.ir.affine import Affine
-from compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
-from compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
-from compiler.ir.stmt import (
+from retune.compiler.ir.affine import Affine
+from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
+from retune.compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
+from retune.compiler.ir.stmt import (
     LEAVES,
     Allocate,
     Block,
@@ -41,7 +41,7 @@ from compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from compiler.ir.visit import substitute, transform, walk
+from retune.compiler.ir.visit import substitute, transform, walk
 
 MAX_COPIES = 16
 """How often the innermost statement of a nest may be written."""

@@ -12,9 +12,9 @@ them in registers. A reduction of several values, which writes through temporari
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.dtype import accumulated, item_bytes
-from compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var, binary, cast
-from compiler.ir.stmt import (
+from retune.compiler.dtype import accumulated, item_bytes
+from retune.compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var, binary, cast
+from retune.compiler.ir.stmt import (
     Allocate,
     Block,
     For,
@@ -28,7 +28,7 @@ from compiler.ir.stmt import (
     map_inner,
     map_stmt,
 )
-from compiler.ir.visit import substitute, walk
+from retune.compiler.ir.visit import substitute, walk
 
 MAX_TILE_VECTORS = 64
 """A tile of more vectors than this stays in memory: twice the registers there are, so that a slight overflow is only

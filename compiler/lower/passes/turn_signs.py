@@ -1,7 +1,7 @@
 """In: register tiles of dot products whose types the target has no instruction for. Out: the same for types it has.
 
-Always: exact. Of one factor the sign is turned, which moves it by 128 (see `compiler.ir.dot`); what that adds to the
-sums is summed beside the tile, once for all its rows, and subtracted where the tile is stored.
+Always: exact. Of one factor the sign is turned, which moves it by 128 (see `retune.compiler.ir.dot`); what that adds to
+the sums is summed beside the tile, once for all its rows, and subtracted where the tile is stored.
 
     before: for k: for i: vector j: acc[i, j] = acc[i, j] + dot(a[i, ..] * b[.., j])                      int8 * int8
     after:  for k: vector j: extra[j] = extra[j] + dot(128 * b[.., j])
@@ -13,11 +13,22 @@ A dot product outside of a tile, or of a tile without rows that share one, is le
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.dtype import item_bytes
-from compiler.ir.dot import OTHER_SIGN, Pair, in_order
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, Var, const
-from compiler.ir.stmt import Allocate, Block, For, LoopFunction, LoopKind, Stmt, Store, block, map_exprs, map_stmt
-from compiler.ir.visit import substitute, walk
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.dot import OTHER_SIGN, Pair, in_order
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, Var, const
+from retune.compiler.ir.stmt import (
+    Allocate,
+    Block,
+    For,
+    LoopFunction,
+    LoopKind,
+    Stmt,
+    Store,
+    block,
+    map_exprs,
+    map_stmt,
+)
+from retune.compiler.ir.visit import substitute, walk
 
 _TURNED = {"uint8": 128, "int8": -128}
 """The highest bit alone, in each type."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.ir.expr import Buffer, Expr, Load, Var
-from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, exprs_of, map_stmt, walk_stmt
-from compiler.ir.visit import walk
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, exprs_of, map_stmt, walk_stmt
+from retune.compiler.ir.visit import walk
 
 MAX_VECTORS = 31
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.dtype import accumulated, item_bytes
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import (
+from retune.compiler.dtype import accumulated, item_bytes
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import (
     BOOL,
     Binary,
     BinaryOp,
@@ -30,8 +30,8 @@ from compiler.ir.expr import (
     const,
     is_float,
 )
-from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, map_inner
-from compiler.ir.visit import substitute, transform, walk
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, map_inner
+from retune.compiler.ir.visit import substitute, transform, walk
 
 CHAINS = 4
 """Vectors of partial results that a long reduction has: the latency of an addition."""

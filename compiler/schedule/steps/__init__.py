@@ -1,8 +1,8 @@
 """In: a state. Out: the state after one transform. Always: one class a step, found by its tag when a log is read."""
 
-from compiler.schedule.steps.annotate import Annotate, Pragma, StorageAlign
-from compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row, steps_of
-from compiler.schedule.steps.loops import (
+from retune.compiler.schedule.steps.annotate import Annotate, Pragma, StorageAlign
+from retune.compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row, steps_of
+from retune.compiler.schedule.steps.loops import (
     FollowFusedSplit,
     FollowSplit,
     Fuse,
@@ -10,9 +10,9 @@ from compiler.schedule.steps.loops import (
     Split,
     split_loop,
 )
-from compiler.schedule.steps.place import ComputeAt, ComputeInline, ComputeRoot
-from compiler.schedule.steps.stages import CacheRead, CacheWrite, Rfactor
-from compiler.schedule.steps.tensor_core import AsMatmul, Pipeline
+from retune.compiler.schedule.steps.place import ComputeAt, ComputeInline, ComputeRoot
+from retune.compiler.schedule.steps.stages import CacheRead, CacheWrite, Rfactor
+from retune.compiler.schedule.steps.tensor_core import AsMatmul, Pipeline
 
 __all__ = [
     "Annotate",

@@ -6,8 +6,8 @@ Always: the order of the computation stays as it is.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.errors import ScheduleError
-from compiler.schedule.state import (
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.state import (
     Alignment,
     Annotation,
     Attached,
@@ -18,9 +18,9 @@ from compiler.schedule.state import (
     Stage,
     State,
 )
-from compiler.schedule.steps.base import Step, iterator_of, refuse_given, spliced
-from compiler.schedule.steps.place import ComputeRoot
-from compiler.te.tensor import ComputeOp
+from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_given, spliced
+from retune.compiler.schedule.steps.place import ComputeRoot
+from retune.compiler.te.tensor import ComputeOp
 
 _ANNOTATIONS = frozenset(int(annotation) for annotation in Annotation)
 _MOST_DIGITS = 18

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from compiler.errors import ScheduleError
-from compiler.schedule.state import Iterator, Stage, State
-from compiler.te.tensor import ExternOp
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.state import Iterator, Stage, State
+from retune.compiler.te.tensor import ExternOp
 
 _LARGEST = 2**31
 """What is read from a record is used in arrays, where whole numbers have a largest one."""

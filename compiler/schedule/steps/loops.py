@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.errors import ScheduleError
-from compiler.schedule.relations import split_extents
-from compiler.schedule.state import Annotation, FuseRelation, Iterator, IterKind, Number, SplitRelation, State
-from compiler.schedule.steps.base import Step, iterator_of, spliced
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.relations import split_extents
+from retune.compiler.schedule.state import Annotation, FuseRelation, Iterator, IterKind, Number, SplitRelation, State
+from retune.compiler.schedule.steps.base import Step, iterator_of, spliced
 
 
 @dataclass(frozen=True, slots=True)

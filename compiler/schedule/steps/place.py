@@ -6,10 +6,10 @@ Always: what is computed stays as it is; a place that cannot work is found when 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.errors import ScheduleError
-from compiler.schedule.state import Attached, Inlined, Location, Root, State
-from compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family, refuse_given
-from compiler.te.tensor import ExternOp
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.state import Attached, Inlined, Location, Root, State
+from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family, refuse_given
+from retune.compiler.te.tensor import ExternOp
 
 
 @dataclass(frozen=True, slots=True)

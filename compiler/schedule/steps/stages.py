@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from compiler.errors import DefinitionError, ScheduleError
-from compiler.ir.expr import Expr
-from compiler.schedule import graph_edits
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.relations import axis_exprs, loop_sizes, overrunning
-from compiler.schedule.state import (
+from retune.compiler.errors import DefinitionError, ScheduleError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule import graph_edits
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.relations import axis_exprs, loop_sizes, overrunning
+from retune.compiler.schedule.state import (
     Attached,
     Family,
     IterKind,
@@ -26,8 +26,8 @@ from compiler.schedule.state import (
     State,
     initial_stage,
 )
-from compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached, refuse_family
-from compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp
+from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached, refuse_family
+from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp
 
 
 @dataclass(frozen=True, slots=True)

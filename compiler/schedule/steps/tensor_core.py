@@ -6,11 +6,11 @@ Always: what is computed stays the same, up to the rounding that the kind of the
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.errors import DefinitionError, ScheduleError
-from compiler.schedule.contraction import as_matmul
-from compiler.schedule.state import IterKind, Number, Root, State, initial_stage
-from compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached
-from compiler.schedule.steps.stages import untouched, with_new_stages
+from retune.compiler.errors import DefinitionError, ScheduleError
+from retune.compiler.schedule.contraction import as_matmul
+from retune.compiler.schedule.state import IterKind, Number, Root, State, initial_stage
+from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annotated, refuse_attached
+from retune.compiler.schedule.steps.stages import untouched, with_new_stages
 
 MOST_IN_FLIGHT = 8
 """Turns of a loop whose copies may be under way at once."""

@@ -2,21 +2,21 @@
 are asked. Always: order is data.
 """
 
-from compiler.search.sketch_rules.base import SketchContext, SketchRule, Verdict
-from compiler.search.sketch_rules.cache_read import AddCacheRead
-from compiler.search.sketch_rules.cache_write import AddCacheWrite
-from compiler.search.sketch_rules.const_tensor import SimplifyComputeWithConstTensor
-from compiler.search.sketch_rules.cross_thread import CrossThreadReduction
-from compiler.search.sketch_rules.custom import PreloadCustomSketchRule
-from compiler.search.sketch_rules.inline import AlwaysInline
-from compiler.search.sketch_rules.parted_sum import PartedSum
-from compiler.search.sketch_rules.rfactor import AddRfactor
-from compiler.search.sketch_rules.skip import SkipStage
-from compiler.search.sketch_rules.special_location import SpecialComputeLocation
-from compiler.search.sketch_rules.tensor_core import TensorCoreTiling
-from compiler.search.sketch_rules.tile import MultiLevelTiling
-from compiler.search.sketch_rules.tile_and_fuse import MultiLevelTilingWithFusion
-from compiler.search.sketch_rules.transformed import TransformedConvolution
+from retune.compiler.search.sketch_rules.base import SketchContext, SketchRule, Verdict
+from retune.compiler.search.sketch_rules.cache_read import AddCacheRead
+from retune.compiler.search.sketch_rules.cache_write import AddCacheWrite
+from retune.compiler.search.sketch_rules.const_tensor import SimplifyComputeWithConstTensor
+from retune.compiler.search.sketch_rules.cross_thread import CrossThreadReduction
+from retune.compiler.search.sketch_rules.custom import PreloadCustomSketchRule
+from retune.compiler.search.sketch_rules.inline import AlwaysInline
+from retune.compiler.search.sketch_rules.parted_sum import PartedSum
+from retune.compiler.search.sketch_rules.rfactor import AddRfactor
+from retune.compiler.search.sketch_rules.skip import SkipStage
+from retune.compiler.search.sketch_rules.special_location import SpecialComputeLocation
+from retune.compiler.search.sketch_rules.tensor_core import TensorCoreTiling
+from retune.compiler.search.sketch_rules.tile import MultiLevelTiling
+from retune.compiler.search.sketch_rules.tile_and_fuse import MultiLevelTilingWithFusion
+from retune.compiler.search.sketch_rules.transformed import TransformedConvolution
 
 CPU_RULES: tuple[SketchRule, ...] = (
     TransformedConvolution(),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from compiler.schedule.state import State
-from compiler.search.options import SearchOptions
-from compiler.target import HardwareParams, Target
+from retune.compiler.schedule.state import State
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.target import HardwareParams, Target
 
 
 class Verdict(Enum):

@@ -4,11 +4,11 @@ Always: for GPUs; the same stage is visited again.
 
 from dataclasses import dataclass
 
-from compiler.schedule.access import consumers, needs_multi_level_tiling
-from compiler.schedule.state import State
-from compiler.schedule.steps import CacheRead, ComputeAt
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import has_cross_thread_reduction, last_outer_reduction
+from retune.compiler.schedule.access import consumers, needs_multi_level_tiling
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import CacheRead, ComputeAt
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import has_cross_thread_reduction, last_outer_reduction
 
 
 @dataclass(frozen=True, slots=True)

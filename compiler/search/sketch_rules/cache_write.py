@@ -4,11 +4,11 @@ Always: the same stage is visited again, for the fusion rule to take.
 
 from dataclasses import dataclass
 
-from compiler.schedule.access import needs_multi_level_tiling
-from compiler.schedule.state import State
-from compiler.schedule.steps import CacheWrite
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import fusible_consumer
+from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import CacheWrite
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import fusible_consumer
 
 
 @dataclass(frozen=True, slots=True)

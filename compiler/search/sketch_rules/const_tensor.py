@@ -4,12 +4,12 @@ matrix becomes literals in straight-line code.
 
 from dataclasses import dataclass
 
-from compiler.errors import ScheduleError
-from compiler.schedule.state import Annotation, IterKind, State
-from compiler.schedule.steps import Annotate, Reorder, Split
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import CONST_INDICES, named_loops
-from compiler.search.sketch_rules.tiling import literal_extent
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.state import Annotation, IterKind, State
+from retune.compiler.schedule.steps import Annotate, Reorder, Split
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import CONST_INDICES, named_loops
+from retune.compiler.search.sketch_rules.tiling import literal_extent
 
 _LEVELS = 2
 

@@ -3,14 +3,14 @@
 
 from dataclasses import dataclass
 
-from compiler.errors import ScheduleError
-from compiler.schedule.access import needs_multi_level_tiling, single_consumer
-from compiler.schedule.state import Annotation, State
-from compiler.schedule.steps import Annotate, ComputeAt, FollowSplit, Split
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write, loop_volumes, split_steps
-from compiler.search.sketch_rules.rfactor import fuse_reductions
-from compiler.search.sketch_rules.tiling import literal_extent
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.access import needs_multi_level_tiling, single_consumer
+from retune.compiler.schedule.state import Annotation, State
+from retune.compiler.schedule.steps import Annotate, ComputeAt, FollowSplit, Split
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write, loop_volumes, split_steps
+from retune.compiler.search.sketch_rules.rfactor import fuse_reductions
+from retune.compiler.search.sketch_rules.tiling import literal_extent
 
 _THREAD = int(Annotation.THREAD_X)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from compiler.schedule.state import State
-from compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.schedule.state import State
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,18 @@
 
 from math import prod
 
-from compiler.schedule.access import (
+from retune.compiler.schedule.access import (
     is_given_to_function,
     is_shifted_axis,
     is_strictly_inlineable,
     needs_multi_level_tiling,
     single_elementwise_consumer,
 )
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, Attached, IterKind, State
-from compiler.schedule.steps import AsMatmul, CacheRead, CacheWrite, Rfactor, Split
-from compiler.search.sketch_rules.base import SketchContext
-from compiler.te.tensor import ComputeOp
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, Attached, IterKind, State
+from retune.compiler.schedule.steps import AsMatmul, CacheRead, CacheWrite, Rfactor, Split
+from retune.compiler.search.sketch_rules.base import SketchContext
+from retune.compiler.te.tensor import ComputeOp
 
 CONST_INDICES = "auto_scheduler_simplify_const_tensor_indices"
 UNROLL_INNER = "auto_scheduler_always_unroll_inner"

@@ -4,10 +4,10 @@ later rule sees such a stage.
 
 from dataclasses import dataclass
 
-from compiler.schedule.state import State
-from compiler.schedule.steps import ComputeInline
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import should_always_be_inlined
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import ComputeInline
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import should_always_be_inlined
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ side by side. Always: for GPUs; the parts are as many as the sketch says, and ad
 
 from dataclasses import dataclass
 
-from compiler.schedule.access import needs_multi_level_tiling
-from compiler.schedule.state import IterKind, Root, State
-from compiler.schedule.steps import Rfactor
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.cross_thread import CrossThreadReduction
-from compiler.search.sketch_rules.facts import has_cache_write, loop_volumes
-from compiler.search.sketch_rules.tensor_core import in_parts, kind_of
-from compiler.search.sketch_rules.tiling import literal_extent
+from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.state import IterKind, Root, State
+from retune.compiler.schedule.steps import Rfactor
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.cross_thread import CrossThreadReduction
+from retune.compiler.search.sketch_rules.facts import has_cache_write, loop_volumes
+from retune.compiler.search.sketch_rules.tensor_core import in_parts, kind_of
+from retune.compiler.search.sketch_rules.tiling import literal_extent
 
 _THREADS = 128
 """Of a block, one of which each multiprocessor has at least."""

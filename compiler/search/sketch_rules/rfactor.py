@@ -4,11 +4,11 @@ it is factored stays open.
 
 from dataclasses import dataclass
 
-from compiler.schedule.state import IterKind, State
-from compiler.schedule.steps import Fuse, Reorder, Rfactor, Split
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import has_cache_write, needs_rfactor
-from compiler.search.sketch_rules.tiling import literal_extent
+from retune.compiler.schedule.state import IterKind, State
+from retune.compiler.schedule.steps import Fuse, Reorder, Rfactor, Split
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import has_cache_write, needs_rfactor
+from retune.compiler.search.sketch_rules.tiling import literal_extent
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ stuck.
 
 from dataclasses import dataclass
 
-from compiler.schedule.state import State
-from compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.schedule.state import State
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
 
 
 @dataclass(frozen=True, slots=True)

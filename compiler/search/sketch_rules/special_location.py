@@ -4,12 +4,12 @@ product's loops. Always: for GPUs.
 
 from dataclasses import dataclass
 
-from compiler.errors import ScheduleError
-from compiler.schedule.access import consumers, producers
-from compiler.schedule.state import Annotation, State
-from compiler.schedule.steps import ComputeAt
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import CONST_INDICES, named_loops, should_always_be_inlined
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.access import consumers, producers
+from retune.compiler.schedule.state import Annotation, State
+from retune.compiler.schedule.steps import ComputeAt
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import CONST_INDICES, named_loops, should_always_be_inlined
 
 
 @dataclass(frozen=True, slots=True)

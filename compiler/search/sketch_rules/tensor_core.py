@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler.dtype import item_bytes
-from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, MATRIX, ROW_BYTES, ROWS, WARP
-from compiler.schedule.contraction import Contraction, contraction_of, depth_is_inner, instruction_for, row_padding
-from compiler.schedule.state import Annotation, IterKind, Root, Stage, State
-from compiler.schedule.steps import (
+from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, MATRIX, ROW_BYTES, ROWS, WARP
+from retune.compiler.schedule.contraction import (
+    Contraction,
+    contraction_of,
+    depth_is_inner,
+    instruction_for,
+    row_padding,
+)
+from retune.compiler.schedule.state import Annotation, IterKind, Root, Stage, State
+from retune.compiler.schedule.steps import (
     Annotate,
     AsMatmul,
     ComputeAt,
@@ -27,11 +33,11 @@ from compiler.schedule.steps import (
     Step,
     StorageAlign,
 )
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write
-from compiler.search.sketch_rules.tiling import literal_extent
-from compiler.target import Target
-from compiler.te.tensor import ComputeOp
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write
+from retune.compiler.search.sketch_rules.tiling import literal_extent
+from retune.compiler.target import Target
+from retune.compiler.te.tensor import ComputeOp
 
 _OLDEST = 80
 _TILES = (1, 2, 4, 8)

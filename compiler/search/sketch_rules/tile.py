@@ -4,10 +4,10 @@ for this stage.
 
 from dataclasses import dataclass
 
-from compiler.schedule.access import needs_multi_level_tiling
-from compiler.schedule.state import State
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.tiling import tile_stage
+from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.state import State
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.tiling import tile_stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ inside tiles of its reader. Always: both are tiled alike.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.schedule.access import needs_multi_level_tiling
-from compiler.schedule.state import State
-from compiler.schedule.steps import ComputeAt
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write
-from compiler.search.sketch_rules.tiling import follow_tiling, tile_stage
+from retune.compiler.schedule.access import needs_multi_level_tiling
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import ComputeAt
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write
+from retune.compiler.search.sketch_rules.tiling import follow_tiling, tile_stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ Loops that the operation's attribute `auto_scheduler_no_split_at_inner` names st
 their kind.
 """
 
-from compiler.errors import ScheduleError
-from compiler.schedule.state import Iterator, IterKind, State
-from compiler.schedule.steps import FollowSplit, Reorder, Split
-from compiler.search.sketch_rules.facts import NO_SPLIT, named_loops
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.state import Iterator, IterKind, State
+from retune.compiler.schedule.steps import FollowSplit, Reorder, Split
+from retune.compiler.search.sketch_rules.facts import NO_SPLIT, named_loops
 
 
 def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[int, ...]]:

@@ -10,8 +10,8 @@ tiles of a block as long as all of its channels take their turn.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.schedule.state import Annotation, State
-from compiler.schedule.steps import (
+from retune.compiler.schedule.state import Annotation, State
+from retune.compiler.schedule.steps import (
     Annotate,
     ComputeAt,
     ComputeInline,
@@ -20,9 +20,9 @@ from compiler.schedule.steps import (
     Split,
     Step,
 )
-from compiler.search.sketch_rules.base import SketchContext, Verdict
-from compiler.te.ops.winograd import TRANSFORMED
-from compiler.te.tensor import ComputeOp
+from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
+from retune.compiler.te.ops.winograd import TRANSFORMED
+from retune.compiler.te.tensor import ComputeOp
 
 _LEVELS = 3
 _TILES = ("h", "w")

@@ -7,10 +7,21 @@ Always: the operator library is written in tensor expressions alone.
 
 from collections.abc import Callable, Mapping
 
-from compiler.errors import DefinitionError
-from compiler.te.ops import conv, conv_transpose, elementwise, matmul, norm, places, pool, reduce, shape, winograd
-from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Tensor
+from retune.compiler.errors import DefinitionError
+from retune.compiler.te.ops import (
+    conv,
+    conv_transpose,
+    elementwise,
+    matmul,
+    norm,
+    places,
+    pool,
+    reduce,
+    shape,
+    winograd,
+)
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.tensor import Tensor
 
 Lowering = Callable[[OpCall], Tensor]
 

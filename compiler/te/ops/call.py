@@ -6,9 +6,9 @@ Always: a misfit names the operation.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Const, Expr, cast
-from compiler.te.tensor import Tensor
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Const, Expr, cast
+from retune.compiler.te.tensor import Tensor
 
 Attribute = int | float | bool | str | tuple[int, ...]
 Operand = Tensor | Const

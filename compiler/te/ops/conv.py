@@ -2,20 +2,20 @@
 
 Always: padding is a stage of its own, made only where a window leaves the input.
 
-Layouts are those of `compiler.graph.ops`: channels last (NWC, NHWC, NDHWC) with (*kernel, I/groups, O) weights or
-(*kernel, C) ones for a depthwise convolution, channels first (NCHW) with (O, I/groups, *kernel). Reduce axes of extent
-1 are left out, so a 1×1 convolution is a matmul.
+Layouts are those of `retune.compiler.graph.ops`: channels last (NWC, NHWC, NDHWC) with (*kernel, I/groups, O) weights
+or (*kernel, C) ones for a depthwise convolution, channels first (NCHW) with (O, I/groups, *kernel). Reduce axes of
+extent 1 are left out, so a 1×1 convolution is a matmul.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.ir.visit import substitute
-from compiler.te.ops.call import OpCall
-from compiler.te.ops.shape import CONCATENATED
-from compiler.te.tensor import Axis, ComputeOp, Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.visit import substitute
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.ops.shape import CONCATENATED
+from retune.compiler.te.tensor import Axis, ComputeOp, Tensor
 
 _CHANNELS_LAST = ("NWC", "NHWC", "NDHWC")
 _REDUCE_NAMES = ("rz", "ry", "rx")

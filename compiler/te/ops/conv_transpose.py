@@ -5,12 +5,12 @@ the elements of one phase read the same taps of the weight, so each phase is a s
 last stage interleaves them; where the stride divides the result's extents, they are computed in their places.
 """
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.ops.conv import zero_padded
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.ops.conv import zero_padded
+from retune.compiler.te.tensor import Tensor
 
 
 def conv_transpose2d(call: OpCall) -> Tensor:

@@ -9,11 +9,11 @@ from typing import cast as as_type
 
 import numpy as np
 
-from compiler import te
-from compiler.dtype import is_float
-from compiler.ir.expr import TRIGONOMETRIC, Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.dtype import is_float
+from retune.compiler.ir.expr import TRIGONOMETRIC, Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.tensor import Tensor
 
 
 def _all_bits(dtype: str) -> Expr:

@@ -5,10 +5,10 @@ Always: nothing is moved; an operand is read where its elements lie; the sum has
 
 from typing import Any
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.tensor import Tensor
 
 
 def dense(call: OpCall) -> Tensor:

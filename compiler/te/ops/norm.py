@@ -5,10 +5,10 @@ Always: the variance is the mean of squared differences from the mean, which doe
 
 import math
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Axis, Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.tensor import Axis, Tensor
 
 
 def normalize(call: OpCall) -> Tensor:

@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.ops.reduce import argmax, argmin
-from compiler.te.tensor import Axis, Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.ops.reduce import argmax, argmin
+from retune.compiler.te.tensor import Axis, Tensor
 
 _last = te.comm_reducer(
     lambda x, y: (te.select(x[1] > y[1], x[0], y[0]), te.maximum(x[1], y[1])),

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compiler import te
-from compiler.dtype import is_float
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.dtype import is_float
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.tensor import Tensor
 
 
 def max_pool2d(call: OpCall) -> Tensor:

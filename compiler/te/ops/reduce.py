@@ -6,12 +6,12 @@ Always: each reduction is a compute of its own.
 import math
 from collections.abc import Callable, Sequence
 
-from compiler import te
-from compiler.dtype import is_float
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Axis, Tensor
+from retune.compiler import te
+from retune.compiler.dtype import is_float
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.tensor import Axis, Tensor
 
 _Combine = Callable[[Expr, Sequence[Axis]], Expr]
 _COMBINERS: dict[str, _Combine] = {

@@ -5,10 +5,10 @@ Always: each result element reads one operand element.
 
 import math
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.tensor import Tensor
 
 CONCATENATED = "concat_axis"
 """The attribute of a concatenation's operation that holds its axis: who reads it may read its operands instead."""

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Expr
-from compiler.te.ops.call import OpCall
-from compiler.te.ops.conv import zero_padded
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.call import OpCall
+from retune.compiler.te.ops.conv import zero_padded
+from retune.compiler.te.tensor import Tensor
 
 KERNEL = 3
 """The extent of the kernels that graphs may transform."""

@@ -5,14 +5,14 @@ from zlib import crc32
 
 import numpy as np
 
-from compiler import te
-from compiler.auto_scheduler import SearchTask, State, build
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import Measurement
-from compiler.schedule.steps import Step, dump_steps
-from compiler.schedule.task import SearchTask as PlainTask
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.auto_scheduler import SearchTask, State, build
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.task import SearchTask as PlainTask
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import Tensor
 
 
 def matmul(n: int, m: int, k: int) -> list[Tensor]:

@@ -5,14 +5,14 @@ import pickle
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.auto_scheduler import ComputeDAG, LayoutRewriteOption, State
-from compiler.driver.build import build
-from compiler.errors import ScheduleError
-from compiler.schedule import state as immutable
-from compiler.schedule.state import Annotation
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.auto_scheduler import ComputeDAG, LayoutRewriteOption, State
+from retune.compiler.driver.build import build
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule import state as immutable
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import Tensor
 
 NONE, INSERT, PRE = LayoutRewriteOption
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import auto_scheduler, te
-from compiler.auto_scheduler import (
+from retune.compiler import auto_scheduler, te
+from retune.compiler.auto_scheduler import (
     ComputeDAG,
     LocalBuilder,
     LocalRPCMeasureContext,
@@ -28,9 +28,9 @@ from compiler.auto_scheduler import (
     register_workload,
     serialize_workload_registry_entry,
 )
-from compiler.measure.record import MeasureStatus
-from compiler.schedule import workload_registry
-from compiler.te.tensor import Tensor
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.schedule import workload_registry
+from retune.compiler.te.tensor import Tensor
 from tests.unit.auto_scheduler.scripts import check, matmul
 
 register_workload("matmul", matmul, override=True)

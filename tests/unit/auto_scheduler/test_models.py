@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.auto_scheduler import (
+from retune.compiler.auto_scheduler import (
     MeasureErrorNo,
     MeasureInput,
     MeasureResult,
@@ -17,7 +17,7 @@ from compiler.auto_scheduler import (
     register_workload,
     save_records,
 )
-from compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.errors import CorruptRecordError, StoreError
 from tests.unit.auto_scheduler.scripts import matmul
 
 SMALL = {"evolutionary_search_population": 256, "evolutionary_search_num_iters": 1}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler import auto_scheduler
-from compiler.driver.build import build_kernel
-from compiler.errors import OptionError, UnknownWorkloadError, UnregisteredWorkloadError
-from compiler.schedule import workload_registry
+from retune.compiler import auto_scheduler
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import OptionError, UnknownWorkloadError, UnregisteredWorkloadError
+from retune.compiler.schedule import workload_registry
 from tests.unit.auto_scheduler.scripts import matmul
 
 NO = inspect.Parameter.empty

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.auto_scheduler import (
+from retune.compiler.auto_scheduler import (
     ApplyHistoryBest,
     HardwareParams,
     LayoutRewriteOption,
@@ -20,17 +20,17 @@ from compiler.auto_scheduler import (
     is_auto_scheduler_enabled,
     register_workload,
 )
-from compiler.driver.compile_network import compile_graph
-from compiler.errors import ModelFormatError, OptionError
-from compiler.frontend import zoo
-from compiler.frontend.network import load_network
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.pipeline import optimize
-from compiler.schedule.default import default_steps
-from compiler.schedule.primitives import split
-from compiler.schedule.state import State as Immutable
-from compiler.schedule.state import replay
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.errors import ModelFormatError, OptionError
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.primitives import split
+from retune.compiler.schedule.state import State as Immutable
+from retune.compiler.schedule.state import replay
 from tests.unit.auto_scheduler.scripts import matmul
 
 

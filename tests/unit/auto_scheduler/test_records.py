@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.auto_scheduler import (
+from retune.compiler import te
+from retune.compiler.auto_scheduler import (
     ApplyHistoryBest,
     ApplyHistoryBestOrSample,
     ComputeDAG,
@@ -36,13 +36,13 @@ from compiler.auto_scheduler import (
     register_workload,
     save_records,
 )
-from compiler.auto_scheduler.feature import (
+from retune.compiler.auto_scheduler.feature import (
     get_per_store_feature_names,
     get_per_store_features_from_measure_pairs,
     get_per_store_features_from_states,
 )
-from compiler.auto_scheduler.measure_record import main
-from compiler.errors import LogFormatError, OptionError, UnknownWorkloadError
+from retune.compiler.auto_scheduler.measure_record import main
+from retune.compiler.errors import LogFormatError, OptionError, UnknownWorkloadError
 from tests.unit.auto_scheduler.scripts import matmul
 
 for _name in ("matmul", "matmul_of_records"):

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from compiler.auto_scheduler import (
+from retune.compiler.auto_scheduler import (
     ApplyHistoryBest,
     ApplyHistoryBestOrSample,
     RecordToFile,
@@ -16,11 +16,11 @@ from compiler.auto_scheduler import (
     extract_tasks,
     load_records,
 )
-from compiler.driver.network_build import build_network
-from compiler.frontend.zoo.layers import LayerWriter
-from compiler.graph_executor import GraphModule, cpu
-from compiler.runtime.artifact import Array
-from compiler.target import Target
+from retune.compiler.driver.network_build import build_network
+from retune.compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.graph_executor import GraphModule, cpu
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.target import Target
 from tests.unit.auto_scheduler.scripts import Simulated
 
 _WIDTH = 8

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compiler.auto_scheduler import (
+from retune.compiler.auto_scheduler import (
     ComputeDAG,
     LogEstimatedLatency,
     PrintTableInfo,
@@ -20,10 +20,10 @@ from compiler.auto_scheduler import (
     load_records,
     register_workload,
 )
-from compiler.errors import OptionError, StoreError
-from compiler.search import policy as search
-from compiler.search.mutation import NEIGHBOUR
-from compiler.search.policy import EmptyPolicy
+from retune.compiler.errors import OptionError, StoreError
+from retune.compiler.search import policy as search
+from retune.compiler.search.mutation import NEIGHBOUR
+from retune.compiler.search.policy import EmptyPolicy
 from tests.unit.auto_scheduler.scripts import Simulated, matmul
 
 SMALL = {"evolutionary_search_population": 64, "evolutionary_search_num_iters": 2}

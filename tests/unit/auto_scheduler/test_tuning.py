@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import auto_scheduler, config
-from compiler.auto_scheduler import (
+from retune.compiler import auto_scheduler, config
+from retune.compiler.auto_scheduler import (
     EmptyPolicy,
     LocalRPCMeasureContext,
     MeasureInput,
@@ -32,18 +32,18 @@ from compiler.auto_scheduler import (
     register_workload,
     save_records,
 )
-from compiler.auto_scheduler.remote import check_target
-from compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
-from compiler.driver.bench import DeviceFacts
-from compiler.errors import DeviceError, MeasureError, NoRecordError, NotYetError, OptionError
-from compiler.measure.fleet import FleetRunner
-from compiler.measure.log import read_log
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import Measurement
-from compiler.runtime.cuda import why_not
-from compiler.schedule.steps import Split
-from compiler.search.options import SearchOptions
-from compiler.search.policy import EmptyPolicy as AskAndTell
+from retune.compiler.auto_scheduler.remote import check_target
+from retune.compiler.auto_scheduler.search_policy import DEFAULT_PARAMS
+from retune.compiler.driver.bench import DeviceFacts
+from retune.compiler.errors import DeviceError, MeasureError, NoRecordError, NotYetError, OptionError
+from retune.compiler.measure.fleet import FleetRunner
+from retune.compiler.measure.log import read_log
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import Measurement
+from retune.compiler.runtime.cuda import why_not
+from retune.compiler.schedule.steps import Split
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import EmptyPolicy as AskAndTell
 from tests.unit.auto_scheduler.scripts import Simulated, check, matmul, zero_rank_compute, zero_rank_reduce
 
 SMALL = {"evolutionary_search_population": 64, "evolutionary_search_num_iters": 2}

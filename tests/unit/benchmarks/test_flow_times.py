@@ -4,8 +4,8 @@ from pathlib import Path
 
 from benchmarks.flow_times import PARTS, STAGES
 from benchmarks.orchestration import CASES, arguments
-from flows import tune_network
-from flows.parameters import TuneJob
+from retune.flows import tune_network
+from retune.flows.parameters import TuneJob
 
 
 def test_what_is_watched_exists() -> None:

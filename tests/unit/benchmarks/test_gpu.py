@@ -17,21 +17,21 @@ from benchmarks.gpu_peak import chains, measured_bandwidth, measured_flops
 from benchmarks.gpu_torch import COMPILED, EAGER, TorchPeers, network_makers
 from benchmarks.gpu_turns import Failed, OvertimeError, Timed, attempted, ready, taken_in_turn, time_limit
 from benchmarks.harness import Figure, Run
-from compiler.driver import build
-from compiler.driver.device_build import build_device_kernel
-from compiler.driver.hardware import hardware_of_gpu
-from compiler.errors import DeviceError, MeasureError
-from compiler.frontend import zoo
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import Measurement
-from compiler.runtime import cuda
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
+from retune.compiler.driver import build
+from retune.compiler.driver.device_build import build_device_kernel
+from retune.compiler.driver.hardware import hardware_of_gpu
+from retune.compiler.errors import DeviceError, MeasureError
+from retune.compiler.frontend import zoo
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import Measurement
+from retune.compiler.runtime import cuda
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.simt.execute import execute
+from retune.compiler.te.evaluate import evaluate
 from tests.cuda_double import CALL_SECONDS, DEVICE, DriverDouble
 from tests.flows.networks import write_mlp
 from tests.torch_double import OPERATION_SECONDS, ModuleDouble, TorchDouble

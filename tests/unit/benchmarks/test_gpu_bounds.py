@@ -5,12 +5,12 @@ import pytest
 from benchmarks import gpu_code
 from benchmarks.gpu_bounds import bound_of, cycles_of, hottest, kind_of, mix
 from benchmarks.gpu_cases import GpuCase
-from compiler.codegen.nvdisasm import Instruction, disassembler, kernels_in
-from compiler.codegen.ptxas import assembles
-from compiler.gpu_facts import facts_of
-from compiler.ir.expr import Buffer, Load, Var
-from compiler.ir.kernel import Kernel
-from compiler.ir.stmt import For, LoopFunction, LoopKind, Store
+from retune.compiler.codegen.nvdisasm import Instruction, disassembler, kernels_in
+from retune.compiler.codegen.ptxas import assembles
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.ir.expr import Buffer, Load, Var
+from retune.compiler.ir.kernel import Kernel
+from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Store
 
 FFMA, LDS, IADD3 = Instruction("FFMA"), Instruction("LDS.128"), Instruction("IADD3")
 LOOPS = """

@@ -25,8 +25,8 @@ from benchmarks.problems import (
     moved_bytes,
     random_inputs,
 )
-from compiler.measure.bandwidth import stream_kernel
-from compiler.te.evaluate import evaluate
+from retune.compiler.measure.bandwidth import stream_kernel
+from retune.compiler.te.evaluate import evaluate
 
 SMALL: list[tuple[str, Problem, Schedule]] = [
     ("product", Product(16, 24, 64), product(8, 32)),

@@ -32,10 +32,10 @@ from benchmarks import (
 from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
 from benchmarks.operator_networks import OPERATORS, operator_network
-from compiler.errors import MeasureError
-from compiler.frontend import zoo
-from compiler.measure import peak
-from compiler.measure.peak import measured_peak
+from retune.compiler.errors import MeasureError
+from retune.compiler.frontend import zoo
+from retune.compiler.measure import peak
+from retune.compiler.measure.peak import measured_peak
 
 PEER = """#!{0}
 import json, sys

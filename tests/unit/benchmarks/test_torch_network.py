@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.network_peers import seeded_inputs
-from compiler.driver.onnx_runtime import OnnxRuntime
-from compiler.frontend import zoo
+from retune.compiler.driver.onnx_runtime import OnnxRuntime
+from retune.compiler.frontend import zoo
 from tests.zoo_sizes import SMALL
 
 torch = pytest.importorskip("torch")

@@ -5,9 +5,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.buffers import FencedArray
-from compiler.runtime.loader import load_kernels
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.buffers import FencedArray
+from retune.compiler.runtime.loader import load_kernels
 
 
 def fenced(artifact: KernelArtifact, values: Sequence[NDArray[Any]]) -> NDArray[Any]:

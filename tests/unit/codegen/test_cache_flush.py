@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
+from retune.compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
 
 pytestmark = pytest.mark.skipif(flush_kernel() is None, reason="this processor has no flush instruction that we know")
 

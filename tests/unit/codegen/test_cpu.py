@@ -4,15 +4,15 @@ import os
 
 import pytest
 
-from compiler import te
-from compiler.codegen.cpu import describe, vector_bytes
-from compiler.driver.build import build_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.errors import TargetError
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import Annotate, Split
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen.cpu import describe, vector_bytes
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import TargetError
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import Annotate, Split
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 
 MACHINE_OFFSET, ELF_X86_64, ELF_AARCH64 = 18, 62, 183
 

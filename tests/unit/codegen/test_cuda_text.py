@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler import te
-from compiler.codegen.cuda_text import cuda_text
-from compiler.ir.expr import Expr
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, Fuse, Split
+from retune.compiler import te
+from retune.compiler.codegen.cuda_text import cuda_text
+from retune.compiler.ir.expr import Expr
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, Fuse, Split
 from tests.unit.lower.small import fetched_product, golden, sum_and_peak
 from tests.unit.search.workloads import GPU
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.codegen.dot_instructions import dot_instructions
-from compiler.driver.build import build_kernel, kernel_source
-from compiler.dtype import is_float
-from compiler.ir.expr import Expr
-from compiler.runtime.buffers import FencedArray
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Reorder, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.codegen.dot_instructions import dot_instructions
+from retune.compiler.driver.build import build_kernel, kernel_source
+from retune.compiler.dtype import is_float
+from retune.compiler.ir.expr import Expr
+from retune.compiler.runtime.buffers import FencedArray
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.codegen.fenced import fenced
 
 HOST = Target.host()

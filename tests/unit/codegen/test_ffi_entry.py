@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import nd, te
-from compiler.codegen.ffi_entry import entry_code, entry_text
-from compiler.driver.modules import build
-from compiler.errors import LoweringError
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, KernelArtifact, entry_symbol
-from compiler.runtime.buffers import aligned_copy
-from compiler.runtime.loader import load_entry
-from compiler.runtime.module import Module
-from compiler.target import Target
+from retune.compiler import nd, te
+from retune.compiler.codegen.ffi_entry import entry_code, entry_text
+from retune.compiler.driver.modules import build
+from retune.compiler.errors import LoweringError
+from retune.compiler.packing import Packing
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact, entry_symbol
+from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.loader import load_entry
+from retune.compiler.runtime.module import Module
+from retune.compiler.target import Target
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -212,16 +212,16 @@ def test_entries_are_deterministic_and_refuse_types_that_dlpack_lacks() -> None:
 ALONE = """
 import sys
 import numpy as np
-import compiler
-from compiler import te
-from compiler.driver.build import build
+from retune import compiler
+from retune.compiler import te
+from retune.compiler.driver.build import build
 
 x = te.placeholder((4,), name="x")
 kernel = build([x, te.compute((4,), lambda i: x[i] + 1.0, name="y")])
 (result,) = kernel.outputs()
 kernel(*kernel.prepared(np.arange(4, dtype="float32")), result)
 assert result.tolist() == [1, 2, 3, 4]
-assert compiler.cpu(0) == compiler.device("cpu")
+assert retune.compiler.cpu(0) == retune.compiler.device("cpu")
 assert not {"tvm_ffi", "torch"} & set(sys.modules)
 """
 

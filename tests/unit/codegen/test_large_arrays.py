@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, Fuse, Split, Step
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, Fuse, Split, Step
+from retune.compiler.target import Target
 from tests.ptx.machine import Blocks
 from tests.ptx.memory import Memory
 from tests.ptx.program import PtxModule

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.codegen import libdevice
-from compiler.codegen.libdevice import FUNCTIONS
-from compiler.codegen.nvptx import ptx
-from compiler.codegen.values import Value
-from compiler.errors import TargetError
-from compiler.ir.expr import Expr
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, Split
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen import libdevice
+from retune.compiler.codegen.libdevice import FUNCTIONS
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.values import Value
+from retune.compiler.errors import TargetError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, Split
+from retune.compiler.target import Target
 from tests.ptx.machine import run_ptx
 from tests.unit.search.workloads import GPU
 

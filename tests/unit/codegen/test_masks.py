@@ -5,16 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel, kernel_source
-from compiler.ir.expr import Expr
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Reorder, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel, kernel_source
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import Tensor
 from tests.unit.codegen.fenced import fenced
 
 

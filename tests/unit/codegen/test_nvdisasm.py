@@ -2,8 +2,8 @@
 
 import pytest
 
-from compiler.codegen.nvdisasm import CodeLoop, Instruction, disassemble, disassembler, kernels_in
-from compiler.codegen.ptxas import assemble, assembles
+from retune.compiler.codegen.nvdisasm import CodeLoop, Instruction, disassemble, disassembler, kernels_in
+from retune.compiler.codegen.ptxas import assemble, assembles
 
 TEXT = """
 	.target	sm_90

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.errors import TargetError
-from compiler.ir.expr import Expr
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.errors import TargetError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import Target
 from tests.unit.codegen.test_ptxas import tiled
 from tests.unit.lower.small import doubled, fetched_product
 from tests.unit.search.workloads import GPU, gpu_task_of

@@ -7,20 +7,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.driver.hardware import hardware_of
-from compiler.ir.expr import Expr
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.simt.execute import execute
-from compiler.target import Target
-from compiler.te.evaluate import evaluate
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import Target
+from retune.compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
 from tests.ptx.machine import run_ptx
 from tests.ptx.program import PtxError

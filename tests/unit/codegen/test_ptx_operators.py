@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.dtype import BFLOAT16, HALVES, is_float
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Expr
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, Split, Step
-from compiler.simt.execute import execute
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.dtype import BFLOAT16, HALVES, is_float
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, Split, Step
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import Target
 from tests.ptx.machine import run_ptx
 from tests.unit.search.workloads import GPU
 

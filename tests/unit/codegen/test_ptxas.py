@@ -6,21 +6,21 @@ import shutil
 import numpy as np
 import pytest
 
-from compiler.codegen import ptxas
-from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import Assembled, KernelResources, assemble, assemble_roomy, resources_in
-from compiler.cost_model import RandomModel
-from compiler.driver.build import build_kernel
-from compiler.errors import LoweringError
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.state import replay
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.gpu_spills import spilled_bytes
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.search.space import build_spaces
-from compiler.target import Target
+from retune.compiler.codegen import ptxas
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.ptxas import Assembled, KernelResources, assemble, assemble_roomy, resources_in
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import LoweringError
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.gpu_spills import spilled_bytes
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import Target
 from tests.unit.lower.small import fetched_product
 from tests.unit.search.workloads import GPU, gpu_task_of, matmul
 
@@ -186,7 +186,7 @@ def test_programs_that_spill_are_not_proposed(monkeypatch: pytest.MonkeyPatch) -
         looked.append(len(str(steps)))
         return 8 if len(looked) % 2 else 0
 
-    monkeypatch.setattr("compiler.search.policy.spilled_bytes", spilled)
+    monkeypatch.setattr("retune.compiler.search.policy.spilled_bytes", spilled)
     options = SearchOptions(population=64, generations=1, eps_greedy=0.0, refuse_spills=0)
     assert len(SketchPolicy(task, RandomModel(), options).ask(4, 0)) == 4
     assert len(looked) > 4  # every other one was left out

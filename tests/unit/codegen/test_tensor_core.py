@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.codegen.cuda_text import cuda_text
-from compiler.codegen.nvptx import ptx
-from compiler.driver.hardware import hardware_of
-from compiler.errors import LoweringError
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.state import replay
-from compiler.target import Target
+from retune.compiler.codegen.cuda_text import cuda_text
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import LoweringError
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.state import replay
+from retune.compiler.target import Target
 from tests.unit.codegen.test_nvptx import ASSEMBLER, assembled
 from tests.unit.simt.products import PRODUCTS, TF32, lowered, product, sampled, tensor_space, with_lengths
 

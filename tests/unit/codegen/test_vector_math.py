@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.codegen.cpu import compile_module
-from compiler.codegen.intrinsics import call_instruction
-from compiler.codegen.types import llvm_type
-from compiler.codegen.values import Value
-from compiler.driver.build import build_kernel, kernel_source
-from compiler.runtime.buffers import FencedArray
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.codegen.cpu import compile_module
+from retune.compiler.codegen.intrinsics import call_instruction
+from retune.compiler.codegen.types import llvm_type
+from retune.compiler.codegen.values import Value
+from retune.compiler.driver.build import build_kernel, kernel_source
+from retune.compiler.runtime.buffers import FencedArray
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 
 Floats = NDArray[Any]
 Function = Callable[[Floats], Floats]

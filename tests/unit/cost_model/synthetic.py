@@ -5,8 +5,8 @@ from tile sizes, never from features.
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.cost_model import TrainingBatch
-from compiler.features import extract
+from retune.compiler.cost_model import TrainingBatch
+from retune.compiler.features import extract
 from tests.unit.features.programs import HARDWARE, choices, tiled_matmul
 
 Ints = NDArray[np.int64]

@@ -6,12 +6,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from compiler.cost_model import lessons
-from compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
-from compiler.errors import CorruptRecordError, StoreError
-from compiler.features import FEATURE_VERSION
-from compiler.runtime import machine
-from compiler.search.looks import looks_from_bytes
+from retune.compiler.cost_model import lessons
+from retune.compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.runtime import machine
+from retune.compiler.search.looks import looks_from_bytes
 from tests.unit.cost_model.synthetic import batch
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compiler.cost_model import CostModel, RandomModel, XGBModel
-from compiler.cost_model.metrics import judge, pair_accuracy, top_recall
+from retune.compiler.cost_model import CostModel, RandomModel, XGBModel
+from retune.compiler.cost_model.metrics import judge, pair_accuracy, top_recall
 from tests.unit.cost_model.synthetic import batch, programs
 
 

@@ -9,11 +9,11 @@ import pytest
 import xgboost
 from numpy.typing import NDArray
 
-from compiler.cost_model import TrainingBatch, XGBModel, XGBOptions, lessons
-from compiler.cost_model.history import History, TrainingRows
-from compiler.cost_model.xgb import pack_sum_objective
-from compiler.errors import CorruptRecordError, OptionError, StoreError
-from compiler.features import FEATURE_NAMES, FEATURE_VERSION
+from retune.compiler.cost_model import TrainingBatch, XGBModel, XGBOptions, lessons
+from retune.compiler.cost_model.history import History, TrainingRows
+from retune.compiler.cost_model.xgb import pack_sum_objective
+from retune.compiler.errors import CorruptRecordError, OptionError, StoreError
+from retune.compiler.features import FEATURE_NAMES, FEATURE_VERSION
 from tests.unit.cost_model.synthetic import batch, programs
 
 QUICK = XGBOptions(scratch_rounds=20, update_rounds=4, most_trees=40)

@@ -10,24 +10,24 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from compiler.cost_model import RandomModel
-from compiler.driver.compile_network import compile_graph, fastest_alternatives
-from compiler.driver.dispatch import ApplyHistoryBest
-from compiler.executor import CompiledNetwork, GraphExecutor
-from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.zoo import build
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Array
-from compiler.graph.partition import Partition, partition
-from compiler.graph.pipeline import optimize
-from compiler.graph.winograd import WINOGRAD
-from compiler.measure.log import LoggedTask, LoggedTrial
-from compiler.measure.record import MeasureStatus
-from compiler.schedule.steps import load_steps
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.target import HardwareParams, Target
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.driver.compile_network import compile_graph, fastest_alternatives
+from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.executor import CompiledNetwork, GraphExecutor
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.zoo import build
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Array
+from retune.compiler.graph.partition import Partition, partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.winograd import WINOGRAD
+from retune.compiler.measure.log import LoggedTask, LoggedTrial
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.schedule.steps import load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.graph.test_winograd import network
 
 TARGET = Target.host()

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from compiler.cost_model.random import RandomModel
-from compiler.driver.bench import Bench, DeviceFacts
-from compiler.driver.build import build_kernel
-from compiler.driver.winners import Guess, choose_winner
-from compiler.errors import MeasureError
-from compiler.measure.fleet import (
+from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.driver.bench import Bench, DeviceFacts
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.winners import Guess, choose_winner
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.fleet import (
     BUILD,
     DESCRIBE_VERB,
     FleetBuilder,
@@ -22,16 +22,16 @@ from compiler.measure.fleet import (
     asked,
     device_queue,
 )
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.task_inputs import register_task_input_buffer, special_inputs
-from compiler.measure.wire import from_bytes, to_bytes
-from compiler.schedule.default import default_steps
-from compiler.schedule.steps import Step, dump_steps
-from compiler.schedule.steps.loops import Split
-from compiler.schedule.task import SearchTask
-from compiler.search.policy import SketchPolicy
-from compiler.target import HardwareParams, Target
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.task_inputs import register_task_input_buffer, special_inputs
+from retune.compiler.measure.wire import from_bytes, to_bytes
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.steps.loops import Split
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.search.workloads import matmul
 
 OPTIONS = MeasureOptions(repeat=2, min_repeat_ms=0.2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compiler.driver.budget import MIN_ROUND, Budget
+from retune.compiler.driver.budget import MIN_ROUND, Budget
 
 
 def test_trials_end_a_run() -> None:

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import auto_scheduler, te
-from compiler.driver.build import build, build_kernel
-from compiler.errors import ArtifactError, DefinitionError, LoweringError, RetuneError, ScheduleError
-from compiler.ir.expr import Expr
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.function import KernelFunction
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.primitives import split
-from compiler.schedule.state import Annotation, State
-from compiler.schedule.steps import Annotate, Fuse, Pragma, Reorder, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
+from retune.compiler import auto_scheduler, te
+from retune.compiler.driver.build import build, build_kernel
+from retune.compiler.errors import ArtifactError, DefinitionError, LoweringError, RetuneError, ScheduleError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.function import KernelFunction
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.primitives import split
+from retune.compiler.schedule.state import Annotation, State
+from retune.compiler.schedule.steps import Annotate, Fuse, Pragma, Reorder, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
 
 
 def product(n: int = 6, m: int = 16, k: int = 10) -> list[Tensor]:

@@ -5,13 +5,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compiler.driver import compare
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.report import TOLERANCE, Comparison, Contender
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Value
-from compiler.runtime.contention import ContentionMeter
-from compiler.target import Target
+from retune.compiler.driver import compare
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.report import TOLERANCE, Comparison, Contender
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Value
+from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.target import Target
 
 
 def test_the_error_is_relative_to_the_largest_reference_value() -> None:

@@ -10,20 +10,20 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from compiler.driver.compile_network import BuildRequest, build_in_process, compile_graph
-from compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
-from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.zoo import NAMES, build
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph, Value
-from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step, dump_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler.driver.compile_network import BuildRequest, build_in_process, compile_graph
+from retune.compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.zoo import NAMES, build
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step, dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.attributes import CONV, POOL
 from tests.gpu_network import compiled_for_gpu, run_on_gpu
 from tests.zoo_sizes import SMALL

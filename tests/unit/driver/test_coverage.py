@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.driver.coverage import CoverageReport
-from compiler.executor.network import Coverage, Origin
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.executor.network import Coverage, Origin
 
 KERNELS = (
     Coverage("conv", "a", 6, True, "R1", "", Origin.RECORD, 10e9),

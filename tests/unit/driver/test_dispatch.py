@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler import te
-from compiler.driver.dispatch import ApplyHistoryBest, DispatchContext, FallbackContext, Records, telling_nothing
-from compiler.errors import LogFormatError, OptionError
-from compiler.measure.log import LoggedTask, LoggedTrial, append_log, to_record
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.schedule.steps import Split
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.driver.dispatch import ApplyHistoryBest, DispatchContext, FallbackContext, Records, telling_nothing
+from retune.compiler.errors import LogFormatError, OptionError
+from retune.compiler.measure.log import LoggedTask, LoggedTrial, append_log, to_record
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Split
+from retune.compiler.target import Target
 
 HERE = Target("llvm -mcpu=znver4")
 

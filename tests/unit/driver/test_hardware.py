@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.driver.hardware import completed, hardware_of, hardware_of_gpu, target_on
-from compiler.errors import TargetError
-from compiler.gpu_facts import facts_of
-from compiler.target import HardwareParams, Target
+from retune.compiler.driver.hardware import completed, hardware_of, hardware_of_gpu, target_on
+from retune.compiler.errors import TargetError
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.target import HardwareParams, Target
 from tests.cuda_double import DEVICE
 
 

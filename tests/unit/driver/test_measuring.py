@@ -2,8 +2,8 @@
 
 import pytest
 
-from compiler.driver.measuring import network_options
-from compiler.errors import OptionError
+from retune.compiler.driver.measuring import network_options
+from retune.compiler.errors import OptionError
 
 CACHE = 32 << 20
 

@@ -9,27 +9,27 @@ import onnx
 import onnxruntime
 import pytest
 
-import compiler
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.dispatch import ApplyHistoryBest
-from compiler.driver.hardware import hardware_of
-from compiler.driver.network_build import build_network
-from compiler.driver.pass_context import PassContext
-from compiler.errors import ModelFormatError
-from compiler.executor.network import Origin
-from compiler.frontend import zoo
-from compiler.frontend.network import load_network
-from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
-from compiler.graph_executor import GraphModule, cpu
-from compiler.measure.log import append_log
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune import compiler
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.network_build import build_network
+from retune.compiler.driver.pass_context import PassContext
+from retune.compiler.errors import ModelFormatError
+from retune.compiler.executor.network import Origin
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph_executor import GraphModule, cpu
+from retune.compiler.measure.log import append_log
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 from tests.trials import split_by_one
 from tests.zoo_sizes import SMALL
 
 TARGET = Target.host()
-WARNING = "compiler.driver.compile_network"
+WARNING = "retune.compiler.driver.compile_network"
 
 
 def _tasks() -> tuple[SearchTask, ...]:

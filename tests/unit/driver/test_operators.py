@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.driver.build import build_kernel
-from compiler.driver.operators import OPERATORS, Operator, extract_operator, is_operator
-from compiler.errors import OptionError
-from compiler.schedule.default import default_steps
-from compiler.target import Target
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.operators import OPERATORS, Operator, extract_operator, is_operator
+from retune.compiler.errors import OptionError
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.target import Target
 
 HOST = str(Target.host())
 
@@ -52,7 +52,7 @@ def test_a_convolution_counts_its_operations() -> None:
 
 def test_a_workload_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_workloads.py").write_text(
-        "from compiler import auto_scheduler, te\n\n"
+        "from retune.compiler import auto_scheduler, te\n\n"
         "@auto_scheduler.register_workload('doubled rows')\n"
         "def doubled(n, m):\n"
         "    x = te.placeholder((n, m), name='x')\n"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-import compiler
-from compiler.driver.dispatch import ApplyHistoryBest, is_enabled
-from compiler.driver.pass_context import PassContext
-from compiler.errors import OptionError, PassOptionError
+from retune import compiler
+from retune.compiler.driver.dispatch import ApplyHistoryBest, is_enabled
+from retune.compiler.driver.pass_context import PassContext
+from retune.compiler.errors import OptionError, PassOptionError
 
 
 def test_s12_options_have_defaults_and_are_known_by_name_and_type() -> None:

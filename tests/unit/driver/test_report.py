@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.report import TOLERANCE, Comparison, Contender, Report
-from compiler.driver.tuning import TaskRow, TuningSummary
-from compiler.driver.winners import Guess, Winner
-from compiler.executor.network import Coverage, Origin
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.report import TOLERANCE, Comparison, Contender, Report
+from retune.compiler.driver.tuning import TaskRow, TuningSummary
+from retune.compiler.driver.winners import Guess, Winner
+from retune.compiler.executor.network import Coverage, Origin
 
 COMPARISON = Comparison(
     "ONNX Runtime",

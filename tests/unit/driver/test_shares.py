@@ -1,10 +1,10 @@
 """Reductions that take next to nothing get no trials; whatever reuses data does, and so does a large reduction."""
 
-from compiler import te
-from compiler.driver.shares import are_small
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.driver.shares import are_small
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 
 
 def product(size: int) -> SearchTask:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from compiler import te
-from compiler.driver.stale import ROUND, Prospect, most_promising, prospect, task_state
-from compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.driver.stale import ROUND, Prospect, most_promising, prospect, task_state
+from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.storage.samples import timed
 
 

@@ -9,16 +9,16 @@ from zlib import crc32
 
 import pytest
 
-from compiler import te
-from compiler.cost_model import RandomModel, TrainingBatch
-from compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
-from compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
-from compiler.measure.results import Measurement
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.search.policy import Candidate, SketchPolicy, Told
-from compiler.search.task_scheduler import SchedulerOptions
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.cost_model import RandomModel, TrainingBatch
+from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
+from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import Candidate, SketchPolicy, Told
+from retune.compiler.search.task_scheduler import SchedulerOptions
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.cost_model.synthetic import programs
 
 ORIGIN = Origin("run", "net", "llvm", "device", 1, 0, "{}")

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from compiler import te
-from compiler.driver.tuning import Origin
-from compiler.driver.winners import (
+from retune.compiler import te
+from retune.compiler.driver.tuning import Origin
+from retune.compiler.driver.winners import (
     TRIED,
     Guess,
     Winner,
@@ -17,14 +17,14 @@ from compiler.driver.winners import (
     first_guesses,
     record_guesses,
 )
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.record import FITTED_GUESS, MeasureRecord, MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.runner import LocalRunner
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.record import FITTED_GUESS, MeasureRecord, MeasureStatus
+from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.storage.samples import timed
 
 WRONG = MeasureResult((), MeasureStatus.WRONG_ANSWER, "off by 3\ndetails", 0.0)

@@ -10,26 +10,26 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.errors import RetuneError
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.params import save_param_dict
-from compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Call, Plan
-from compiler.executor.stores import CudaStore
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.buffers import aligned_copy
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.default_gpu import default_gpu_steps
-from compiler.schedule.state import replay
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import RetuneError
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.params import save_param_dict
+from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Call, Plan
+from retune.compiler.executor.stores import CudaStore
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.late_gpus import LateGpus, random_values
 from tests.unit.lower.small import doubled
 from tests.unit.search.workloads import GPU

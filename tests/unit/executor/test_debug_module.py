@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import debug_executor
-from compiler.debug_executor import GraphModuleDebug, Report
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
-from compiler.executor.params import load_param_dict_from_file
-from compiler.graph_executor import Library, cpu
-from compiler.runtime.artifact import Array
+from retune.compiler import debug_executor
+from retune.compiler.debug_executor import GraphModuleDebug, Report
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
+from retune.compiler.executor.params import load_param_dict_from_file
+from retune.compiler.graph_executor import Library, cpu
+from retune.compiler.runtime.artifact import Array
 from tests.doubling_network import SHAPE, doubling_network
 from tests.graphs import ARITHMETIC, add_one, chain, one_call
 

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.executor.stores import CudaStore
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.default_gpu import default_gpu_steps
-from compiler.schedule.state import replay as replay_steps
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.executor.stores import CudaStore
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.state import replay as replay_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.cuda_double import DriverDouble
 from tests.unit.lower.small import doubled
 from tests.unit.search.workloads import GPU

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import debug_executor
-from compiler.errors import ArtifactError, DeviceError, OptionError
-from compiler.executor import executors
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.graph_module import GraphModule, create
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.library import Library
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.params import save_param_dict
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.executor.stores import CudaStore
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import aligned_copy
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.device import cpu, cuda, opencl
+from retune.compiler import debug_executor
+from retune.compiler.errors import ArtifactError, DeviceError, OptionError
+from retune.compiler.executor import executors
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.graph_module import GraphModule, create
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.params import save_param_dict
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.executor.stores import CudaStore
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.device import cpu, cuda, opencl
 from tests.cuda_double import DriverDouble
 from tests.gpu_network import network_with_gpu, plan_of
 

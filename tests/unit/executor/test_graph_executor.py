@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.params import save_param_dict
-from compiler.executor.plan import BufferKind, BufferSpec
-from compiler.runtime.artifact import ALIGNMENT
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.params import save_param_dict
+from retune.compiler.executor.plan import BufferKind, BufferSpec
+from retune.compiler.runtime.artifact import ALIGNMENT
 from tests.doubling_network import SHAPE, doubling_network
 from tests.ir_kernels import ELEMENTS
 

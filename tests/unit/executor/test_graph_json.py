@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
-from compiler.executor.graph_plan import graph_of, plan_of, storage_ids
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.graph_executor import cpu, create
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
+from retune.compiler.executor.graph_plan import graph_of, plan_of, storage_ids
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.graph_executor import cpu, create
 from tests.doubling_network import doubling_network
 from tests.graphs import ARITHMETIC, chain, one_call, weighted
 

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build
-from compiler.errors import ArtifactError, OptionError
-from compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
-from compiler.graph_executor import GraphModule, Library, cpu, create, device, empty, get_device, save_param_dict
-from compiler.runtime.artifact import Array
-from compiler.runtime.registry import register_func, remove_global_func
-from compiler.runtime.timing import BenchmarkResult
+from retune.compiler import te
+from retune.compiler.driver.build import build
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
+from retune.compiler.graph_executor import GraphModule, Library, cpu, create, device, empty, get_device, save_param_dict
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.registry import register_func, remove_global_func
+from retune.compiler.runtime.timing import BenchmarkResult
 from tests.doubling_network import SHAPE, doubling_network
 from tests.graphs import ARITHMETIC, chain, one_call, weighted
 from tests.ir_kernels import ELEMENTS

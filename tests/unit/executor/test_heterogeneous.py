@@ -9,29 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.hardware import hardware_of
-from compiler.errors import ArtifactError, DeviceError, OptionError
-from compiler.executor import executors
-from compiler.executor.executors import check_gpu, executor_of, uses_gpu
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.library import Library
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.placement import Copy, Run, placed
-from compiler.executor.plan import Call, Plan
-from compiler.executor.stores import CudaStore, HostStore, Store
-from compiler.graph.ir import Graph
-from compiler.graph.partition import partition
-from compiler.graph.winograd import winograd_for
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
-from compiler.runtime.device import cpu
-from compiler.schedule.default import default_steps
-from compiler.schedule.default_gpu import default_gpu_steps, untuned_steps
-from compiler.schedule.state import replay
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import ArtifactError, DeviceError, OptionError
+from retune.compiler.executor import executors
+from retune.compiler.executor.executors import check_gpu, executor_of, uses_gpu
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.placement import Copy, Run, placed
+from retune.compiler.executor.plan import Call, Plan
+from retune.compiler.executor.stores import CudaStore, HostStore, Store
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.runtime.device import cpu
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default_gpu import default_gpu_steps, untuned_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.cuda_double import DriverDouble
 from tests.gpu_network import network_with_gpu, plan_of
 from tests.small_graphs import small_graphs

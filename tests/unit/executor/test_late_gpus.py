@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.errors import ArtifactError, DeviceError, OptionError
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from compiler.executor.stores import CudaStore, HostStore
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.buffers import aligned_copy
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import ArtifactError, DeviceError, OptionError
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.executor.stores import CudaStore, HostStore
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 from tests.gpu_network import network_with_gpu
 from tests.late_gpus import LateGpus
 from tests.unit.search.workloads import GPU

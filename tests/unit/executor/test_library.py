@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.config import thread_count
-from compiler.driver.compile_network import compile_graph
-from compiler.errors import ArtifactError
-from compiler.executor.network import CompiledNetwork
-from compiler.executor.shared_library import write_shared_library
-from compiler.frontend.network import load_network
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Value
-from compiler.graph.pipeline import optimize
-from compiler.graph_executor import GraphModule, Library, cpu, create, load_module, save_param_dict
-from compiler.runtime.artifact import Array, ExternCall
-from compiler.target import Target
+from retune.compiler.config import thread_count
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.shared_library import write_shared_library
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Value
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph_executor import GraphModule, Library, cpu, create, load_module, save_param_dict
+from retune.compiler.runtime.artifact import Array, ExternCall
+from retune.compiler.target import Target
 from tests.small_graphs import bias, conv, start
 
 ROOT = Path(__file__).parents[3]
@@ -176,11 +176,11 @@ def test_p1_without_parameters() -> None:
 _LOAD = """
 import sys
 import numpy as np
-from compiler.graph_executor import GraphModule, cpu, load_module
+from retune.compiler.graph_executor import GraphModule, cpu, load_module
 module = GraphModule(load_module(sys.argv[1])["default"](cpu(0)))
 module.run(**{next(iter(module.get_input_info()[0])): np.load(sys.argv[2])})
 np.save(sys.argv[3], module.get_output(0))
-parts = {name.split(".")[1] for name in sys.modules if name.startswith("compiler.")}
+parts = {name.split(".")[2] for name in sys.modules if name.startswith("retune.compiler.")}
 print(*sorted(parts))
 print(*sorted({"onnx", "xgboost", "prefect", "pyarrow"} & set(sys.modules)))
 """

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import debug_executor, graph_executor
-from compiler.errors import OptionError
-from compiler.graph_executor import GraphModule, cpu, create, save_param_dict
-from compiler.runtime.artifact import Array
+from retune.compiler import debug_executor, graph_executor
+from retune.compiler.errors import OptionError
+from retune.compiler.graph_executor import GraphModule, cpu, create, save_param_dict
+from retune.compiler.runtime.artifact import Array
 from tests.clock import Clock
 from tests.graphs import ARITHMETIC, one_call, weighted
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.dtype import BFLOAT16
-from compiler.errors import ArtifactError
-from compiler.executor.network import CompiledNetwork
-from compiler.runtime import machine
-from compiler.runtime.artifact import ExternBuffer, ExternCall
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.runtime import machine
+from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
 from tests.doubling_network import doubling_network
 from tests.ir_kernels import ELEMENTS
 

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compiler.dtype import BFLOAT16
-from compiler.errors import ArtifactError
-from compiler.executor.params import (
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.params import (
     load_param_dict,
     load_param_dict_from_file,
     save_param_dict,
     save_param_dict_to_file,
 )
-from compiler.runtime.artifact import Array
+from retune.compiler.runtime.artifact import Array
 
 _TYPES = st.sampled_from(["float64", "float32", "float16", "int64", "int8", "uint16", "bool", ">f4", ">i8"])
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.executor.plan import BufferKind, Call, Plan
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.plan import BufferKind, Call, Plan
 from tests.doubling_network import ARENA, doubling_network, doubling_plan
 
 Change = Callable[[Plan], Plan]

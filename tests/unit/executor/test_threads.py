@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import ArtifactError, OptionError
-from compiler.graph_executor import GraphModule, Library, cpu, empty
-from compiler.runtime.artifact import Array
-from compiler.runtime.loader import load_kernels
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.graph_executor import GraphModule, Library, cpu, empty
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.loader import load_kernels
 from tests.doubling_network import SHAPE, doubling_network
 
 _RUNS = 200
@@ -129,7 +129,7 @@ def test_threads_that_share_an_executor_get_right_results_or_an_error(locked: bo
 _FORK = """
 import os, signal, threading
 import numpy as np
-from compiler.graph_executor import Library, cpu
+from retune.compiler.graph_executor import Library, cpu
 from tests.doubling_network import SHAPE, doubling_network
 
 executor = Library(doubling_network())["default"](cpu())

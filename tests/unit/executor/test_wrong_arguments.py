@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import debug_executor, graph_executor
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.heterogeneous import HeterogeneousExecutor
-from compiler.executor.stores import CudaStore, HostStore
-from compiler.graph_executor import GraphModule, Library, cpu, create, save_param_dict
+from retune.compiler import debug_executor, graph_executor
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.stores import CudaStore, HostStore
+from retune.compiler.graph_executor import GraphModule, Library, cpu, create, save_param_dict
 from tests.doubling_network import SHAPE, doubling_network
 from tests.gpu_network import network_with_gpu
 from tests.graphs import ARITHMETIC, one_call, weighted

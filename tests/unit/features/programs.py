@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from compiler import te
-from compiler.schedule.bounds import Loop
-from compiler.schedule.choices import LoopChoices
-from compiler.schedule.counts import OpCounts
-from compiler.schedule.linear import Linear, LoopKey
-from compiler.schedule.state import Annotation, IterKind, Number
-from compiler.schedule.statements import Access, StageNest
-from compiler.target import HardwareParams
-from compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler import te
+from retune.compiler.schedule.bounds import Loop
+from retune.compiler.schedule.choices import LoopChoices
+from retune.compiler.schedule.counts import OpCounts
+from retune.compiler.schedule.linear import Linear, LoopKey
+from retune.compiler.schedule.state import Annotation, IterKind, Number
+from retune.compiler.schedule.statements import Access, StageNest
+from retune.compiler.target import HardwareParams
+from retune.compiler.te.tensor import ComputeOp, Tensor
 
 HARDWARE = HardwareParams(num_cores=2)
 S, R = IterKind.SPATIAL, IterKind.REDUCTION

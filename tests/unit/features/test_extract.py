@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.features import FEATURE_NAMES, extract
-from compiler.features.table import FLAG_NAMES
-from compiler.schedule.choices import LoopChoices
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import replay
-from compiler.schedule.statements import StageNest, statement_nests
-from compiler.schedule.steps import ComputeAt, Step, StorageAlign
+from retune.compiler import te
+from retune.compiler.features import FEATURE_NAMES, extract
+from retune.compiler.features.table import FLAG_NAMES
+from retune.compiler.schedule.choices import LoopChoices
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.statements import StageNest, statement_nests
+from retune.compiler.schedule.steps import ComputeAt, Step, StorageAlign
 from tests.unit.features.programs import HARDWARE, choices, copy_chain, small_tile, tiled_matmul
 
 

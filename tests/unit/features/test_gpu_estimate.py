@@ -7,34 +7,34 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.cost_model import RandomModel
-from compiler.driver.hardware import hardware_of
-from compiler.features import FEATURE_NAMES, extract
-from compiler.features.nest import nest_arrays
-from compiler.features.table import FLAG_NAMES
-from compiler.features.touch import touches
-from compiler.features.warp import warp_access
-from compiler.gpu_facts import facts_of
-from compiler.ir.affine import flat_index
-from compiler.ir.expr import Expr
-from compiler.ir.interval import as_index
-from compiler.ir.kernel import INDICES, Kernel
-from compiler.ir.stmt import For, If, Let, LoopKind, Stmt, Store
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.choices import choices_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Annotate, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.search.prior import prior_scores
-from compiler.search.scored import scored_hardware
-from compiler.search.space import build_spaces
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.features import FEATURE_NAMES, extract
+from retune.compiler.features.nest import nest_arrays
+from retune.compiler.features.table import FLAG_NAMES
+from retune.compiler.features.touch import touches
+from retune.compiler.features.warp import warp_access
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.interval import as_index
+from retune.compiler.ir.kernel import INDICES, Kernel
+from retune.compiler.ir.stmt import For, If, Let, LoopKind, Stmt, Store
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Annotate, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.prior import prior_scores
+from retune.compiler.search.scored import scored_hardware
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import Target
 from tests.indices import value_of
 from tests.unit.codegen.test_ptxas import tiled
 from tests.unit.search.workloads import GPU, gpu_task_of, matmul

@@ -5,24 +5,24 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.features import FEATURE_NAMES, extract
-from compiler.features.estimate import operation_cost
-from compiler.features.lowering import vector_count
-from compiler.features.table import FLAG_NAMES
-from compiler.ir.dot import Pair
-from compiler.ir.expr import Dot
-from compiler.ir.stmt import Allocate, LoopFunction, exprs_of, walk_stmt
-from compiler.ir.visit import walk
-from compiler.lower.pipeline import lower
-from compiler.schedule.choices import choices_of
-from compiler.schedule.counts import OpCounts, count_operations
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step
-from compiler.target import HardwareParams
-from compiler.te.tensor import ComputeOp
+from retune.compiler import te
+from retune.compiler.features import FEATURE_NAMES, extract
+from retune.compiler.features.estimate import operation_cost
+from retune.compiler.features.lowering import vector_count
+from retune.compiler.features.table import FLAG_NAMES
+from retune.compiler.ir.dot import Pair
+from retune.compiler.ir.expr import Dot
+from retune.compiler.ir.stmt import Allocate, LoopFunction, exprs_of, walk_stmt
+from retune.compiler.ir.visit import walk
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.counts import OpCounts, count_operations
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step
+from retune.compiler.target import HardwareParams
+from retune.compiler.te.tensor import ComputeOp
 
 HARDWARE = HardwareParams(num_cores=2)
 BYTES: Pair = ("uint8", "int8")

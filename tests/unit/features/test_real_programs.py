@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from benchmarks.search_speed import HARDWARE, convolution
-from compiler.features import FEATURE_NAMES, extract
-from compiler.schedule.choices import choices_of
-from compiler.schedule.state import replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
+from retune.compiler.features import FEATURE_NAMES, extract
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
 
 COUNT = 24
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from compiler.features import extract
-from compiler.features.table import FLAG_NAMES, INDEX
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import AsMatmul
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.scored import scored_hardware
-from compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.features import extract
+from retune.compiler.features.table import FLAG_NAMES, INDEX
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import AsMatmul
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.scored import scored_hardware
+from retune.compiler.search.space import SketchSpace, build_spaces
 from tests.unit.search.workloads import GPU
 from tests.unit.simt.products import TF32, product
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from compiler.driver.hardware import hardware_of
-from compiler.gpu_facts import facts_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 from tests.unit.features.test_gpu_estimate import features_of
 from tests.unit.simt.products import PRODUCTS, product, tensor_space, with_lengths
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from compiler.driver.hardware import hardware_of
-from compiler.gpu_facts import facts_of
-from compiler.schedule.steps import Pipeline, Step
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.target import Target
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.schedule.steps import Pipeline, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import Target
 from tests.unit.features.test_gpu_estimate import features_of
 from tests.unit.search.workloads import matmul
 from tests.unit.simt.products import conv

@@ -8,18 +8,18 @@ from math import log2
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.extract import extract_network
-from compiler.errors import DefinitionError
-from compiler.features import FEATURE_NAMES, extract
-from compiler.schedule import primitives as s
-from compiler.schedule.choices import choices_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import load_steps
-from compiler.target import HardwareParams
+from retune.compiler import te
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.errors import DefinitionError
+from retune.compiler.features import FEATURE_NAMES, extract
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import load_steps
+from retune.compiler.target import HardwareParams
 from tests.unit.search.workloads import matmul
 
 HARDWARE = HardwareParams(num_cores=4)

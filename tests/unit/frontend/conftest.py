@@ -9,11 +9,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph
-from compiler.graph.ops import verify
-from compiler.graph.pipeline import PIPELINE
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.pipeline import PIPELINE
 
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Graph]

@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import pytest
 
-from compiler.errors import ModelFormatError
-from compiler.frontend import zoo
-from compiler.frontend.network import load_network, load_network_program, network_bytes
+from retune.compiler.errors import ModelFormatError
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.network import load_network, load_network_program, network_bytes
 
 
 def test_a_name_of_the_zoo() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.frontend import zoo
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.evaluate import evaluate
-from compiler.graph.fuse import fuse
-from compiler.graph.pipeline import optimize
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.pipeline import optimize
 from tests.encoder_layer import encoder_layer
 
 PROJECTION = "dense+add"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compiler.errors import DefinitionError
-from compiler.graph.builder import GraphBuilder, rewrite
-from compiler.graph.ir import Node, Value
-from compiler.graph.ops import verify
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Node, Value
+from retune.compiler.graph.ops import verify
 
 
 def builder_of(*shape: int) -> GraphBuilder:

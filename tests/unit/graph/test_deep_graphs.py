@@ -7,22 +7,22 @@ from random import Random
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.compile_network import compile_graph
-from compiler.executor.executors import executor_of
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.fuse import _DEEPEST, _LARGEST, _REPEATED, _Flow, fuse
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.memory import Request, plan_memory
-from compiler.graph.ops import OPS, FusionKind
-from compiler.graph.passes.activations import ACTIVATIONS
-from compiler.graph.passes.patterns import Matcher
-from compiler.graph.passes.recognise import FORMS
-from compiler.graph.pipeline import optimize
-from compiler.target import Target
-from compiler.te.ops import OpCall, lower_op
-from compiler.te.tensor import reads_of
+from retune.compiler import te
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.executor.executors import executor_of
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.fuse import _DEEPEST, _LARGEST, _REPEATED, _Flow, fuse
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.memory import Request, plan_memory
+from retune.compiler.graph.ops import OPS, FusionKind
+from retune.compiler.graph.passes.activations import ACTIVATIONS
+from retune.compiler.graph.passes.patterns import Matcher
+from retune.compiler.graph.passes.recognise import FORMS
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.target import Target
+from retune.compiler.te.ops import OpCall, lower_op
+from retune.compiler.te.tensor import reads_of
 
 Step = Callable[[GraphBuilder, str], str]
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from compiler.graph.derived import DerivedConstants, derived, remembering
-from compiler.graph.ir import Array
+from retune.compiler.graph.derived import DerivedConstants, derived, remembering
+from retune.compiler.graph.ir import Array
 
 LARGE = np.ones((512, 600), np.float32)
 

@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compiler.errors import DefinitionError
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate, evaluate_node
-from compiler.graph.ir import Attribute, Node, Value
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate, evaluate_node
+from retune.compiler.graph.ir import Attribute, Node, Value
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

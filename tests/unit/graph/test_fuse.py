@@ -3,10 +3,10 @@
 import numpy as np
 from hypothesis import given, settings
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.fuse import fuse
-from compiler.graph.ir import Graph, Value
-from compiler.graph.ops import FusionKind
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.ops import FusionKind
 from tests.attributes import CONV
 from tests.small_graphs import bias, conv, small_graphs, start
 

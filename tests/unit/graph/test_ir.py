@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.errors import DefinitionError
-from compiler.graph.ir import Graph, Node, Value
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.ir import Graph, Node, Value
 
 
 def small(weight: float = 2.0, prefix: str = "") -> Graph:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.errors import DefinitionError
-from compiler.graph.memory import ALIGNMENT, MemoryPlan, Request, plan_memory
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.memory import ALIGNMENT, MemoryPlan, Request, plan_memory
 
 requests = st.builds(
     lambda nbytes, first, length: Request(nbytes, first, first + length),

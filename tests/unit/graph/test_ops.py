@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import DefinitionError
-from compiler.graph.evaluate import EVALUATORS, evaluate_node
-from compiler.graph.ir import Attribute, Graph, Node, Value
-from compiler.graph.ops import OPS, FusionKind, infer_value, verify
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.evaluate import EVALUATORS, evaluate_node
+from retune.compiler.graph.ir import Attribute, Graph, Node, Value
+from retune.compiler.graph.ops import OPS, FusionKind, infer_value, verify
 from tests.operator_cases import TYPED_CASES
 
 Shapes = list[tuple[int, ...]]

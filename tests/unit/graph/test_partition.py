@@ -8,15 +8,15 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.zoo import NAMES, build
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate as evaluate_graph
-from compiler.graph.ir import Array, Graph, Value
-from compiler.graph.partition import Partition, partition
-from compiler.graph.pipeline import optimize
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.zoo import NAMES, build
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate as evaluate_graph
+from retune.compiler.graph.ir import Array, Graph, Value
+from retune.compiler.graph.partition import Partition, partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
 from tests.attributes import CONV
 
 _SLOW = pytest.mark.slow

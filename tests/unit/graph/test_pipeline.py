@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from compiler.errors import DefinitionError
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.pipeline import optimize
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.pipeline import optimize
 
 
 def random_graph(seed: int, count: int = 14) -> Graph:

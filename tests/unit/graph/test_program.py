@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import ArtifactError, DefinitionError, ShapeMismatchError
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
-from compiler.graph.ir import Graph, Value
-from compiler.graph.program import MAIN, Arm, Branch, Call, Function, Loop, Program, Statement, of_graph
-from compiler.graph.region import GraphRegion, Param, bind
+from retune.compiler.errors import ArtifactError, DefinitionError, ShapeMismatchError
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, Loop, Program, Statement, of_graph
+from retune.compiler.graph.region import GraphRegion, Param, bind
 
 FLAG, COUNT = Param("flag", "bool", ()), Param("count", "int64", ())
 X = Param("x", "float32", (2,))

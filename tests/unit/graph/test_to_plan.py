@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from compiler.errors import LoweringError
-from compiler.executor.plan import BufferKind, Plan
-from compiler.graph.evaluate import evaluate as evaluate_graph
-from compiler.graph.ir import Graph
-from compiler.graph.partition import Partition, partition
-from compiler.graph.to_plan import to_plan
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
+from retune.compiler.errors import LoweringError
+from retune.compiler.executor.plan import BufferKind, Plan
+from retune.compiler.graph.evaluate import evaluate as evaluate_graph
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.partition import Partition, partition
+from retune.compiler.graph.to_plan import to_plan
+from retune.compiler.packing import Packing
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
 from tests.small_graphs import bias, conv, small_graphs, start
 
 Arrays = dict[int, NDArray[Any]]

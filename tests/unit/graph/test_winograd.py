@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.fuse import fuse
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.partition import Partition, partition, with_alternatives
-from compiler.graph.winograd import WINOGRAD, Winograd
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate as evaluate_tensors
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.partition import Partition, partition, with_alternatives
+from retune.compiler.graph.winograd import WINOGRAD, Winograd
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate as evaluate_tensors
 from tests.attributes import CONV
 
 

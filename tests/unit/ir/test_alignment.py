@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compiler.ir.affine import flat_index
-from compiler.ir.alignment import element_alignment, first_alignment
-from compiler.ir.expr import Buffer, Expr, Load, Var
+from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.alignment import element_alignment, first_alignment
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var
 
 V, A, B = Var("v"), Var("i"), Var("j")
 FLAT = Buffer("x", (4096,), "float32")

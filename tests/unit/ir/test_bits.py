@@ -2,8 +2,8 @@
 
 import pytest
 
-from compiler.errors import DefinitionError
-from compiler.ir.expr import BOOL, Const, Expr, Not, Var, const
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import BOOL, Const, Expr, Not, Var, const
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from compiler.ir.affine import Affine, affine
-from compiler.ir.digits import joined
-from compiler.ir.expr import Binary, Const, Expr, Var
-from compiler.ir.interval import as_index
-from compiler.ir.numeric import BINARY
+from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.digits import joined
+from retune.compiler.ir.expr import Binary, Const, Expr, Var
+from retune.compiler.ir.interval import as_index
+from retune.compiler.ir.numeric import BINARY
 
 N, M = Var("n"), Var("m")
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compiler.errors import DefinitionError
-from compiler.ir.affine import affine, flat_index
-from compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Var, as_expr, binary, cast, const, select
-from compiler.ir.visit import substitute, transform, walk
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.affine import affine, flat_index
+from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Const, Expr, Var, as_expr, binary, cast, const, select
+from retune.compiler.ir.visit import substitute, transform, walk
 
 ROW, COL = Var("i"), Var("j")
 X = Var("x", "float32")

@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compiler.ir.affine import affine
-from compiler.ir.expr import Buffer, Expr, Load, Var, const
-from compiler.ir.interval import as_index, conjuncts, decided, limits, slack
+from retune.compiler.ir.affine import affine
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
+from retune.compiler.ir.interval import as_index, conjuncts, decided, limits, slack
 
 A, B = Var("a"), Var("b")
 RANGES = {A: (0, 6), B: (2, 4)}

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.gpu_facts import STATIC_SHARED
-from compiler.ir.alignment import start_alignment
-from compiler.ir.expr import Buffer
-from compiler.ir.kernel import Kernel
-from compiler.ir.stmt import Allocate, LoopFunction, Stmt, block
+from retune.compiler.gpu_facts import STATIC_SHARED
+from retune.compiler.ir.alignment import start_alignment
+from retune.compiler.ir.expr import Buffer
+from retune.compiler.ir.kernel import Kernel
+from retune.compiler.ir.stmt import Allocate, LoopFunction, Stmt, block
 
 DTYPES = ("bool", "int8", "float16", "float32", "int64", "float64")
 

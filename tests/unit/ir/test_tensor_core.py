@@ -2,9 +2,9 @@
 
 import pytest
 
-from compiler.ir.expr import Expr, Var, const
-from compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS, SUM_ELEMENTS, WARP, AsyncCopy, sum_place
-from compiler.ir.visit import substitute
+from retune.compiler.ir.expr import Expr, Var, const
+from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS, SUM_ELEMENTS, WARP, AsyncCopy, sum_place
+from retune.compiler.ir.visit import substitute
 from tests.unit.lower.gpu.test_barriers import S, X
 
 

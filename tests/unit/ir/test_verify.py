@@ -2,10 +2,10 @@
 
 import pytest
 
-from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Load, Var, const
-from compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
-from compiler.ir.verify import verify
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Buffer, Load, Var, const
+from retune.compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
+from retune.compiler.ir.verify import verify
 
 X, Y = Buffer("x", (4,), "float32"), Buffer("y", (4,), "float32")
 ACC = Buffer("acc", (), "float32", "register")

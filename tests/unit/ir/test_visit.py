@@ -2,8 +2,8 @@
 
 import pytest
 
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
-from compiler.ir.visit import parts, substitute, transform, walk
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
+from retune.compiler.ir.visit import parts, substitute, transform, walk
 
 AT, J = Var("i"), Var("j")
 SHARED = Load(Buffer("a", (8, 8), "float32"), (AT + 1, J))

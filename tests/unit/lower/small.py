@@ -2,12 +2,12 @@
 
 import textwrap
 
-from compiler import te
-from compiler.ir.stmt import LoopFunction
-from compiler.lower.build_loops import build_loops
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split, Step
+from retune.compiler import te
+from retune.compiler.ir.stmt import LoopFunction
+from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split, Step
 
 
 def doubled(n: int) -> ComputeDAG:

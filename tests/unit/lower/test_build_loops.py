@@ -1,7 +1,7 @@
 """The loops of small schedules, checked by hand line by line."""
 
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Reorder, Split
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Reorder, Split
 from tests.unit.lower.small import doubled, golden, loops, matmul, window
 
 # ruff: noqa: E501 - golden text is as wide as it is

@@ -1,6 +1,6 @@
 """The loops of steps that add a stage, pad a buffer or follow splits, checked by hand line by line."""
 
-from compiler.schedule.steps import (
+from retune.compiler.schedule.steps import (
     CacheRead,
     ComputeAt,
     FollowFusedSplit,

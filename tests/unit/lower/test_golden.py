@@ -6,13 +6,13 @@ The texts lie in tests/golden. `pytest --update-golden` writes them anew; read t
 
 import pytest
 
-from compiler import te
-from compiler.lower.build_loops import build_loops
-from compiler.lower.pipeline import PRE_TRANSFORMED, cpu_passes
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.steps import (
+from retune.compiler import te
+from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.pipeline import PRE_TRANSFORMED, cpu_passes
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.steps import (
     Annotate,
     CacheRead,
     CacheWrite,
@@ -30,7 +30,7 @@ from compiler.schedule.steps import (
     StorageAlign,
     dump_steps,
 )
-from compiler.target import HardwareParams
+from retune.compiler.target import HardwareParams
 from tests.golden_texts import GOLDEN, compared
 from tests.unit.lower.small import doubled, matmul, window
 

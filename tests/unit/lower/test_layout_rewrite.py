@@ -5,20 +5,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.lower.layout_rewrite import TRANSFORM, relayouts, rewrite_layout
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
-from compiler.schedule import primitives as s
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import State, replay
-from compiler.schedule.steps import Step, steps_of
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.lower.layout_rewrite import TRANSFORM, relayouts, rewrite_layout
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.steps import Step, steps_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import Tensor
 
 NONE, INSERT, PRE = LayoutRewriteOption
 

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import NotYetError, OptionError
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.runner import LocalRunner
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import Annotate, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.errors import NotYetError, OptionError
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import Annotate, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests import ir_kernels
 
 

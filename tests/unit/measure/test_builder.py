@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import MeasureError, OptionError
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult
+from retune.compiler.errors import MeasureError, OptionError
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult
 from tests.ir_kernels import steps, task
 
 BUILD = "tests.ir_kernels:build"
@@ -88,7 +88,7 @@ def test_nothing_to_build_needs_no_worker() -> None:
 @pytest.mark.parametrize("uses", [1, 2, 3, 4, 5])
 def test_a_worker_that_wears_out_loses_no_candidate(monkeypatch: pytest.MonkeyPatch, uses: int) -> None:
     """Whatever the number of uses, a worker is not replaced between hearing of a task and building for it."""
-    monkeypatch.setattr("compiler.measure.builder._USES_PER_WORKER", uses)
+    monkeypatch.setattr("retune.compiler.measure.builder._USES_PER_WORKER", uses)
     with LocalBuilder(n_parallel=1, build_func=BUILD) as builder:
         for _ in range(3):
             results = builder.build(task(), [steps("good"), steps("nothing")])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compiler.measure.check import Expected, poison, random_input
-from compiler.measure.task_buffers import TaskSetup
-from compiler.runtime.artifact import ArgSpec, Array
+from retune.compiler.measure.check import Expected, poison, random_input
+from retune.compiler.measure.task_buffers import TaskSetup
+from retune.compiler.runtime.artifact import ArgSpec, Array
 
 
 def _dot_products(length: int) -> tuple[Array, Array]:

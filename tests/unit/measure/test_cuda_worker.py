@@ -8,24 +8,24 @@ from math import inf
 import numpy as np
 import pytest
 
-from compiler.driver.build import build_kernel
-from compiler.errors import DeviceError
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.measure import cuda_worker, run_worker
-from compiler.measure.cuda_runner import CudaRunner, gpu_of_key
-from compiler.measure.measurer import LocalMeasurer
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult
-from compiler.measure.task_buffers import TaskSetup
-from compiler.runtime import cuda
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.artifact_rows import kernel_of, kernel_row
-from compiler.schedule.default import default_steps
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import DeviceError
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.measure import cuda_worker, run_worker
+from retune.compiler.measure.cuda_runner import CudaRunner, gpu_of_key
+from retune.compiler.measure.measurer import LocalMeasurer
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.task_buffers import TaskSetup
+from retune.compiler.runtime import cuda
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.cuda_double import CALL_SECONDS, DriverDouble
 from tests.unit.search.workloads import GPU, double_matmul
 

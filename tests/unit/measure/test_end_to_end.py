@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from compiler import te
-from compiler.cost_model.random import RandomModel
-from compiler.measure.measurer import LocalMeasurer
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.measure.measurer import LocalMeasurer
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import HardwareParams, Target
 
 
 def _dense() -> SearchTask:

@@ -5,23 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.fleet import FleetRunner
-from compiler.measure.measurer import LocalMeasurer
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.runner import LocalRunner
-from compiler.runtime.artifact import KernelArtifact
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.primitives import compute_at
-from compiler.schedule.state import State
-from compiler.schedule.steps import Split, Step, steps_of
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.fleet import FleetRunner
+from retune.compiler.measure.measurer import LocalMeasurer
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.primitives import compute_at
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Split, Step, steps_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 
 OPTIONS = MeasureOptions(repeat=1, min_repeat_ms=0.1, build_timeout_s=10.0, run_timeout_s=1.0)
 

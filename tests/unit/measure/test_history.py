@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.measure.history import best_trial, best_trials, distance, distill
-from compiler.measure.log import LoggedTask, LoggedTrial, append_log, read_log
-from compiler.measure.record import MeasureStatus
+from retune.compiler.measure.history import best_trial, best_trials, distance, distill
+from retune.compiler.measure.log import LoggedTask, LoggedTrial, append_log, read_log
+from retune.compiler.measure.record import MeasureStatus
 
 
 def trial(key: str, seconds: float | None, target: str = "llvm -mcpu=znver4") -> LoggedTrial:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.errors import LogFormatError
-from compiler.measure.log import (
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import LogFormatError
+from retune.compiler.measure.log import (
     append_log,
     code_target,
     from_record,
@@ -21,13 +21,13 @@ from compiler.measure.log import (
     to_record,
     write_line,
 )
-from compiler.measure.record import MeasureStatus
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.state import replay
-from compiler.schedule.task import SearchTask
-from compiler.schedule.workload_registry import register_workload
-from compiler.target import HardwareParams, Target
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.schedule.workload_registry import register_workload
+from retune.compiler.target import HardwareParams, Target
 
 STEPS = [
     ["SP", 2, 0, 128, [2, 8, 4], 1],
@@ -144,7 +144,7 @@ def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path, caplog: pyte
 APPENDING = """
 import sys
 from pathlib import Path
-from compiler.measure.log import append_log, read_line
+from retune.compiler.measure.log import append_log, read_line
 trial = read_line(sys.argv[2])
 for _ in range(20):
     append_log(Path(sys.argv[1]), [trial] * 50)

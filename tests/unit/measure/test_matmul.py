@@ -4,19 +4,19 @@ import pickle
 
 import pytest
 
-from compiler import te
-from compiler.auto_scheduler import ComputeDAG, SearchTask, register_workload
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult
-from compiler.measure.runner import LocalRunner
-from compiler.measure.worker_process import WorkerProcess
-from compiler.schedule.workload_registry import (
+from retune.compiler import te
+from retune.compiler.auto_scheduler import ComputeDAG, SearchTask, register_workload
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.schedule.workload_registry import (
     deserialize_workload_registry_entry,
     register_workload_tensors,
     serialize_workload_registry_entry,
 )
-from compiler.te.tensor import Tensor
+from retune.compiler.te.tensor import Tensor
 
 
 def product(size: int = 512) -> list[Tensor]:

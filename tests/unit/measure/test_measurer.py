@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from compiler.errors import MeasureError, OptionError
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.measurer import LocalMeasurer, Measurer
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from compiler.measure.replay import ReplayMeasurer
-from compiler.measure.runner import LocalRunner
-from compiler.schedule.steps import dump_steps
+from retune.compiler.errors import MeasureError, OptionError
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.measurer import LocalMeasurer, Measurer
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.replay import ReplayMeasurer
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.schedule.steps import dump_steps
 from tests.ir_kernels import steps, task
 from tests.unit.storage.samples import timed
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from compiler.measure.options import MeasureOptions
-from compiler.measure.race import Race, Timing
-from compiler.runtime.contention import ContentionMeter
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.race import Race, Timing
+from retune.compiler.runtime.contention import ContentionMeter
 from tests.clock import Clock
 
 MS = 1_000_000

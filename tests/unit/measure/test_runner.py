@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.errors import MeasureError
-from compiler.measure import run_worker
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import BuildResult, MeasureResult
-from compiler.measure.runner import LocalRunner
-from compiler.measure.task_buffers import TaskBuffers, TaskSetup
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure import run_worker
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
 from tests.ir_kernels import ELEMENTS, artifact, task
 
 OK = MeasureStatus.OK

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compiler.measure import task_buffers
-from compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
-from compiler.runtime.artifact import ArgSpec
+from retune.compiler.measure import task_buffers
+from retune.compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
+from retune.compiler.runtime.artifact import ArgSpec
 
 A, W, OUT = (
     ArgSpec("a", (8,), "float32", False),

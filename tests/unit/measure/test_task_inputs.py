@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.auto_scheduler import SearchTask
-from compiler.errors import OptionError
-from compiler.measure import task_inputs
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult
-from compiler.measure.runner import LocalRunner
-from compiler.measure.task_inputs import (
+from retune.compiler import te
+from retune.compiler.auto_scheduler import SearchTask
+from retune.compiler.errors import OptionError
+from retune.compiler.measure import task_inputs
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.task_inputs import (
     DEFAULT,
     get_task_input_buffer,
     register_task_input_buffer,
@@ -22,10 +22,10 @@ from compiler.measure.task_inputs import (
     revision,
     special_inputs,
 )
-from compiler.runtime.artifact import Array
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.te.tensor import Tensor
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.te.tensor import Tensor
 
 INDICES = np.array([2_000_000, 0, 1_999_999, 5, 77], np.int32)
 

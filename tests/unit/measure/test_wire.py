@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.dtype import BFLOAT16
-from compiler.errors import MeasureError
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.measure.results import MeasureResult
-from compiler.measure.wire import from_bytes, to_bytes
-from compiler.runtime.artifact import DeviceCode, KernelLaunch
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.task import SearchTask
-from compiler.schedule.workload_registry import is_registered
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.dtype import BFLOAT16
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.wire import from_bytes, to_bytes
+from retune.compiler.runtime.artifact import DeviceCode, KernelLaunch
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.schedule.workload_registry import is_registered
+from retune.compiler.target import Target
 from tests.unit.search import workloads
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from compiler.measure.worker_pool import Work, WorkerPool
-from compiler.measure.worker_process import WorkerProcess, WorkerStartError
+from retune.compiler.measure.worker_pool import Work, WorkerPool
+from retune.compiler.measure.worker_process import WorkerProcess, WorkerStartError
 
 
 class Local(WorkerProcess):

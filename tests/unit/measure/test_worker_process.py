@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import MeasureError
-from compiler.measure.worker_process import (
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.worker_process import (
     WorkerLostError,
     WorkerProcess,
     WorkerStartError,
@@ -231,7 +231,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path, busy: bool) -> None:
     pid_file = tmp_path / "pid"
     script = textwrap.dedent(f"""
         import pathlib, threading, time
-        from compiler.measure.worker_process import WorkerProcess
+        from retune.compiler.measure.worker_process import WorkerProcess
         worker = WorkerProcess()
         started = threading.Thread(target=lambda: worker.call("os:getpid"))
         started.start(); started.join()  # the worker must also survive the thread that started it
@@ -290,8 +290,8 @@ def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = textwrap.dedent(f"""
         import os, pathlib, signal, threading
-        from compiler.measure.worker_pool import WorkerPool
-        from compiler.measure.worker_process import WorkerProcess
+        from retune.compiler.measure.worker_pool import WorkerPool
+        from retune.compiler.measure.worker_process import WorkerProcess
 
         def work(worker, item):
             pathlib.Path({str(pid_file)!r} + str(item)).write_text(str(worker.call("os:getpid")))
@@ -312,7 +312,7 @@ def test_an_interrupt_ends_a_pool_at_once(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_that_takes_no_message_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.measure.worker_process._SEND_SECONDS", 1)
+    monkeypatch.setattr("retune.compiler.measure.worker_process._SEND_SECONDS", 1)
     with WorkerProcess() as worker:
         pid = worker.call("os:getpid")
         os.kill(pid, signal.SIGSTOP)

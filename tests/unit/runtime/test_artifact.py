@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.packing import Packing
-from compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.errors import ArtifactError
+from retune.compiler.packing import Packing
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 
 
 def test_a_packing_of_another_size_is_refused() -> None:

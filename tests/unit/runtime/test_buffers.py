@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.measure.worker_process import WorkerLostError, WorkerProcess
-from compiler.runtime.artifact import ALIGNMENT
-from compiler.runtime.buffers import CANARY, FencedArray, aligned_array, aligned_copy, constant_array
+from retune.compiler.measure.worker_process import WorkerLostError, WorkerProcess
+from retune.compiler.runtime.artifact import ALIGNMENT
+from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array, aligned_copy, constant_array
 
 FLOATS_PER_PAGE = 1024
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.measure.worker_process import WorkerProcess
-from compiler.runtime import contention
-from compiler.runtime.affinity import bind_process
-from compiler.runtime.contention import ContentionMeter
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.runtime import contention
+from retune.compiler.runtime.affinity import bind_process
+from retune.compiler.runtime.contention import ContentionMeter
 
 _SPIN = "import os; os.sched_setaffinity(0, {%d}); print('spins', flush=True)\nwhile True: pass"
 

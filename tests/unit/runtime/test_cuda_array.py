@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import DeviceError
-from compiler.runtime.artifact import Array
-from compiler.runtime.cuda_array import FENCE, DeviceArray
-from compiler.runtime.device import cuda
-from compiler.runtime.dlpack_capsule import capsule_of
-from compiler.runtime.ffi import tensor_of
+from retune.compiler.errors import DeviceError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.cuda_array import FENCE, DeviceArray
+from retune.compiler.runtime.device import cuda
+from retune.compiler.runtime.dlpack_capsule import capsule_of
+from retune.compiler.runtime.ffi import tensor_of
 from tests.cuda_double import DriverDouble
 from tests.late_gpus import LateGpus
 
@@ -127,7 +127,7 @@ def test_what_is_lent_may_outlive_the_interpreter() -> None:
     """What is in a cycle that `sys` knows goes last, after the globals of every module."""
     code = """if True:
         import sys
-        from compiler.runtime.ffi import tensor_of
+        from retune.compiler.runtime.ffi import tensor_of
         from tests.unit.runtime.test_cuda_array import made
         sys.kept = [tensor_of(made((3, 4))), made((3,)).__dlpack__()]
         sys.kept.append(sys.kept)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import DeviceError
-from compiler.runtime import cuda
-from compiler.runtime.cuda_driver import Driver
+from retune.compiler.errors import DeviceError
+from retune.compiler.runtime import cuda
+from retune.compiler.runtime.cuda_driver import Driver
 
 H200 = {
     "memory_clock_rate": 3201000,

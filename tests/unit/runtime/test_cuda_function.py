@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import auto_scheduler
-from compiler.driver import build as build_module
-from compiler.driver.build import build
-from compiler.driver.hardware import hardware_of_gpu
-from compiler.errors import DeviceError, TargetError
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_function import CudaFunction
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default_gpu import default_gpu_steps
-from compiler.schedule.state import replay
-from compiler.target import Target
+from retune.compiler import auto_scheduler
+from retune.compiler.driver import build as build_module
+from retune.compiler.driver.build import build
+from retune.compiler.driver.hardware import hardware_of_gpu
+from retune.compiler.errors import DeviceError, TargetError
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_function import CudaFunction
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.target import Target
 from tests.cuda_double import DEVICE, DriverDouble
 from tests.unit.search.workloads import matmul, softmax
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.driver.hardware import hardware_of
-from compiler.errors import DeviceError
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.cuda_array import DeviceArray
-from compiler.runtime.cuda_program import DeviceProgram
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, ComputeAt, Split
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.errors import DeviceError
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.cuda_array import DeviceArray
+from retune.compiler.runtime.cuda_program import DeviceProgram
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Split
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
 from tests.cuda_double import DriverDouble
 from tests.unit.lower.small import doubled
 from tests.unit.search.workloads import GPU

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.measure.worker_process import WorkerProcess
-from compiler.runtime import openmp
-from compiler.runtime.artifact import Array
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import Buffer, load_kernels
-from compiler.runtime.openmp import openmp_runtime
+from retune.compiler.errors import ArtifactError
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.runtime import openmp
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.loader import Buffer, load_kernels
+from retune.compiler.runtime.openmp import openmp_runtime
 from tests.ir_kernels import ELEMENTS, artifact
 
 
@@ -135,8 +135,8 @@ def test_without_a_system_runtime_the_one_inside_xgboost_is_found() -> None:
 _LOADS = """
 import gc, sys
 import psutil
-from compiler.executor.library import Library
-from compiler.graph_executor import GraphModule, cpu
+from retune.compiler.executor.library import Library
+from retune.compiler.graph_executor import GraphModule, cpu
 from tests.doubling_network import doubling_network
 
 def load():

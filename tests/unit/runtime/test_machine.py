@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.runtime.machine import ASSUMED_CACHE_BYTES, free_memory_bytes, last_cache_bytes, require_memory
+from retune.compiler.runtime.machine import ASSUMED_CACHE_BYTES, free_memory_bytes, last_cache_bytes, require_memory
 
 
 def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import compiler
-from compiler import nd, te
-from compiler.driver.modules import build
-from compiler.errors import ArtifactError, DefinitionError, LoweringError, OptionError
-from compiler.runtime import BenchmarkResult, Module, PackedFunc, load_module, object_use_count
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.schedule.steps import Annotate, Split
+from retune import compiler
+from retune.compiler import nd, te
+from retune.compiler.driver.modules import build
+from retune.compiler.errors import ArtifactError, DefinitionError, LoweringError, OptionError
+from retune.compiler.runtime import BenchmarkResult, Module, PackedFunc, load_module, object_use_count
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Annotate, Split
 
 needs_linker = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
 
@@ -303,14 +303,14 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("compiler", "storage", "tasks", "flows", "llvmlite"):
+        if name.split(".")[0] in ("retune", "llvmlite"):
             raise ImportError(name + " is blocked")
 
 sys.meta_path.insert(0, Blocked())
 import tvm_ffi
 module = tvm_ffi.load_module(sys.argv[1])
 {body}
-assert not [name for name in sys.modules if name.startswith(("compiler", "llvmlite"))]
+assert not [name for name in sys.modules if name.startswith(("retune", "llvmlite"))]
 print("fine")
 """
 

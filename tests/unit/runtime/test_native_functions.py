@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tvm_ffi
 
-import compiler
-from compiler import nd, te
-from compiler.driver.build import build as build_for_numpy
-from compiler.errors import ArtifactError
-from compiler.runtime import PackedFunc, load_module
-from compiler.te.evaluate import evaluate
+from retune import compiler
+from retune.compiler import nd, te
+from retune.compiler.driver.build import build as build_for_numpy
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime import PackedFunc, load_module
+from retune.compiler.te.evaluate import evaluate
 
 C = r"""
 #include <tvm/ffi/c_api.h>

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from compiler.config import SPIN_COUNT
+from retune.compiler.config import SPIN_COUNT
 
 _SPIN = """
 import os
 {before}
-from compiler.runtime.openmp import openmp_runtime
+from retune.compiler.runtime.openmp import openmp_runtime
 openmp_runtime()
 assert os.environ.get("GOMP_SPINCOUNT") == {after!r}, os.environ.get("GOMP_SPINCOUNT")
 """
@@ -21,8 +21,8 @@ _SHOW = {"OMP_DISPLAY_ENV": "verbose"}
 _FORK = """
 import multiprocessing, os, signal
 import numpy as np
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
 from tests.ir_kernels import ELEMENTS, artifact
 
 a, b = aligned_array((ELEMENTS,), "float32"), aligned_array((ELEMENTS,), "float32")

@@ -12,13 +12,20 @@ import pytest
 import tvm_ffi
 from hypothesis import given, settings, strategies
 
-import compiler
-from compiler import nd, te
-from compiler.errors import ArtifactError, MismatchError, OptionError, RegistryError
-from compiler.ir.expr import Binary, BinaryOp, Var
-from compiler.runtime import NDArray, PackedFunc, convert, object_use_count
-from compiler.runtime.container import Array, Map, assert_structural_equal, load_json, save_json, structural_equal
-from compiler.runtime.ffi import FFIDevice
+from retune import compiler
+from retune.compiler import nd, te
+from retune.compiler.errors import ArtifactError, MismatchError, OptionError, RegistryError
+from retune.compiler.ir.expr import Binary, BinaryOp, Var
+from retune.compiler.runtime import NDArray, PackedFunc, convert, object_use_count
+from retune.compiler.runtime.container import (
+    Array,
+    Map,
+    assert_structural_equal,
+    load_json,
+    save_json,
+    structural_equal,
+)
+from retune.compiler.runtime.ffi import FFIDevice
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.runtime import temporaries
-from compiler.runtime.published import publish_text, published, require_writable, sync_folder
-from compiler.runtime.temporaries import FOREIGN_SECONDS, remove_abandoned, temporary_in
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime import temporaries
+from retune.compiler.runtime.published import publish_text, published, require_writable, sync_folder
+from retune.compiler.runtime.temporaries import FOREIGN_SECONDS, remove_abandoned, temporary_in
 
 
 def test_a_text_replaces_the_one_before(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_cannot_be_written_is_found_beforehand(tmp_path: Path) -> None:
 _WRITER = """
 import sys, time
 from pathlib import Path
-from compiler.runtime.published import published
+from retune.compiler.runtime.published import published
 with published(Path(sys.argv[1])) as temporary:
     temporary.write_text("half of the n")
     print("begun", flush=True)

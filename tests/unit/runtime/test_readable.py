@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from compiler.runtime.readable import BUSY, busy_warning, count, milliseconds
+from retune.compiler.runtime.readable import BUSY, busy_warning, count, milliseconds
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from compiler.errors import RegistryError
-from compiler.runtime.registry import (
+from retune.compiler.errors import RegistryError
+from retune.compiler.runtime.registry import (
     find_function,
     get_global_func,
     list_global_func_names,

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
-from compiler.runtime.sequence import KernelSequence
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.runtime.sequence import KernelSequence
 from tests.ir_kernels import ELEMENTS, artifact
 
 

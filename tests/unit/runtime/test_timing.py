@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from compiler.errors import OptionError
-from compiler.runtime.timing import BenchmarkResult, TimeEvaluator
+from retune.compiler.errors import OptionError
+from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from tests.clock import Clock
 
 

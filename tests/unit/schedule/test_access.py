@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 # ruff: noqa: ARG005 - the parameters of a body name its axes
-from compiler import te
-from compiler.ir.expr import Expr, const
-from compiler.schedule import primitives as s
-from compiler.schedule.access import (
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr, const
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.access import (
     consumers,
     elementwise_match,
     is_shifted_axis,
@@ -19,9 +19,9 @@ from compiler.schedule.access import (
     producers,
     single_consumer,
 )
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.te.tensor import Axis, AxisKind, Tensor
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.te.tensor import Axis, AxisKind, Tensor
 
 V, W = Axis("v", 8, AxisKind.SPATIAL), Axis("w", 8, AxisKind.SPATIAL)
 

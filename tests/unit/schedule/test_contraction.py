@@ -3,12 +3,18 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.schedule.contraction import as_matmul, contraction_of, depth_is_inner, has_tf32_products, instruction_for
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import ComputeOp
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.schedule.contraction import (
+    as_matmul,
+    contraction_of,
+    depth_is_inner,
+    has_tf32_products,
+    instruction_for,
+)
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import ComputeOp
 from tests.property.programs import inputs_of
 from tests.unit.search.workloads import conv_bn_relu, matmul, softmax
 from tests.unit.simt.products import PRODUCTS, conv, product

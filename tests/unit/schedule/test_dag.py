@@ -4,12 +4,12 @@ import pickle
 
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.schedule.access import elementwise_match, is_strictly_inlineable, needs_multi_level_tiling
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.schedule.access import elementwise_match, is_strictly_inlineable, needs_multi_level_tiling
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.te.tensor import Tensor
 
 
 def matmul(n: int, wrap: bool = False, name: str = "C") -> list[Tensor]:

@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 
-from compiler import te
-from compiler.runtime.registry import register_func, remove_global_func
-from compiler.schedule.dag import HASH_FUNCTION, ComputeDAG
-from compiler.schedule.dag_text import shortened
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.runtime.registry import register_func, remove_global_func
+from retune.compiler.schedule.dag import HASH_FUNCTION, ComputeDAG
+from retune.compiler.schedule.dag_text import shortened
+from retune.compiler.te.tensor import Tensor
 
 
 def every_kind() -> ComputeDAG:

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu_cases import GpuCase
-from compiler import te
-from compiler.driver.build import build
-from compiler.schedule import default
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps, reference_steps
-from compiler.schedule.state import replay
+from retune.compiler import te
+from retune.compiler.driver.build import build
+from retune.compiler.schedule import default
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps, reference_steps
+from retune.compiler.schedule.state import replay
 
 
 def lines(dag: ComputeDAG) -> list[str]:

@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.ir.expr import Expr
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule import default_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default_gpu import default_gpu_steps
-from compiler.schedule.state import replay
-from compiler.simt.execute import execute
-from compiler.target import Target
-from compiler.te.evaluate import evaluate
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule import default_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import Target
+from retune.compiler.te.evaluate import evaluate
 from tests.property.computations import random_computation
 from tests.property.programs import inputs_of, random_program
 from tests.ptx.machine import run_ptx

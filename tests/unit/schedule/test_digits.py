@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.schedule.bounds import infer_bounds
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State, replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import ComputeAt, Fuse, Split, Step
+from retune.compiler import te
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import ComputeAt, Fuse, Split, Step
 from tests.property.checks import checked
 from tests.property.programs import inputs_of
 

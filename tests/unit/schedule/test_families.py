@@ -5,15 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import LoweringError, ScheduleError
-from compiler.features.extract import extract
-from compiler.lower.pipeline import lower
-from compiler.schedule.choices import choices_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Number, replay
-from compiler.schedule.statements import Access, statement_nests
-from compiler.schedule.steps import (
+from retune.compiler import te
+from retune.compiler.errors import LoweringError, ScheduleError
+from retune.compiler.features.extract import extract
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Number, replay
+from retune.compiler.schedule.statements import Access, statement_nests
+from retune.compiler.schedule.steps import (
     CacheRead,
     CacheWrite,
     ComputeAt,
@@ -25,7 +25,7 @@ from compiler.schedule.steps import (
     Split,
     Step,
 )
-from compiler.target import HardwareParams
+from retune.compiler.target import HardwareParams
 
 LENGTHS = np.array([1, 4, 16, 64], np.int64)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.schedule.dag import ComputeDAG
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule.dag import ComputeDAG
 
 F = te.placeholder((10,), "float32", "F")
 S = te.placeholder((10,), "int32", "S")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compiler.errors import ScheduleError
-from compiler.ir.expr import Const, Expr, const
-from compiler.schedule.layout import (
+from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.expr import Const, Expr, const
+from retune.compiler.schedule.layout import (
     Digit,
     LayoutRewriteOption,
     digit_values,
@@ -14,7 +14,7 @@ from compiler.schedule.layout import (
     layout_text,
     parse_layout,
 )
-from compiler.target import Target
+from retune.compiler.target import Target
 
 
 def test_a_text_is_read_as_it_was_written() -> None:

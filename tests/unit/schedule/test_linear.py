@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from compiler.ir.expr import BinaryOp, Expr, Var, binary
-from compiler.schedule.linear import Linear, linearize
+from retune.compiler.ir.expr import BinaryOp, Expr, Var, binary
+from retune.compiler.schedule.linear import Linear, linearize
 
 A, B = Var("a"), Var("b")
 KEYS = {A: (0, "a"), B: (0, "b")}

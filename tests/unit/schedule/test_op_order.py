@@ -2,9 +2,9 @@
 
 import pytest
 
-from compiler import te
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.tensor import Tensor
 from tests.unit.search.workloads import (
     conv_bn_relu,
     double_matmul,

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import LoweringError, ScheduleError
-from compiler.lower.pipeline import lower
-from compiler.schedule import primitives as s
-from compiler.schedule.bounds import infer_bounds
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.python_text import print_python_code_from_state
-from compiler.schedule.state import Annotation, Root, State
-from compiler.schedule.steps import Annotate, Reorder, Split
-from compiler.target import HardwareParams
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.errors import LoweringError, ScheduleError
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.python_text import print_python_code_from_state
+from retune.compiler.schedule.state import Annotation, Root, State
+from retune.compiler.schedule.steps import Annotate, Reorder, Split
+from retune.compiler.target import HardwareParams
+from retune.compiler.te.tensor import Tensor
 
 
 def matmul() -> tuple[ComputeDAG, Tensor]:

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import ScheduleError
-from compiler.schedule import primitives as s
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.python_text import print_python_code_from_state
-from compiler.schedule.state import State, replay
-from compiler.schedule.steps import Annotate, Split
+from retune.compiler import te
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.python_text import print_python_code_from_state
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.steps import Annotate, Split
 from tests.property.computations import random_computation
 from tests.property.wild import wild_steps
 
@@ -40,8 +40,8 @@ def test_the_text() -> None:
     state, _ = s.vectorize(state, rf, "k_1")
     state, _ = s.parallel(state, "total.repl", 0)
     assert print_python_code_from_state(dag, state) == (
-        "from compiler.schedule.primitives import parallel, reorder, rfactor, split, vectorize\n"
-        "from compiler.schedule.state import State\n"
+        "from retune.compiler.schedule.primitives import parallel, reorder, rfactor, split, vectorize\n"
+        "from retune.compiler.schedule.state import State\n"
         "\n"
         "state = State.initial(dag)\n"
         "state, _ = split(state, 'total', 'k', [4])\n"

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError, ScheduleError
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import get_shape_from_rewritten_layout
-from compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
-from compiler.te.evaluate import evaluate
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError, ScheduleError
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import get_shape_from_rewritten_layout
+from retune.compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.tensor import Tensor
 
 LAYOUT = "2j2k3j4k"
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import ScheduleError
-from compiler.schedule.bounds import infer_bounds
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Attached, IterKind, Root, replay
-from compiler.schedule.steps import (
+from retune.compiler import te
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Attached, IterKind, Root, replay
+from retune.compiler.schedule.steps import (
     Annotate,
     CacheRead,
     CacheWrite,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from compiler import te
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.structure import structure_of
+from retune.compiler import te
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.structure import structure_of
 
 
 def convolution(size: int, channels: int, stride: int = 1, dtype: str = "float32", relu: bool = False) -> ComputeDAG:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from compiler.errors import ScheduleError
-from compiler.schedule.primitives import as_matmul, compute_at, pipeline, split, tensorize
-from compiler.schedule.python_text import print_python_code_from_state
-from compiler.schedule.state import State, replay
-from compiler.schedule.steps import AsMatmul, Pipeline, Split, dump_steps, load_steps
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.primitives import as_matmul, compute_at, pipeline, split, tensorize
+from retune.compiler.schedule.python_text import print_python_code_from_state
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.steps import AsMatmul, Pipeline, Split, dump_steps, load_steps
 from tests.unit.search.workloads import matmul
 from tests.unit.simt.products import product, tensor_space, with_lengths
 

@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Expr
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.loader import load_kernels
-from compiler.schedule import primitives as s
-from compiler.schedule.bounds import infer_bounds
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.python_text import print_python_code_from_state
-from compiler.schedule.state import Annotation, Attached, Inlined, Root, State, replay
-from compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
-from compiler.schedule.task import SearchTask
-from compiler.schedule.workload_registry import is_registered, register_workload_tensors, workload_key_to_tensors
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Expr
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.python_text import print_python_code_from_state
+from retune.compiler.schedule.state import Annotation, Attached, Inlined, Root, State, replay
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.schedule.workload_registry import is_registered, register_workload_tensors, workload_key_to_tensors
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
 
 
 def matmul(n: int = 512, m: int = 512, depth: int = 512) -> ComputeDAG:

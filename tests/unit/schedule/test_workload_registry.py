@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler import te
-from compiler.errors import DuplicateWorkloadError, RetuneError, UnknownWorkloadError, UnregisteredWorkloadError
-from compiler.schedule import workload_registry as registry
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.errors import DuplicateWorkloadError, RetuneError, UnknownWorkloadError, UnregisteredWorkloadError
+from retune.compiler.schedule import workload_registry as registry
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.tensor import Tensor
 
 
 @pytest.fixture(autouse=True)

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.codegen.nvptx import ptx
-from compiler.gpu_facts import facts_of
-from compiler.ir.expr import Expr
-from compiler.ir.kernel import INDICES, Kernel
-from compiler.ir.stmt import Let, LoopKind, Store, walk_stmt
-from compiler.schedule.dag import ComputeDAG
-from compiler.search.space import SketchSpace
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.kernel import INDICES, Kernel
+from retune.compiler.ir.stmt import Let, LoopKind, Store, walk_stmt
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.simt.execute import execute
+from retune.compiler.te.evaluate import evaluate
 from tests.indices import value_of
 from tests.property.programs import inputs_of
 from tests.ptx.machine import run_ptx

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from compiler.search import mutation
-from compiler.search.evolution import (
+from retune.compiler.search import mutation
+from retune.compiler.search.evolution import (
     Breed,
     Brood,
     Generation,
@@ -16,9 +16,9 @@ from compiler.search.evolution import (
     ranking,
     selection_weights,
 )
-from compiler.search.genome import Layout, Rows, Scores, keys_of
-from compiler.search.options import SearchOptions
-from compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.genome import Layout, Rows, Scores, keys_of
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import SketchSpace, build_spaces
 from tests.unit.search.workloads import matmul, task_of
 
 OPTIONS = SearchOptions(population=200, generations=6)

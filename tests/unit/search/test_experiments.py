@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.cost_model import RandomModel, TrainingBatch
-from compiler.driver.build import build_kernel
-from compiler.errors import OptionError
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.primitives import split
-from compiler.schedule.state import State
-from compiler.schedule.steps import Split, dump_steps, steps_of
-from compiler.schedule.task import SearchTask
-from compiler.search import mutation
-from compiler.search.evolution import Breed, Brood, Generation, evaluate, evolve
-from compiler.search.genome import Rows, Scores
-from compiler.search.options import SearchOptions
-from compiler.search.policy import (
+from retune.compiler.cost_model import RandomModel, TrainingBatch
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import OptionError
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.primitives import split
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Split, dump_steps, steps_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search import mutation
+from retune.compiler.search.evolution import Breed, Brood, Generation, evaluate, evolve
+from retune.compiler.search.genome import Rows, Scores
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import (
     Candidate,
     EmptyPolicy,
     Policy,
@@ -30,7 +30,7 @@ from compiler.search.policy import (
     SketchPolicy,
     Told,
 )
-from compiler.search.space import build_spaces
+from retune.compiler.search.space import build_spaces
 from tests.unit.search.workloads import conv_residual_nhwc, matmul, softmax, task_of
 
 OPTIONS = SearchOptions(population=128, generations=2)

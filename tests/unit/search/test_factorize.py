@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.search.factorize import covering, divisors, sample_factorizations
+from retune.compiler.search.factorize import covering, divisors, sample_factorizations
 
 
 def test_divisors_of_a_composite() -> None:

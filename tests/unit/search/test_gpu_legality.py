@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DeviceLimitError
-from compiler.lower.gpu.limits import Limit
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Annotate, ComputeAt, Split, Step
-from compiler.search.gpu_kernels import kernels_of
-from compiler.search.gpu_legality import REASONS, gpu_refusals
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.target import HardwareParams
+from retune.compiler import te
+from retune.compiler.errors import DeviceLimitError
+from retune.compiler.lower.gpu.limits import Limit
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Split, Step
+from retune.compiler.search.gpu_kernels import kernels_of
+from retune.compiler.search.gpu_legality import REASONS, gpu_refusals
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import HardwareParams
 from tests.unit.lower.small import doubled, sum_and_peak, window
 from tests.unit.search.workloads import GPU, gpu_task_of, matmul
 from tests.unit.simt.operators import OPERATORS

@@ -5,23 +5,23 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.errors import LoweringError
-from compiler.ir.stmt import walk_stmt
-from compiler.ir.tensor_core import AsyncCopy
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Pipeline, Step
-from compiler.schedule.task import SearchTask
-from compiler.search.gpu_kernels import kernels_of
-from compiler.search.options import SearchOptions
-from compiler.search.space import SketchSpace, build_spaces
-from compiler.simt.execute import execute
-from compiler.target import Target
-from compiler.te.evaluate import evaluate
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.stmt import walk_stmt
+from retune.compiler.ir.tensor_core import AsyncCopy
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Pipeline, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.gpu_kernels import kernels_of
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import Target
+from retune.compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
 from tests.ptx.machine import run_ptx
 from tests.unit.search.workloads import GPU, matmul

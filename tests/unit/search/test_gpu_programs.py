@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Step
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Step
 from tests.property.checks import checked
 from tests.property.programs import inputs_of
 from tests.unit.search.test_gpu_space import DAGS, spaces_of

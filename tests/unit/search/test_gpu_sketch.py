@@ -2,9 +2,9 @@
 
 import pytest
 
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, Attached, Inlined, Root, State
-from compiler.schedule.steps import (
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, Attached, Inlined, Root, State
+from retune.compiler.schedule.steps import (
     Annotate,
     CacheRead,
     CacheWrite,
@@ -13,10 +13,10 @@ from compiler.schedule.steps import (
     Reorder,
     Split,
 )
-from compiler.search.options import SearchOptions
-from compiler.search.sketch import derive_sketches
-from compiler.search.sketch_rules import SketchContext
-from compiler.search.sketch_rules.facts import has_cache_write, has_cross_thread_reduction
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.sketch import derive_sketches
+from retune.compiler.search.sketch_rules import SketchContext
+from retune.compiler.search.sketch_rules.facts import has_cache_write, has_cross_thread_reduction
 from tests.unit.search.workloads import (
     GPU,
     conv_bn_relu,

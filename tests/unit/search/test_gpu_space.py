@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.cost_model import RandomModel
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, Attached, Root, State, replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Split, dump_steps, load_steps
-from compiler.search import mutation
-from compiler.search.gpu_legality import gpu_legal
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy
-from compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, Attached, Root, State, replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Split, dump_steps, load_steps
+from retune.compiler.search import mutation
+from retune.compiler.search.gpu_legality import gpu_legal
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.space import SketchSpace, build_spaces
 from tests.unit.search.workloads import (
     GPU,
     conv_bn_relu,

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.schedule.choices import choices_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State, replay
-from compiler.schedule.statements import StageNest, statement_nests
-from compiler.schedule.steps import Annotate, Reorder, Split
-from compiler.search.legality import legal, promising
-from compiler.search.options import SearchOptions
-from compiler.search.register_tile import register_tile, straight_line, tile_registers
-from compiler.search.space import build_spaces
-from compiler.target import HardwareParams
+from retune.compiler import te
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.statements import StageNest, statement_nests
+from retune.compiler.schedule.steps import Annotate, Reorder, Split
+from retune.compiler.search.legality import legal, promising
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.register_tile import register_tile, straight_line, tile_registers
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import HardwareParams
 from tests.unit.search.workloads import matmul, task_of, winograd_nhwc
 
 HARDWARE = HardwareParams(num_cores=1)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.cost_model import RandomModel
-from compiler.errors import CorruptRecordError
-from compiler.schedule.steps import dump_steps
-from compiler.search.looks import KeptLooks, Look, identity_of, looks_from_bytes, looks_to_bytes
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy, Told
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.errors import CorruptRecordError
+from retune.compiler.schedule.steps import dump_steps
+from retune.compiler.search.looks import KeptLooks, Look, identity_of, looks_from_bytes, looks_to_bytes
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy, Told
 from tests.unit.search.test_policy import CONV, MATMUL, OPTIONS, Spy
 
 NAME = identity_of(CONV, OPTIONS)
@@ -46,7 +46,9 @@ def test_a_policy_that_takes_them_over_learns_the_same_and_asks_for_the_same(
     first.tell(told)
     second.told.recall([one.steps_text for one in told], kept(looks))
     with monkeypatch.context() as blind:
-        blind.setattr("compiler.search.scored.extract", lambda *_, **__: pytest.fail("it looks at programs again"))
+        blind.setattr(
+            "retune.compiler.search.scored.extract", lambda *_, **__: pytest.fail("it looks at programs again")
+        )
         second.tell(told)
     np.testing.assert_array_equal(plain.batches[0].features, quick.batches[0].features)
     assert first.ask(16, 1) == second.ask(16, 1)

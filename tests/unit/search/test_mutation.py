@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.search import mutation
-from compiler.search.factorize import sample_factorizations
-from compiler.search.genome import Layout, Rows, keys_of
+from retune.compiler.search import mutation
+from retune.compiler.search.factorize import sample_factorizations
+from retune.compiler.search.genome import Layout, Rows, keys_of
 
 LAYOUT = Layout.of(((0, 96, 4), (1, 49, 4), (2, 36, 2), (3, 1, 4)), (4, 6), (4,))
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from compiler.cost_model import RandomModel
-from compiler.search import mutation
-from compiler.search.genome import Layout
-from compiler.search.neighbours import neighbours
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy, Told, program_id
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.search import mutation
+from retune.compiler.search.genome import Layout
+from retune.compiler.search.neighbours import neighbours
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy, Told, program_id
 from tests.unit.search.workloads import matmul, task_of
 
 LAYOUT = Layout.of(((0, 12, 3), (1, 7, 2)), (4,), (4,))

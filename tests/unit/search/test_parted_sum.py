@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import replay
-from compiler.schedule.steps import AsMatmul, Rfactor
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.space import SketchSpace, build_spaces
-from compiler.simt.execute import execute
-from compiler.target import Target
-from compiler.te.evaluate import evaluate
+from retune.compiler import te
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import AsMatmul, Rfactor
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import Target
+from retune.compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
 from tests.unit.search.workloads import GPU, matmul
 from tests.unit.simt.products import conv, product

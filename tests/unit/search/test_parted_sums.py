@@ -5,17 +5,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compiler.features import extract
-from compiler.features.table import INDEX
-from compiler.gpu_facts import facts_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.steps import AsMatmul, ComputeAt, Rfactor, Split
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.scored import scored_hardware
-from compiler.search.space import SketchSpace, build_spaces
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
+from retune.compiler.features import extract
+from retune.compiler.features.table import INDEX
+from retune.compiler.gpu_facts import facts_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.steps import AsMatmul, ComputeAt, Rfactor, Split
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.scored import scored_hardware
+from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.simt.execute import execute
+from retune.compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
 from tests.unit.search.workloads import GPU
 from tests.unit.simt.products import TF32, check_as_threads_and_as_ptx, conv, lowered, product, sampled

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.cost_model import RandomModel, TrainingBatch, XGBModel
-from compiler.errors import OptionError, ScheduleError
-from compiler.features import FEATURE_NAMES
-from compiler.schedule.choices import choices_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import Annotate, dump_steps
-from compiler.search.legality import legal
-from compiler.search.options import SearchOptions
-from compiler.search.policy import (
+from retune.compiler import te
+from retune.compiler.cost_model import RandomModel, TrainingBatch, XGBModel
+from retune.compiler.errors import OptionError, ScheduleError
+from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import Annotate, dump_steps
+from retune.compiler.search.legality import legal
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import (
     Candidate,
     EmptyPolicy,
     PreloadCustomSketchRule,

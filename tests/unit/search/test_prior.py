@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from compiler.features import extract
-from compiler.search.genome import Scores
-from compiler.search.options import SearchOptions
-from compiler.search.prior import blended, merit, prior_scores
-from compiler.search.space import SketchSpace, build_spaces
-from compiler.target import HardwareParams
+from retune.compiler.features import extract
+from retune.compiler.search.genome import Scores
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.prior import blended, merit, prior_scores
+from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.target import HardwareParams
 from tests.unit.search.workloads import matmul, task_of
 
 DAG = matmul(512, 512, 512)

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.cost_model import RandomModel
-from compiler.driver.build import build, build_kernel
-from compiler.graph.evaluate import evaluate_node
-from compiler.graph.ir import Node
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.steps import Step
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.policy import Candidate, SketchPolicy
-from compiler.te.ops.winograd import transform_matrices
+from retune.compiler import te
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.driver.build import build, build_kernel
+from retune.compiler.graph.evaluate import evaluate_node
+from retune.compiler.graph.ir import Node
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import Candidate, SketchPolicy
+from retune.compiler.te.ops.winograd import transform_matrices
 from tests.unit.search.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 import pytest
 
-from compiler import te
-from compiler.errors import OptionError
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.primitives import split
-from compiler.schedule.state import Attached, Inlined, Root, State
-from compiler.schedule.steps import CacheWrite, ComputeAt, FollowSplit, Fuse, Reorder, Rfactor, Split
-from compiler.search.options import SearchOptions
-from compiler.search.sketch import derive_sketches
-from compiler.search.sketch_rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
-from compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
-from compiler.te.ops.winograd import winograd_conv2d
+from retune.compiler import te
+from retune.compiler.errors import OptionError
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.primitives import split
+from retune.compiler.schedule.state import Attached, Inlined, Root, State
+from retune.compiler.schedule.steps import CacheWrite, ComputeAt, FollowSplit, Fuse, Reorder, Rfactor, Split
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.sketch import derive_sketches
+from retune.compiler.search.sketch_rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
+from retune.compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
+from retune.compiler.te.ops.winograd import winograd_conv2d
 from tests.unit.search.workloads import (
     CORES,
     conv_bn_relu,

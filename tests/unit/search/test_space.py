@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.schedule.choices import choices_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.layout import LayoutRewriteOption
-from compiler.schedule.state import Annotation, Attached, Inlined, Root, replay
-from compiler.schedule.statements import statement_nests
-from compiler.schedule.steps import ComputeInline, Split, dump_steps, load_steps
-from compiler.schedule.task import SearchTask
-from compiler.search.legality import legal
-from compiler.search.options import SearchOptions
-from compiler.search.register_tile import register_tile, settled_unroll
-from compiler.search.space import SketchSpace, build_spaces
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import Annotation, Attached, Inlined, Root, replay
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.schedule.steps import ComputeInline, Split, dump_steps, load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.legality import legal
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.register_tile import register_tile, settled_unroll
+from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.search.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,

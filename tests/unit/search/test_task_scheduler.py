@@ -6,8 +6,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from compiler.errors import OptionError
-from compiler.search.task_scheduler import (
+from retune.compiler.errors import OptionError
+from retune.compiler.search.task_scheduler import (
     SchedulerOptions,
     TaskState,
     choose_task,

@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import LoweringError, TargetError
-from compiler.features import extract
-from compiler.ir.stmt import walk_stmt as walk
-from compiler.ir.tensor_core import Mma
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, AsMatmul
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.scored import scored_hardware
-from compiler.search.sketch import derive_sketches
-from compiler.search.sketch_rules import SketchContext
-from compiler.search.space import build_spaces
-from compiler.target import Target
+from retune.compiler.errors import LoweringError, TargetError
+from retune.compiler.features import extract
+from retune.compiler.ir.stmt import walk_stmt as walk
+from retune.compiler.ir.tensor_core import Mma
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, AsMatmul
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.scored import scored_hardware
+from retune.compiler.search.sketch import derive_sketches
+from retune.compiler.search.sketch_rules import SketchContext
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import Target
 from tests.property.checks import checked
 from tests.property.programs import inputs_of
 from tests.unit.search.workloads import GPU, double_matmul, matmul

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from compiler.cost_model import RandomModel
-from compiler.schedule.steps import Split, dump_steps
-from compiler.schedule.task import SearchTask
-from compiler.search import mutation
-from compiler.search.options import SearchOptions
-from compiler.search.policy import SketchPolicy, Told
-from compiler.search.transfer import Relative, distance, fit, nearest, refitted
+from retune.compiler.cost_model import RandomModel
+from retune.compiler.schedule.steps import Split, dump_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search import mutation
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy, Told
+from retune.compiler.search.transfer import Relative, distance, fit, nearest, refitted
 from tests.unit.search.workloads import conv_residual_nhwc, matmul, task_of
 
 OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)

@@ -6,10 +6,10 @@ them say which loops index them (`auto_scheduler_simplify_const_tensor_indices`)
 
 from collections.abc import Sequence
 
-from compiler import te
-from compiler.ir.expr import Expr
-from compiler.te.ops.winograd import Matrix, transform_matrices
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.te.ops.winograd import Matrix, transform_matrices
+from retune.compiler.te.tensor import Tensor
 
 
 def const_matrix(matrix: Matrix, name: str, dtype: str = "float32") -> Tensor:

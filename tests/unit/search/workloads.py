@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from compiler import te
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.fuse import fuse
-from compiler.graph.ir import Attribute, Value
-from compiler.graph.partition import express
-from compiler.ir.expr import Expr
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.ops import winograd
+from retune.compiler import te
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.ir import Attribute, Value
+from retune.compiler.graph.partition import express
+from retune.compiler.ir.expr import Expr
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.ops import winograd
 from tests.unit.search.winograd_of_matrices import winograd_conv2d
 
 CORES = HardwareParams(num_cores=4)

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from compiler import te
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.ops.call import Attribute, OpCall
-from compiler.te.ops.conv import convolution
-from compiler.te.ops.conv_transpose import conv_transpose2d
-from compiler.te.ops.matmul import batch_matmul
-from compiler.te.ops.norm import layer_norm
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.ops.call import Attribute, OpCall
+from retune.compiler.te.ops.conv import convolution
+from retune.compiler.te.ops.conv_transpose import conv_transpose2d
+from retune.compiler.te.ops.matmul import batch_matmul
+from retune.compiler.te.ops.norm import layer_norm
+from retune.compiler.te.tensor import Tensor
 from tests.unit.search.workloads import conv_bn_relu, matmul, min_nm, softmax
 
 _LAYOUTS = {1: "NWC", 2: "NHWC", 3: "NDHWC"}

@@ -4,24 +4,24 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from compiler import te
-from compiler.codegen.nvptx import ptx
-from compiler.ir.expr import Expr
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import replay
-from compiler.schedule.steps import AsMatmul, Step
-from compiler.schedule.task import SearchTask
-from compiler.search.options import SearchOptions
-from compiler.search.space import SketchSpace, build_spaces
-from compiler.simt.execute import execute
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
-from compiler.te.ops.call import Attribute, OpCall
-from compiler.te.ops.conv import convolution
-from compiler.te.ops.matmul import batch_matmul, contract
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import AsMatmul, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.ops.call import Attribute, OpCall
+from retune.compiler.te.ops.conv import convolution
+from retune.compiler.te.ops.matmul import batch_matmul, contract
+from retune.compiler.te.tensor import Tensor
 from tests.property.programs import inputs_of
 from tests.ptx.machine import run_ptx
 from tests.unit.search.workloads import GPU

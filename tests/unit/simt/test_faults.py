@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import DefinitionError, KernelFaultError
-from compiler.gpu_facts import STATIC_SHARED
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import (
+from retune.compiler.errors import DefinitionError, KernelFaultError
+from retune.compiler.gpu_facts import STATIC_SHARED
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, const, select
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.stmt import (
     Allocate,
     Barrier,
     Block,
@@ -25,10 +25,10 @@ from compiler.ir.stmt import (
     map_stmt,
     walk_stmt,
 )
-from compiler.lower.gpu.barriers import insert_barriers
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.simt import vectors
-from compiler.simt.execute import execute
+from retune.compiler.lower.gpu.barriers import insert_barriers
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.simt import vectors
+from retune.compiler.simt.execute import execute
 from tests.unit.lower.small import fetched_product
 from tests.unit.search.workloads import GPU
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.state import replay
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.state import replay
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.simt.execute import execute
+from retune.compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
 from tests.unit.search.workloads import GPU, gpu_task_of
 from tests.unit.simt.operators import OPERATORS

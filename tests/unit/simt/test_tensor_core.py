@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.errors import KernelFaultError
-from compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, cast, const
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import (
+from retune.compiler.errors import KernelFaultError
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, cast, const
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.stmt import (
     Allocate,
     Barrier,
     Block,
@@ -23,9 +23,9 @@ from compiler.ir.stmt import (
     map_stmt,
     walk_stmt,
 )
-from compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
+from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
+from retune.compiler.simt.execute import execute
+from retune.compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
 from tests.unit.simt.products import PRODUCTS, lowered, product, sampled, tensor_space, with_lengths
 

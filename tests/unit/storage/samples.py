@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from compiler.measure.record import MeasureRecord, MeasureStatus
-from storage.files import new_id
-from storage.layout import part_names
-from storage.medium import LocalMedium
-from storage.parquet import ParquetRecordStore
-from storage.rounds import append_round
+from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.storage.files import new_id
+from retune.storage.layout import part_names
+from retune.storage.medium import LocalMedium
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.rounds import append_round
 
 CPU = "llvm -mcpu=znver5"
 DAY = 1.75e9
@@ -26,7 +26,7 @@ DAY = 1.75e9
 _ROOT = Path(__file__).parents[3]
 _OWNER = """
 import sys, time
-from storage.runs import RunLedger
+from retune.storage.runs import RunLedger
 run = RunLedger(sys.argv[1]).open_or_resume("f", {})
 print(run.run_id, flush=True)
 time.sleep(60)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import CorruptRecordError, StoreError
-from storage.artifacts import ArtifactStore, content_key
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.storage.artifacts import ArtifactStore, content_key
 
 FILES = {"plan.json": b"{}", "kernels/dense.o": b"\x7fELF"}
 
@@ -72,7 +72,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(handle: int) -> None:
         raise OSError(28, f"No space left on device for {handle}")
 
-    monkeypatch.setattr("storage.files.os.fsync", full)
+    monkeypatch.setattr("retune.storage.files.os.fsync", full)
     with pytest.raises(StoreError, match="No space left"):
         store.put("k", FILES)
     assert store.get("k") is None

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.errors import CorruptRecordError, StoreError
-from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from storage.codec import canonical, from_table, to_table
-from storage.schema import COLUMNS, SCHEMA
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.storage.codec import canonical, from_table, to_table
+from retune.storage.schema import COLUMNS, SCHEMA
 from tests.unit.storage.samples import timed
 
 durations = st.floats(0, 1e9)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from compiler.errors import StoreError
-from storage import compaction, parts
-from storage.compaction import Compaction, compact
-from storage.medium import LocalMedium
-from storage.parquet import ParquetRecordStore
-from storage.query import connect
-from storage.schema import SCHEMA
+from retune.compiler.errors import StoreError
+from retune.storage import compaction, parts
+from retune.storage.compaction import Compaction, compact
+from retune.storage.medium import LocalMedium
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.query import connect
+from retune.storage.schema import SCHEMA
 from tests.unit.storage.samples import failed, part_paths, timed
 from tests.unit.storage.test_parquet import start_writer
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import SchemaError, StoreError
-from compiler.measure.record import SCHEMA_VERSION
-from storage.base import HistoryPoint, RecordStore
-from storage.files import new_id
-from storage.memory import MemoryRecordStore
-from storage.parquet import ParquetRecordStore
+from retune.compiler.errors import SchemaError, StoreError
+from retune.compiler.measure.record import SCHEMA_VERSION
+from retune.storage.base import HistoryPoint, RecordStore
+from retune.storage.files import new_id
+from retune.storage.memory import MemoryRecordStore
+from retune.storage.parquet import ParquetRecordStore
 from tests.unit.storage.samples import CPU, failed, timed
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ulid import ULID
 
-from compiler.errors import MeasureError, StoreError
-from storage.errands import KEPT_SECONDS, ErrandStore
-from storage.files import new_id
-from storage.place import open_medium
+from retune.compiler.errors import MeasureError, StoreError
+from retune.storage.errands import KEPT_SECONDS, ErrandStore
+from retune.storage.files import new_id
+from retune.storage.place import open_medium
 
 QUEUE, SESSION = "build", new_id()
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import StoreError
-from compiler.runtime import temporaries
-from storage import leases
-from storage.leases import Lease, acquire
-from storage.place import open_medium
+from retune.compiler.errors import StoreError
+from retune.compiler.runtime import temporaries
+from retune.storage import leases
+from retune.storage.leases import Lease, acquire
+from retune.storage.place import open_medium
 
 BEAT, PATIENCE = 0.02, 0.3
 LONG_PATIENCE = 120.0
@@ -107,7 +107,7 @@ def test_one_of_many_successors_wins(objects: Any) -> None:
 @pytest.mark.usefixtures("unseen")
 def test_an_owner_that_was_succeeded_ends_itself(objects: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[tuple[int, int]] = []
-    monkeypatch.setattr("storage.leases.os.kill", lambda pid, number: ended.append((pid, number)))
+    monkeypatch.setattr("retune.storage.leases.os.kill", lambda pid, number: ended.append((pid, number)))
     sleeper = acquire(objects, "lock")
     successor = {"owner": "y", "beat": 0, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
     objects.publish({"lock/00000002": json.dumps(successor).encode()})

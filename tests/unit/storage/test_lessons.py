@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import StoreError
-from storage import lessons as lessons_module
-from storage.lessons import LessonStore
-from storage.query import ROUND_COLUMNS, connect, run_query
-from storage.rounds import ROUNDS, Field, append_round, rounds_of
+from retune.compiler.errors import StoreError
+from retune.storage import lessons as lessons_module
+from retune.storage.lessons import LessonStore
+from retune.storage.query import ROUND_COLUMNS, connect, run_query
+from retune.storage.rounds import ROUNDS, Field, append_round, rounds_of
 
 
 def test_a_run_finds_the_latest_of_its_place_before_it_began(tmp_path: Path) -> None:

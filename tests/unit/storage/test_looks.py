@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from storage import looks
-from storage.looks import LookStore
+from retune.storage import looks
+from retune.storage.looks import LookStore
 
 
 @pytest.fixture

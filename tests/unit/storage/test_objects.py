@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import StoreError
-from storage.artifacts import ArtifactStore, content_key
-from storage.compaction import Compaction, Retention, compact
-from storage.layout import part_names
-from storage.lessons import LessonStore
-from storage.medium import Medium
-from storage.parquet import ParquetRecordStore
-from storage.place import open_medium
-from storage.query import connect, run_query
-from storage.rounds import append_round, rounds_of
-from storage.runs import RunLedger
+from retune.compiler.errors import StoreError
+from retune.storage.artifacts import ArtifactStore, content_key
+from retune.storage.compaction import Compaction, Retention, compact
+from retune.storage.layout import part_names
+from retune.storage.lessons import LessonStore
+from retune.storage.medium import Medium
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.place import open_medium
+from retune.storage.query import connect, run_query
+from retune.storage.rounds import append_round, rounds_of
+from retune.storage.runs import RunLedger
 from tests.unit.storage.samples import another_owner, failed, timed
 from tests.unit.storage.test_parquet import ROOT, WRITER
 
@@ -224,6 +224,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr("storage.objects.url_to_fs", missing)
+    monkeypatch.setattr("retune.storage.objects.url_to_fs", missing)
     with pytest.raises(StoreError, match=r"pip install -e '\.\[s3\]'"):
         open_medium("s3://bucket/x")

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compiler.errors import CorruptRecordError, SchemaError, StoreError
-from compiler.measure.record import SCHEMA_VERSION
-from storage import parquet
-from storage.codec import canonical, to_table
-from storage.compaction import compact
-from storage.layout import part_folder
-from storage.medium import LocalMedium, Medium
-from storage.parquet import ParquetRecordStore
-from storage.parts import read_part
-from storage.schema import SCHEMA, VERSION_KEY, upgrade
+from retune.compiler.errors import CorruptRecordError, SchemaError, StoreError
+from retune.compiler.measure.record import SCHEMA_VERSION
+from retune.storage import parquet
+from retune.storage.codec import canonical, to_table
+from retune.storage.compaction import compact
+from retune.storage.layout import part_folder
+from retune.storage.medium import LocalMedium, Medium
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.parts import read_part
+from retune.storage.schema import SCHEMA, VERSION_KEY, upgrade
 from tests.unit.storage import samples
 from tests.unit.storage.samples import CPU, failed, part_paths, timed
 
@@ -106,7 +106,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.files.os.fsync", full_after_one)
+        patch.setattr("retune.storage.files.os.fsync", full_after_one)
         with pytest.raises(StoreError, match="No space left"):
             store.append([timed("w0", 1e-3), timed("w0b", 1e-3)])
     for reader in (store, ParquetRecordStore(tmp_path)):
@@ -245,8 +245,8 @@ def test_repeated_reads_open_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(_: LocalMedium, name: str) -> Sequence[object]:
         raise AssertionError(name)
 
-    monkeypatch.setattr("storage.parts.read_part", refuse)
-    monkeypatch.setattr("storage.parts.read_outline", refuse)
+    monkeypatch.setattr("retune.storage.parts.read_part", refuse)
+    monkeypatch.setattr("retune.storage.parts.read_outline", refuse)
     assert (reader.records(), reader.best_per_task()) == first
 
 
@@ -261,7 +261,7 @@ def test_best_reads_only_the_winning_file(tmp_path: Path, monkeypatch: pytest.Mo
         opened.append(medium.root / name)
         return read_part(medium, name)
 
-    monkeypatch.setattr("storage.parts.read_part", note)
+    monkeypatch.setattr("retune.storage.parts.read_part", note)
     best = reader.best("w0", target=CPU)
     assert best is not None
     assert best.seconds == 1e-3

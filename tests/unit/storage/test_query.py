@@ -7,11 +7,11 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from compiler.errors import StoreError
-from storage.parquet import ParquetRecordStore
-from storage.query import connect, run_query
-from storage.runs import RunLedger
-from storage.schema import SCHEMA
+from retune.compiler.errors import StoreError
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.query import connect, run_query
+from retune.storage.runs import RunLedger
+from retune.storage.schema import SCHEMA
 from tests.unit.storage.samples import CPU, failed, timed
 
 
@@ -61,7 +61,7 @@ def test_the_plain_glob_reads_the_files_while_a_writer_is_at_work(tmp_path: Path
 
 
 def test_without_duckdb_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.query.duckdb", None)
+    monkeypatch.setattr("retune.storage.query.duckdb", None)
     with pytest.raises(StoreError, match=r"pip install -e '\.\[report\]'"):
         connect(tmp_path)
 

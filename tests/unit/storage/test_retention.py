@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import OptionError
-from storage.compaction import Compaction, Retention, compact
-from storage.parquet import ParquetRecordStore
-from storage.query import run_query
-from storage.runs import RunLedger
+from retune.compiler.errors import OptionError
+from retune.storage.compaction import Compaction, Retention, compact
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.query import run_query
+from retune.storage.runs import RunLedger
 from tests.unit.storage.samples import failed, part_paths, timed
 from tests.unit.storage.test_parquet import ROOT, start_writer
 
@@ -91,7 +91,7 @@ def test_a_retention_that_makes_no_sense_is_refused(best: int, days: float) -> N
 
 COMPACTOR = """
 import sys, time
-from storage.compaction import compact
+from retune.storage.compaction import compact
 while True:
     compact(sys.argv[1], least_parts=2)
     time.sleep(0.02)

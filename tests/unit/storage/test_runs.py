@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import CorruptRecordError, StoreError
-from storage.runs import RunLedger
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.storage.runs import RunLedger
 from tests.unit.storage.samples import another_owner
 
 

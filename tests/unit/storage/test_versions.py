@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
-from storage.compaction import compact
-from storage.parquet import ParquetRecordStore
-from storage.query import connect
+from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.storage.compaction import compact
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.query import connect
 from tests.unit.storage.samples import part_paths, timed
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "records"

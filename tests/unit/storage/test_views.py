@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.query import connect, run_query
-from storage.views import VIEWS
+from retune.storage.query import connect, run_query
+from retune.storage.views import VIEWS
 from tests.unit.storage.samples import DAY, write_store
 
 DOCS = Path(__file__).parent.parent.parent.parent / "docs" / "analytics.md"

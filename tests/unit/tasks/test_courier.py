@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import MeasureError
-from storage.errands import Errand, ErrandStore
-from tasks import courier as module
-from tasks.courier import StoreCourier
+from retune.compiler.errors import MeasureError
+from retune.storage.errands import Errand, ErrandStore
+from retune.tasks import courier as module
+from retune.tasks.courier import StoreCourier
 
 QUEUE = "build"
 

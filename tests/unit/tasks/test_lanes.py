@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import MeasureError
-from tasks.lanes import locked
+from retune.compiler.errors import MeasureError
+from retune.tasks.lanes import locked
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:

@@ -12,19 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compiler import config
-from compiler.cost_model.random import RandomModel
-from compiler.errors import MeasureError
-from compiler.measure.builder import LocalBuilder
-from compiler.measure.fleet import FleetRunner, device_queue
-from compiler.measure.options import MeasureOptions
-from compiler.measure.record import MeasureStatus
-from compiler.schedule.task import SearchTask
-from compiler.search.policy import SketchPolicy
-from compiler.target import HardwareParams, Target
-from storage.errands import ErrandStore
-from tasks import local_fleet
-from tasks.local_fleet import LocalFleet
+from retune.compiler import config
+from retune.compiler.cost_model.random import RandomModel
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.fleet import FleetRunner, device_queue
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.target import HardwareParams, Target
+from retune.storage.errands import ErrandStore
+from retune.tasks import local_fleet
+from retune.tasks.local_fleet import LocalFleet
 from tests.unit.search.workloads import matmul
 
 KEY = "local-test"
@@ -73,7 +73,7 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_every_program_is_timed(
 def test_it_ends_with_the_script_however_that_ends() -> None:
     script = (
         "import sys, time\n"
-        "from tasks.local_fleet import LocalFleet\n"
+        "from retune.tasks.local_fleet import LocalFleet\n"
         "fleet = LocalFleet('local-test')\n"
         "assert 'prefect' not in sys.modules\n"
         "print(fleet.pid, flush=True)\n"

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from compiler.measure.record import FIRST_GUESS
-from storage.parquet import ParquetRecordStore
-from storage.runs import RunLedger
-from tasks.store import recall
+from retune.compiler.measure.record import FIRST_GUESS
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunLedger
+from retune.tasks.store import recall
 from tests.unit.storage.samples import timed
 
 

@@ -6,7 +6,7 @@ import pytest
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.whole import whole
+from retune.tasks.whole import whole
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.schedule.dag import ComputeDAG
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.schedule.dag import ComputeDAG
 
 # ruff: noqa: ARG005 - bodies that ignore their index
 

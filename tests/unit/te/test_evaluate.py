@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.te import evaluate as evaluate_module
-from compiler.te.evaluate import evaluate
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.te import evaluate as evaluate_module
+from retune.compiler.te.evaluate import evaluate
 
 
 def test_matmul_with_epilogue() -> None:

@@ -7,23 +7,23 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.errors import ArtifactError, DefinitionError, RegistryError, ScheduleError
-from compiler.lower.pipeline import lower
-from compiler.measure.worker_process import WorkerProcess
-from compiler.runtime.artifact import Array, KernelArtifact
-from compiler.runtime.buffers import aligned_array, aligned_copy
-from compiler.runtime.loader import BoundKernel, load_kernels
-from compiler.runtime.registry import get_global_func, register_func, remove_global_func
-from compiler.schedule import primitives as s
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default import default_steps
-from compiler.schedule.state import State
-from compiler.schedule.steps import Annotate, Split, Step, steps_of
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
-from compiler.te.evaluate import evaluate
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.errors import ArtifactError, DefinitionError, RegistryError, ScheduleError
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.runtime.artifact import Array, KernelArtifact
+from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.runtime.registry import get_global_func, register_func, remove_global_func
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.steps import Annotate, Split, Step, steps_of
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from retune.compiler.te.evaluate import evaluate
 from tests.property.test_schedules import check
 
 NAME = "tests.sort_rows"

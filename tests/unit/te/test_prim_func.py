@@ -2,8 +2,8 @@
 
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
 
 
 def test_every_kind_of_stage_is_printed() -> None:

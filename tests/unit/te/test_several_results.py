@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError, ScheduleError
-from compiler.features import FEATURE_NAMES
-from compiler.features.extract import extract
-from compiler.schedule import primitives as s
-from compiler.schedule.bounds import infer_bounds
-from compiler.schedule.choices import choices_of
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import State
-from compiler.schedule.statements import statement_nests
-from compiler.target import HardwareParams
-from compiler.te.tensor import ComputeOp, Reduce, Tensor
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError, ScheduleError
+from retune.compiler.features import FEATURE_NAMES
+from retune.compiler.features.extract import extract
+from retune.compiler.schedule import primitives as s
+from retune.compiler.schedule.bounds import infer_bounds
+from retune.compiler.schedule.choices import choices_of
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.statements import statement_nests
+from retune.compiler.target import HardwareParams
+from retune.compiler.te.tensor import ComputeOp, Reduce, Tensor
 
 
 def moments(name: str = "moments") -> te.Reducer:

@@ -11,8 +11,8 @@ import numpy as np
 _RUN = """
 import json, sys
 import numpy as np
-from compiler import vm
-from compiler.runtime.device import cpu
+from retune.compiler import vm
+from retune.compiler.runtime.device import cpu
 machine = vm.VirtualMachine(vm.Executable.load(sys.argv[1]), cpu())
 np.save(sys.argv[3], machine.run(np.load(sys.argv[2])))
 print(json.dumps(sorted(sys.modules)))

@@ -7,12 +7,12 @@ import pytest
 from onnx import TensorProto
 from onnx.helper import make_node as node
 
-from compiler import vm
-from compiler.errors import MachineError
-from compiler.runtime.buffers import aligned_copy
-from compiler.runtime.device import cpu
-from compiler.vm.instructions import AllocStorage, Goto, If, KillRegister
-from compiler.vm.values import argument
+from retune.compiler import vm
+from retune.compiler.errors import MachineError
+from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.device import cpu
+from retune.compiler.vm.instructions import AllocStorage, Goto, If, KillRegister
+from retune.compiler.vm.values import argument
 from tests.dynamic_models import floats, model, tensor
 from tests.vm_code import Code
 

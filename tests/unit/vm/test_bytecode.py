@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.errors import ArtifactError
-from compiler.runtime.device import cpu, cuda
-from compiler.vm.bytecode import decode_contents, encode_contents
-from compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
-from compiler.vm.executable import Executable
-from compiler.vm.instructions import Goto, Instruction, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.device import cpu, cuda
+from retune.compiler.vm.bytecode import decode_contents, encode_contents
+from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.instructions import Goto, Instruction, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
 
 _SPLIT = 32
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.errors import MachineError
-from compiler.vm.instructions import (
+from retune.compiler.errors import MachineError
+from retune.compiler.vm.instructions import (
     AllocClosure,
     AllocStorage,
     AllocTensor,
@@ -23,8 +23,8 @@ from compiler.vm.instructions import (
     Ret,
     ShapeOf,
 )
-from compiler.vm.loop_code import CONS, NIL
-from compiler.vm.values import ADT
+from retune.compiler.vm.loop_code import CONS, NIL
+from retune.compiler.vm.values import ADT
 from tests.vm_code import Body, Code
 
 

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from compiler import vm
-from compiler.errors import MachineError, RetuneError, ShapeMismatchError
-from compiler.runtime.buffers import aligned_array
-from compiler.runtime.device import cpu
+from retune.compiler import vm
+from retune.compiler.errors import MachineError, RetuneError, ShapeMismatchError
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.device import cpu
 from tests.dynamic_models import Dims, branching, floats, model, reference, staying, tensor
 
 Array = NDArray[Any]

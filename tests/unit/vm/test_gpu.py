@@ -8,17 +8,17 @@ import onnx
 import pytest
 from onnx import helper
 
-from compiler import vm
-from compiler.driver.compile_network import BuildRequest, build_in_process
-from compiler.errors import DeviceError, OptionError
-from compiler.executor import executors
-from compiler.ir.kernel import DeviceFunction
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.artifact import KernelArtifact
-from compiler.runtime.cuda import why_not
-from compiler.runtime.device import cpu, cuda, opencl
-from compiler.schedule.state import replay
-from compiler.vm import kernel_store, piece, specialise
+from retune.compiler import vm
+from retune.compiler.driver.compile_network import BuildRequest, build_in_process
+from retune.compiler.errors import DeviceError, OptionError
+from retune.compiler.executor import executors
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.cuda import why_not
+from retune.compiler.runtime.device import cpu, cuda, opencl
+from retune.compiler.schedule.state import replay
+from retune.compiler.vm import kernel_store, piece, specialise
 from tests.cuda_double import DriverDouble
 from tests.dynamic_models import branching, floats, model, reference, staying, tensor
 

@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler import vm
-from compiler.driver.dispatch import ApplyHistoryBest
-from compiler.driver.hardware import hardware_of
-from compiler.driver.network_build import build_network
-from compiler.driver.pass_context import PassContext
-from compiler.errors import MachineError
-from compiler.frontend.network import load_network
-from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
-from compiler.graph_executor import GraphModule, cpu
-from compiler.measure.log import append_log
-from compiler.schedule.task import SearchTask
-from compiler.target import Target
-from compiler.vm.compiler import VMCompiler
+from retune.compiler import vm
+from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.network_build import build_network
+from retune.compiler.driver.pass_context import PassContext
+from retune.compiler.errors import MachineError
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph_executor import GraphModule, cpu
+from retune.compiler.measure.log import append_log
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+from retune.compiler.vm.compiler import VMCompiler
 from tests.trials import split_by_one
 
 TARGET = Target.host()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.errors import ArtifactError
-from compiler.vm import instructions as vm
-from compiler.vm.instructions import Instruction, decode, encode, jumps, reads, written
+from retune.compiler.errors import ArtifactError
+from retune.compiler.vm import instructions as vm
+from retune.compiler.vm.instructions import Instruction, decode, encode, jumps, reads, written
 
 registers = st.integers(0, 2**31)
 numbers = st.integers(-(2**63), 2**63 - 1)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import nd, vm
-from compiler.driver.compile_network import compile_graph
-from compiler.errors import (
+from retune.compiler import nd, vm
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.errors import (
     ArtifactError,
     MachineError,
     ModelError,
@@ -20,19 +20,19 @@ from compiler.errors import (
     OptionError,
     ShapeMismatchError,
 )
-from compiler.executor.debug_report import Report
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.executor.params import save_param_dict_to_file
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Graph, Value
-from compiler.graph.pipeline import optimize
-from compiler.graph.program import of_graph
-from compiler.runtime.device import cpu, cuda
-from compiler.runtime.timing import BenchmarkResult
-from compiler.target import Target
-from compiler.vm.instructions import AllocStorage, AllocTensor, InvokePacked, KillRegister, ReshapeTensor
-from compiler.vm.memory import NaiveAllocator, PooledAllocator, allocator
-from compiler.vm.values import argument
+from retune.compiler.executor.debug_report import Report
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.params import save_param_dict_to_file
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.program import of_graph
+from retune.compiler.runtime.device import cpu, cuda
+from retune.compiler.runtime.timing import BenchmarkResult
+from retune.compiler.target import Target
+from retune.compiler.vm.instructions import AllocStorage, AllocTensor, InvokePacked, KillRegister, ReshapeTensor
+from retune.compiler.vm.memory import NaiveAllocator, PooledAllocator, allocator
+from retune.compiler.vm.values import argument
 from tests.dynamic_models import floats
 from tests.unit.vm.fresh import run_afresh
 
@@ -266,7 +266,7 @@ def test_q15_a_fresh_process_loads_no_compiler(tmp_path: Path) -> None:
     x = floats(5, 24)
     path = vm.compile(layers()).export_library(tmp_path / "layers.retune")
     found, modules = run_afresh(path, x)
-    assert not {"onnx", "compiler.driver", "compiler.codegen"} & set(modules)
+    assert not {"onnx", "retune.compiler.driver", "retune.compiler.codegen"} & set(modules)
     np.testing.assert_array_equal(found, by_executor(layers(), x=x)[0])
 
 

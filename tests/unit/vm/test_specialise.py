@@ -9,29 +9,29 @@ import onnx
 import pytest
 from onnx import helper
 
-from compiler import vm
-from compiler.driver.dispatch import ApplyHistoryBest
-from compiler.driver.hardware import hardware_of
-from compiler.driver.transferred import transferred
-from compiler.driver.winners import first_guesses
-from compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
-from compiler.executor.network import Origin
-from compiler.executor.params import load_param_dict_from_file
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.partition import partition
-from compiler.graph.pipeline import optimize
-from compiler.measure.log import LoggedTask, LoggedTrial
-from compiler.measure.record import MeasureStatus
-from compiler.runtime.device import cpu
-from compiler.schedule.default import default_steps
-from compiler.schedule.state import replay
-from compiler.schedule.steps import dump_steps, load_steps
-from compiler.schedule.task import SearchTask
-from compiler.search.transfer import Relative
-from compiler.target import Target
-from compiler.vm import specialise
-from compiler.vm.kernel_store import STORE
-from compiler.vm.piece import compile_piece
+from retune.compiler import vm
+from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.transferred import transferred
+from retune.compiler.driver.winners import first_guesses
+from retune.compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
+from retune.compiler.executor.network import Origin
+from retune.compiler.executor.params import load_param_dict_from_file
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.measure.log import LoggedTask, LoggedTrial
+from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.runtime.device import cpu
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.transfer import Relative
+from retune.compiler.target import Target
+from retune.compiler.vm import specialise
+from retune.compiler.vm.kernel_store import STORE
+from retune.compiler.vm.piece import compile_piece
 from tests.dynamic_models import floats, model, reference, tensor
 from tests.unit.vm.fresh import run_afresh
 

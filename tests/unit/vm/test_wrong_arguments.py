@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import compiler
-from compiler import nd, runtime, te, vm
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Graph, Value
-from compiler.runtime.device import cpu
+from retune import compiler
+from retune.compiler import nd, runtime, te, vm
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.runtime.device import cpu
 from tests.wrong_arguments import refusals
 
 X = np.ones((2, 3), np.float32)

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import RetuneError, UnsupportedOperatorError
-from compiler.frontend.onnx.attributes import OnnxNode
-from compiler.frontend.onnx.importer import CONVERTERS, load_model
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Value
+from retune.compiler.errors import RetuneError, UnsupportedOperatorError
+from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.importer import CONVERTERS, load_model
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Value
 
 _OPERATORS = sorted(set(CONVERTERS) - {"Loop", "Scan", "If"})
 _NUMBERS = (-(2**62), -3, -1, 0, 1, 2, 7, 10**6, 2**40)

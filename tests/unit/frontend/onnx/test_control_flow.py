@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import UnknownValueError, UnsupportedOperatorError
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph
+from retune.compiler.errors import UnknownValueError, UnsupportedOperatorError
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph
 
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Graph]
@@ -107,7 +107,7 @@ def test_a_loop_stops_when_its_condition_says_so(model_of: ModelOf) -> None:
 
 
 def test_a_loop_that_does_not_end_is_refused(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.frontend.onnx.attributes.MOST_TURNS", 10)
+    monkeypatch.setattr("retune.compiler.frontend.onnx.attributes.MOST_TURNS", 10)
     body = helper.make_graph(
         [helper.make_node("Identity", ["on"], ["still"]), helper.make_node("Add", ["v", "x"], ["w"])],
         "body",

@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from compiler.errors import UnknownValueError
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.evaluate import evaluate
+from retune.compiler.errors import UnknownValueError
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.evaluate import evaluate
 
 ModelOf = Callable[..., onnx.ModelProto]
 

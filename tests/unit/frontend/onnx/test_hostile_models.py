@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.errors import ModelError, ModelFormatError, UnsupportedOperatorError
-from compiler.frontend.onnx.importer import load_model
+from retune.compiler.errors import ModelError, ModelFormatError, UnsupportedOperatorError
+from retune.compiler.frontend.onnx.importer import load_model
 
 ModelOf = Callable[..., onnx.ModelProto]
 
@@ -99,7 +99,7 @@ def test_scans_with_large_bodies_are_refused_before_they_are_unrolled() -> None:
 
 
 def test_nested_loops_whose_bodies_have_no_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.frontend.onnx.conversion.MOST_NODES", 500)
+    monkeypatch.setattr("retune.compiler.frontend.onnx.conversion.MOST_NODES", 500)
     counter, flag = _value("i", TensorProto.INT64, ()), _value("on", TensorProto.BOOL, ())
     inner = helper.make_graph([], "inner", [counter, flag, _value("v")], [flag, _value("v")])
     loop = helper.make_node("Loop", ["count", "on", "v"], ["w"], body=inner)

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.errors import DynamicShapeError, ModelFormatError, UnknownValueError, UnsupportedOperatorError
-from compiler.frontend import zoo
-from compiler.frontend.onnx.importer import CONVERTERS, load_model
-from compiler.frontend.onnx.program import load_program
-from compiler.graph.evaluate import evaluate
+from retune.compiler.errors import DynamicShapeError, ModelFormatError, UnknownValueError, UnsupportedOperatorError
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.onnx.importer import CONVERTERS, load_model
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.graph.evaluate import evaluate
 
 ModelOf = Callable[..., onnx.ModelProto]
 

@@ -10,11 +10,11 @@ import onnx.reference
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.onnx.program import load_program
-from compiler.graph.evaluate import evaluate
-from compiler.graph.pipeline import optimize
-from compiler.graph.run_program import run_program
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.run_program import run_program
 
 NEWEST = onnx.defs.onnx_opset_version()
 OPSETS = sorted({11, 13, 17, 21, NEWEST})

@@ -11,12 +11,12 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from compiler.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnsupportedOperatorError
-from compiler.frontend.onnx.dependence import bodies
-from compiler.frontend.onnx.program import load_program
-from compiler.frontend.onnx.region import OnnxRegion
-from compiler.graph.program import Call, HostCall, Loop, Program
-from compiler.graph.run_program import run_program
+from retune.compiler.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnsupportedOperatorError
+from retune.compiler.frontend.onnx.dependence import bodies
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.frontend.onnx.region import OnnxRegion
+from retune.compiler.graph.program import Call, HostCall, Loop, Program
+from retune.compiler.graph.run_program import run_program
 
 Array = NDArray[Any]
 

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from compiler.driver import compare
-from compiler.driver.compare import compare_networks
-from compiler.driver.compile_network import compile_graph
-from compiler.driver.onnx_runtime import OnnxRuntime
-from compiler.errors import MeasureError
-from compiler.executor.graph_executor import GraphExecutor
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph
-from compiler.graph.pipeline import optimize
-from compiler.target import Target
+from retune.compiler.driver import compare
+from retune.compiler.driver.compare import compare_networks
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.onnx_runtime import OnnxRuntime
+from retune.compiler.errors import MeasureError
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.target import Target
 
 Floats = NDArray[np.float32]
 

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from compiler.graph.ir import Graph
+from retune.compiler.graph.ir import Graph
 
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Graph]

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from compiler.errors import UnsupportedOperatorError
-from compiler.frontend.onnx.importer import load_model
+from retune.compiler.errors import UnsupportedOperatorError
+from retune.compiler.frontend.onnx.importer import load_model
 
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Any]

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from compiler.errors import ModelFormatError, OptionError
-from compiler.frontend import zoo
-from compiler.frontend.onnx.importer import load_model
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph
+from retune.compiler.errors import ModelFormatError, OptionError
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph
 from tests.zoo_sizes import SMALL
 
 Agrees = Callable[[onnx.ModelProto], Any]

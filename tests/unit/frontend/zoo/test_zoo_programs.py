@@ -8,11 +8,11 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from compiler.frontend import zoo
-from compiler.frontend.onnx.importer import load_model
-from compiler.frontend.onnx.program import load_program
-from compiler.graph.program import Call, Loop
-from compiler.graph.run_program import run_program
+from retune.compiler.frontend import zoo
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.frontend.onnx.program import load_program
+from retune.compiler.graph.program import Call, Loop
+from retune.compiler.graph.run_program import run_program
 from tests.zoo_sizes import PROGRAMS, SMALL
 
 Array = NDArray[Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.builder import GraphBuilder
 
 
 class Writer:

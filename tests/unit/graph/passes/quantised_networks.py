@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute, Graph, Value
 from tests import attributes
 
 CONV: dict[str, Attribute] = {**attributes.CONV, "layout": "NCHW"}

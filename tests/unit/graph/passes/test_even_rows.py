@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.driver.compile_network import compile_graph
-from compiler.executor import GraphExecutor
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.fuse import fuse
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.even_rows import EvenRows, even
-from compiler.graph.pipeline import optimize
-from compiler.target import Target
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.executor import GraphExecutor
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.even_rows import EvenRows, even
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.target import Target
 from tests.encoder_layer import encoder_layer
 
 TILES = range(4, 15)

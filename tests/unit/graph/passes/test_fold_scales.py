@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.fold_scales import FoldScales
 
 CONV: dict[str, Attribute] = {"strides": (1, 1), "dilations": (1, 1), "layout": "NCHW"}
 

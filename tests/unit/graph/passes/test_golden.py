@@ -9,23 +9,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.ir import Attribute, Graph, Node, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.base import GraphPass
-from compiler.graph.passes.channels_last import ChannelsLast
-from compiler.graph.passes.common_subexpressions import CommonSubexpressions
-from compiler.graph.passes.even_rows import EvenRows
-from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
-from compiler.graph.passes.fold_constants import FoldConstants
-from compiler.graph.passes.fold_scales import FoldScales
-from compiler.graph.passes.phases import Phases
-from compiler.graph.passes.quantised import Quantised
-from compiler.graph.passes.recognise import Recognise
-from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
-from compiler.graph.passes.slice_weights import SliceWeights
-from compiler.graph.passes.transposed_products import TransposedProducts
-from compiler.graph.pipeline import PIPELINE
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute, Graph, Node, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.base import GraphPass
+from retune.compiler.graph.passes.channels_last import ChannelsLast
+from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
+from retune.compiler.graph.passes.even_rows import EvenRows
+from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
+from retune.compiler.graph.passes.fold_constants import FoldConstants
+from retune.compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.passes.phases import Phases
+from retune.compiler.graph.passes.quantised import Quantised
+from retune.compiler.graph.passes.recognise import Recognise
+from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from retune.compiler.graph.passes.slice_weights import SliceWeights
+from retune.compiler.graph.passes.transposed_products import TransposedProducts
+from retune.compiler.graph.pipeline import PIPELINE
 from tests.encoder_layer import encoder_layer
 from tests.golden_texts import GOLDEN, compared
 from tests.unit.graph.passes.expanded import Writer, gelu, log_softmax, normalize, softmax

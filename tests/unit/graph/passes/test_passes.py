@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Attribute, Graph, Node, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.channels_last import ChannelsLast
-from compiler.graph.passes.common_subexpressions import CommonSubexpressions
-from compiler.graph.passes.fold_batch_norm import FoldBatchNorm
-from compiler.graph.passes.fold_constants import FoldConstants
-from compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Attribute, Graph, Node, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.channels_last import ChannelsLast
+from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
+from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
+from retune.compiler.graph.passes.fold_constants import FoldConstants
+from retune.compiler.graph.passes.fold_scales import FoldScales
 
 CONV: dict[str, Attribute] = {
     "strides": (2, 1),

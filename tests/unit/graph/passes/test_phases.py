@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.fuse import fuse
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.partition import express
-from compiler.graph.passes.phases import Phases
-from compiler.graph.pipeline import optimize
-from compiler.te.evaluate import evaluate as evaluate_tensors
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.partition import express
+from retune.compiler.graph.passes.phases import Phases
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.te.evaluate import evaluate as evaluate_tensors
 
 
 def _graph(kernel: int, stride: int, pads: tuple[int, ...], *, fed: bool = False, follow: bool = False) -> Graph:

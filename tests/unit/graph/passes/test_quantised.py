@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.fuse import fuse
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.quantised import Quantised
-from compiler.graph.pipeline import optimize
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.quantised import Quantised
+from retune.compiler.graph.pipeline import optimize
 from tests.unit.graph.passes.quantised_networks import Network, residual_block
 
 

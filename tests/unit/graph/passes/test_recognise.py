@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph, Node, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.common_subexpressions import CommonSubexpressions
-from compiler.graph.passes.recognise import Recognise
-from compiler.graph.passes.simplify import Simplify
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph, Node, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
+from retune.compiler.graph.passes.recognise import Recognise
+from retune.compiler.graph.passes.simplify import Simplify
 from tests.unit.graph.passes.expanded import (
     Writer,
     gelu,

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Attribute, Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 
 Write = Callable[[GraphBuilder], str]
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph, Value
-from compiler.graph.passes.simplify import Simplify
-from compiler.graph.passes.slice_weights import SliceWeights
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.passes.simplify import Simplify
+from retune.compiler.graph.passes.slice_weights import SliceWeights
 
 
 def left(graph: Graph) -> list[str]:

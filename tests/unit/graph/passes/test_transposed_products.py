@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.graph.builder import GraphBuilder
-from compiler.graph.evaluate import evaluate
-from compiler.graph.ir import Graph, Value
-from compiler.graph.ops import verify
-from compiler.graph.passes.shapes import reshaped_broadcast
-from compiler.graph.passes.simplify import SETTLING_RULES, Simplify
-from compiler.graph.passes.transposed_products import TransposedProducts
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Graph, Value
+from retune.compiler.graph.ops import verify
+from retune.compiler.graph.passes.shapes import reshaped_broadcast
+from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from retune.compiler.graph.passes.transposed_products import TransposedProducts
 
 
 def settled(graph: Graph) -> Graph:

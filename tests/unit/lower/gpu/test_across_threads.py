@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, Load, Var, const
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import (
+from retune.compiler import te
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.stmt import (
     Allocate,
     Barrier,
     For,
@@ -19,13 +19,13 @@ from compiler.ir.stmt import (
     block,
     walk_stmt,
 )
-from compiler.lower.gpu.barriers import insert_barriers
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
+from retune.compiler.lower.gpu.barriers import insert_barriers
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
+from retune.compiler.simt.execute import execute
+from retune.compiler.te.evaluate import evaluate
 from tests.property.programs import inputs_of
 from tests.unit.lower.small import sum_and_peak
 from tests.unit.search.workloads import GPU

@@ -2,11 +2,11 @@
 
 import pytest
 
-from compiler.errors import LoweringError
-from compiler.ir.expr import Buffer, Expr, Load, Var, const
-from compiler.ir.kernel import INDICES, Kernel
-from compiler.ir.stmt import Allocate, Barrier, For, If, LoopFunction, LoopKind, Stmt, Store, block, lines_of
-from compiler.lower.gpu.barriers import insert_barriers
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
+from retune.compiler.ir.kernel import INDICES, Kernel
+from retune.compiler.ir.stmt import Allocate, Barrier, For, If, LoopFunction, LoopKind, Stmt, Store, block, lines_of
+from retune.compiler.lower.gpu.barriers import insert_barriers
 from tests.unit.lower.small import golden
 
 X = Buffer("x", (8, 32), "float32")

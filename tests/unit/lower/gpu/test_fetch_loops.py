@@ -3,11 +3,23 @@
 import numpy as np
 import pytest
 
-from compiler.ir.expr import Buffer, Expr, Load, Var
-from compiler.ir.kernel import INDICES, DeviceFunction, Kernel
-from compiler.ir.stmt import Allocate, Barrier, Block, For, If, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
-from compiler.lower.gpu.fetch_loops import fetch_loops
-from compiler.simt.execute import execute
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.stmt import (
+    Allocate,
+    Barrier,
+    Block,
+    For,
+    If,
+    LoopFunction,
+    LoopKind,
+    Stmt,
+    Store,
+    block,
+    walk_stmt,
+)
+from retune.compiler.lower.gpu.fetch_loops import fetch_loops
+from retune.compiler.simt.execute import execute
 
 X, Y = Buffer("x", (80,), "float32"), Buffer("y", (80,), "float32")
 S = Buffer("s", (80,), "float32", "shared")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from compiler.ir.expr import Buffer, Expr, Var
-from compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
-from compiler.lower.gpu.fold_units import FoldUnits
+from retune.compiler.ir.expr import Buffer, Expr, Var
+from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
+from retune.compiler.lower.gpu.fold_units import FoldUnits
 from tests.indices import value_of
 
 T, V = Var("t"), Var("v")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from compiler.codegen.nvptx import ptx
-from compiler.ir.expr import const
-from compiler.ir.kernel import DeviceFunction
-from compiler.ir.stmt import Barrier, For, LoopKind, Stmt, walk_stmt
-from compiler.ir.tensor_core import LoadMatrix, Mma, WaitGroup
-from compiler.lower.gpu.fragments_ahead import FragmentsAhead
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.ir.expr import const
+from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.ir.stmt import Barrier, For, LoopKind, Stmt, walk_stmt
+from retune.compiler.ir.tensor_core import LoadMatrix, Mma, WaitGroup
+from retune.compiler.lower.gpu.fragments_ahead import FragmentsAhead
 from tests.unit.simt.products import TF32, check_as_threads_and_as_ptx, lowered, product, tensor_space, with_lengths
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.steps import Annotate, ComputeAt, Split
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.simt.execute import execute
-from compiler.te.evaluate import evaluate
+from retune.compiler import te
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Split
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.simt.execute import execute
+from retune.compiler.te.evaluate import evaluate
 from tests.golden_texts import compared
 from tests.property.programs import inputs_of
 from tests.unit.lower.gpu.texts import texts_of

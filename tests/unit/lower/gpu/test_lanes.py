@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compiler.ir.expr import Binary, BinaryOp, Expr, Var, binary, const
-from compiler.ir.numeric import BINARY
-from compiler.ir.visit import substitute
-from compiler.lower.gpu.lanes import divisor, stride, uniform
+from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Var, binary, const
+from retune.compiler.ir.numeric import BINARY
+from retune.compiler.ir.visit import substitute
+from retune.compiler.lower.gpu.lanes import divisor, stride, uniform
 
 V, A, B = Var("v"), Var("a"), Var("b")
 

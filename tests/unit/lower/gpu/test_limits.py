@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import LoweringError
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split, Step
-from compiler.simt.execute import execute
-from compiler.target import HardwareParams
+from retune.compiler import te
+from retune.compiler.errors import LoweringError
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split, Step
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import HardwareParams
 from tests.unit.lower.small import doubled, matmul, sum_and_peak, window
 from tests.unit.search.workloads import GPU
 

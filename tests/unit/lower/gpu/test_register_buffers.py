@@ -5,16 +5,16 @@ import shutil
 import numpy as np
 import pytest
 
-from compiler.codegen.nvptx import ptx
-from compiler.codegen.ptxas import assemble
-from compiler.ir.expr import Buffer, Load, Var, const
-from compiler.ir.stmt import Allocate, For, Let, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.lower.gpu.register_buffers import MOST_BYTES, MOST_STATEMENTS, RegisterBuffers
-from compiler.schedule.state import replay
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.target import Target
+from retune.compiler.codegen.nvptx import ptx
+from retune.compiler.codegen.ptxas import assemble
+from retune.compiler.ir.expr import Buffer, Load, Var, const
+from retune.compiler.ir.stmt import Allocate, For, Let, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.lower.gpu.register_buffers import MOST_BYTES, MOST_STATEMENTS, RegisterBuffers
+from retune.compiler.schedule.state import replay
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.target import Target
 from tests.unit.search.workloads import GPU, gpu_task_of, matmul
 
 X, Y = Buffer("x", (64, 64), "float32"), Buffer("y", (64, 64), "float32")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from compiler.ir.expr import Buffer, Expr, Load, Var, const
-from compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
-from compiler.ir.visit import substitute
-from compiler.lower.gpu.sum_loops import MOST_STEPS, SumLoops
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, walk_stmt
+from retune.compiler.ir.visit import substitute
+from retune.compiler.lower.gpu.sum_loops import MOST_STEPS, SumLoops
 
 A, B = Buffer("a", (64, 64), "float32", "shared"), Buffer("b", (64, 64), "float32", "shared")
 C = Buffer("c", (4, 4), "float32", "local")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from compiler.errors import LoweringError
-from compiler.ir.stmt import Barrier, walk_stmt
-from compiler.ir.tensor_core import AsyncCopy, LoadMatrix, WaitGroup
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.lower.gpu.tensor_cores import TensorBuilder
-from compiler.schedule.state import Annotation, State, replay
-from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step, StorageAlign, steps_of
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.stmt import Barrier, walk_stmt
+from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix, WaitGroup
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.lower.gpu.tensor_cores import TensorBuilder
+from retune.compiler.schedule.state import Annotation, State, replay
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step, StorageAlign, steps_of
 from tests.golden_texts import compared
 from tests.unit.lower.gpu.texts import texts_of
 from tests.unit.search.workloads import GPU

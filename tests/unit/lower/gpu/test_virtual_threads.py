@@ -1,8 +1,8 @@
 """What a thread does for its virtual ones, and what it does once."""
 
-from compiler.ir.expr import Buffer, Load, Var
-from compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block, lines_of
-from compiler.lower.gpu.virtual_threads import VirtualThreads
+from retune.compiler.ir.expr import Buffer, Load, Var
+from retune.compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block, lines_of
+from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
 from tests.unit.lower.small import golden
 
 X, Y = Buffer("x", (8,), "float32"), Buffer("y", (8,), "float32")

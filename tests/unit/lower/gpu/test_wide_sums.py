@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.dtype import epsilon
-from compiler.lower.gpu.pipeline import lower_for_gpu
-from compiler.runtime.artifact import Array
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.default_gpu import default_gpu_steps
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate, Reorder, Split, Step
-from compiler.search.options import SearchOptions
-from compiler.search.space import build_spaces
-from compiler.simt.execute import execute
+from retune.compiler import te
+from retune.compiler.dtype import epsilon
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.space import build_spaces
+from retune.compiler.simt.execute import execute
 from tests.unit.search.workloads import GPU, gpu_task_of
 
 LONG = 1536

@@ -1,8 +1,8 @@
 """How a schedule becomes kernels, as one text."""
 
-from compiler.lower.gpu.build_kernels import KernelBuilder, build_kernels
-from compiler.lower.gpu.pipeline import PASSES, lower_for_gpu
-from compiler.schedule.state import State
+from retune.compiler.lower.gpu.build_kernels import KernelBuilder, build_kernels
+from retune.compiler.lower.gpu.pipeline import PASSES, lower_for_gpu
+from retune.compiler.schedule.state import State
 from tests.unit.search.workloads import GPU
 
 

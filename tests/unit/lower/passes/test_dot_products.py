@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from compiler import te
-from compiler.ir.expr import Dot
-from compiler.ir.stmt import LoopFunction, exprs_of, walk_stmt
-from compiler.ir.verify import verify
-from compiler.ir.visit import walk
-from compiler.lower.passes import DotProducts, PackConstants, RegisterTiles, TurnSigns
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Reorder, Split, Step
+from retune.compiler import te
+from retune.compiler.ir.expr import Dot
+from retune.compiler.ir.stmt import LoopFunction, exprs_of, walk_stmt
+from retune.compiler.ir.verify import verify
+from retune.compiler.ir.visit import walk
+from retune.compiler.lower.passes import DotProducts, PackConstants, RegisterTiles, TurnSigns
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
 from tests.unit.lower.small import golden, loops
 
 # ruff: noqa: E501 - golden text is as wide as it is

@@ -2,9 +2,9 @@
 
 import pytest
 
-from compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
-from compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
-from compiler.lower.passes import FoldDigits
+from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
+from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
+from retune.compiler.lower.passes import FoldDigits
 
 ROW, COLUMN = Var("i", INDEX), Var("j", INDEX)
 

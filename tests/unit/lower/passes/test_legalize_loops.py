@@ -2,10 +2,10 @@
 
 import pytest
 
-from compiler.errors import LoweringError
-from compiler.lower.passes import LegalizeLoops
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
+from retune.compiler.errors import LoweringError
+from retune.compiler.lower.passes import LegalizeLoops
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
 from tests.unit.lower.small import doubled, golden, loops, matmul, sum_and_peak, window
 
 

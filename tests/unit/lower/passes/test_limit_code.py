@@ -2,12 +2,12 @@
 
 import pytest
 
-from compiler.errors import LoweringError
-from compiler.lower.passes import LimitCode
-from compiler.lower.pipeline import lower
-from compiler.schedule.state import Annotation, replay
-from compiler.schedule.steps import Annotate
-from compiler.target import HardwareParams
+from retune.compiler.errors import LoweringError
+from retune.compiler.lower.passes import LimitCode
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.schedule.state import Annotation, replay
+from retune.compiler.schedule.steps import Annotate
+from retune.compiler.target import HardwareParams
 from tests.unit.lower.small import doubled, loops, matmul
 
 UNROLL = Annotation.UNROLL

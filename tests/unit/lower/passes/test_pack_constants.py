@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from compiler.lower.passes import PackConstants
-from compiler.packing import Packing
-from compiler.schedule.steps import Reorder, Split
+from retune.compiler.lower.passes import PackConstants
+from retune.compiler.packing import Packing
+from retune.compiler.schedule.steps import Reorder, Split
 from tests.unit.lower.small import golden, loops, matmul
 
 # ruff: noqa: E501 - golden text is as wide as it is

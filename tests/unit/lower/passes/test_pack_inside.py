@@ -1,8 +1,8 @@
 """A kernel that packs its constants itself."""
 
-from compiler.ir.verify import verify
-from compiler.lower.passes import PackConstants, PackInside
-from compiler.schedule.steps import Reorder, Split
+from retune.compiler.ir.verify import verify
+from retune.compiler.lower.passes import PackConstants, PackInside
+from retune.compiler.schedule.steps import Reorder, Split
 from tests.unit.lower.small import golden, loops, matmul
 
 # ruff: noqa: E501 - golden text is as wide as it is

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.driver.build import build_kernel
-from compiler.ir.expr import Expr
-from compiler.ir.stmt import If, Store, walk_stmt
-from compiler.ir.verify import verify
-from compiler.lower.passes import PartitionLoops
-from compiler.lower.passes.partition_loops import MAX_COPIES
-from compiler.runtime.function import KernelFunction
-from compiler.runtime.loader import load_kernels
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, Fuse, Reorder, Split, Step
-from compiler.schedule.task import SearchTask
-from compiler.target import HardwareParams, Target
+from retune.compiler import te
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.stmt import If, Store, walk_stmt
+from retune.compiler.ir.verify import verify
+from retune.compiler.lower.passes import PartitionLoops
+from retune.compiler.lower.passes.partition_loops import MAX_COPIES
+from retune.compiler.runtime.function import KernelFunction
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Reorder, Split, Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from tests.unit.lower.small import doubled, golden, loops, matmul, window
 
 # ruff: noqa: E501 - golden text is as wide as it is

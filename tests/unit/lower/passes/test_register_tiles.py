@@ -1,10 +1,10 @@
 """A small tile is held in registers across its reduction."""
 
-from compiler import te
-from compiler.lower.passes import RegisterTiles
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Pragma, Reorder, Split
+from retune.compiler import te
+from retune.compiler.lower.passes import RegisterTiles
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Pragma, Reorder, Split
 from tests.unit.lower.small import golden, loops, matmul, sum_and_peak
 
 # ruff: noqa: E501 - golden text is as wide as it is

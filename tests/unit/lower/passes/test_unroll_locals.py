@@ -1,8 +1,8 @@
 """Loops over a small local buffer are written out."""
 
-from compiler.lower.passes import UnrollLocals
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, ComputeAt, Split
+from retune.compiler.lower.passes import UnrollLocals
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Split
 from tests.unit.lower.small import golden, loops, window
 
 # ruff: noqa: E501 - golden text is as wide as it is

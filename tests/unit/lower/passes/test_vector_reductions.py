@@ -2,13 +2,13 @@
 
 import pytest
 
-from compiler import te
-from compiler.ir.verify import verify
-from compiler.lower.passes import VectorReductions
-from compiler.schedule.dag import ComputeDAG
-from compiler.schedule.state import Annotation
-from compiler.schedule.steps import Annotate, Reorder
-from compiler.te.tensor import Tensor
+from retune.compiler import te
+from retune.compiler.ir.verify import verify
+from retune.compiler.lower.passes import VectorReductions
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Reorder
+from retune.compiler.te.tensor import Tensor
 from tests.unit.lower.small import golden, loops, matmul
 
 

@@ -5,15 +5,15 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from compiler.driver.coverage import CoverageReport
-from compiler.driver.limits import MachineLimits
-from compiler.driver.report import Comparison, Contender, Report, TaskOutcome
-from compiler.executor.network import Coverage
-from compiler.executor.network import Origin as CoverageOrigin
-from compiler.measure.record import MeasureRecord
-from storage.parquet import ParquetRecordStore
-from storage.rounds import append_round
-from storage.runs import RunLedger
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.limits import MachineLimits
+from retune.compiler.driver.report import Comparison, Contender, Report, TaskOutcome
+from retune.compiler.executor.network import Coverage
+from retune.compiler.executor.network import Origin as CoverageOrigin
+from retune.compiler.measure.record import MeasureRecord
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.rounds import append_round
+from retune.storage.runs import RunLedger
 from tests.unit.storage.samples import failed, timed
 
 HOSTILE = "<script>alert('x')</script> & \"friends\""

@@ -3,8 +3,8 @@
 
 import pytest
 
-from tasks.pages.facts import facts_of, find_run
-from tasks.pages.page import SECTIONS, page
+from retune.tasks.pages.facts import facts_of, find_run
+from retune.tasks.pages.page import SECTIONS, page
 from tests.browser import opened
 from tests.unit.tasks.pages.runs import finished_run
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.driver.coverage import CoverageReport
-from compiler.errors import OptionError
-from compiler.executor.network import Coverage
-from storage.runs import RunLedger
-from tasks.pages.charts import (
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.errors import OptionError
+from retune.compiler.executor.network import Coverage
+from retune.storage.runs import RunLedger
+from retune.tasks.pages.charts import (
     UNTUNED,
     contender_colour,
     latency_chart,
@@ -22,8 +22,8 @@ from tasks.pages.charts import (
     roofline_chart,
     task_chart,
 )
-from tasks.pages.facts import RunFacts, Trial, facts_of, find_run
-from tasks.pages.page import SECTIONS, page
+from retune.tasks.pages.facts import RunFacts, Trial, facts_of, find_run
+from retune.tasks.pages.page import SECTIONS, page
 from tests.unit.tasks.pages.runs import HOSTILE, finished_run, interrupted_run
 
 VOID = {"meta", "link", "br", "img", "rect", "circle", "polyline"}

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.pages.svg import Scale, number, rect, svg_document, svg_figure, svg_legend, svg_text
+from retune.tasks.pages.svg import Scale, number, rect, svg_document, svg_figure, svg_legend, svg_text
 
 
 def test_a_straight_scale_maps_ends_to_ends() -> None:

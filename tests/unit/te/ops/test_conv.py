@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.te.evaluate import evaluate
-from compiler.te.ops import OpCall
-from compiler.te.ops.call import Attribute
-from compiler.te.ops.conv import convolution
+from retune.compiler import te
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.ops import OpCall
+from retune.compiler.te.ops.call import Attribute
+from retune.compiler.te.ops.conv import convolution
 
 
 @pytest.mark.parametrize(

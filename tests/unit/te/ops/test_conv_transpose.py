@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.evaluate import evaluate
-from compiler.te.ops import OpCall
-from compiler.te.ops.call import Attribute
-from compiler.te.ops.conv_transpose import conv_transpose2d
-from compiler.te.tensor import ComputeOp
+from retune.compiler import te
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.ops import OpCall
+from retune.compiler.te.ops.call import Attribute
+from retune.compiler.te.ops.conv_transpose import conv_transpose2d
+from retune.compiler.te.tensor import ComputeOp
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.te.evaluate import evaluate
-from compiler.te.ops import OpCall
-from compiler.te.ops.norm import layer_norm
+from retune.compiler import te
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.ops import OpCall
+from retune.compiler.te.ops.norm import layer_norm
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((4, 9), 1), ((2, 3, 8), -1), ((2, 3, 8), 1)])

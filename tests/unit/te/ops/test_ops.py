@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.graph.evaluate import evaluate_node
-from compiler.graph.ops import OPS
-from compiler.te.evaluate import evaluate
-from compiler.te.ops import LOWERINGS, OpCall, lower_op
-from compiler.te.tensor import ComputeOp
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.evaluate import evaluate_node
+from retune.compiler.graph.ops import OPS
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.ops import LOWERINGS, OpCall, lower_op
+from retune.compiler.te.tensor import ComputeOp
 from tests.attributes import CONV
 from tests.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 

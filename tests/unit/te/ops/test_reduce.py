@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.te.evaluate import evaluate
-from compiler.te.ops import reduce
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.ops import reduce
 
 
 @pytest.mark.parametrize("keepdims", [False, True])

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from compiler import te
-from compiler.errors import DefinitionError
-from compiler.ir.expr import Binary, BinaryOp, Const, Expr
-from compiler.ir.visit import walk
-from compiler.schedule.dag import ComputeDAG
-from compiler.te.evaluate import evaluate
-from compiler.te.ops.winograd import transform_matrices, transformed_weight, winograd_conv2d
-from compiler.te.tensor import ComputeOp, Tensor
+from retune.compiler import te
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
+from retune.compiler.ir.visit import walk
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.evaluate import evaluate
+from retune.compiler.te.ops.winograd import transform_matrices, transformed_weight, winograd_conv2d
+from retune.compiler.te.tensor import ComputeOp, Tensor
 
 
 @pytest.mark.parametrize(("tile", "kernel"), [(2, 3), (4, 3), (3, 2), (6, 1), (2, 5)])
