@@ -33,7 +33,7 @@ from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.flows import allocate_trials as allocation
-from retune.flows.located import located, reaching_fleet
+from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
 from retune.tasks.extract import extract_tasks
 from retune.tasks.plan import FleetPlan
@@ -126,7 +126,7 @@ def move_clock(seconds: float) -> None:
 def simulated(simulation: dict[str, Any]) -> TuningSummary:
     """Tune as `tune_network` does, without compiling the network in the end."""
     made = Simulation(**simulation)
-    job = located(TuneJob(**made.job))
+    job = resolve_device(TuneJob(**made.job))
 
     @contextmanager
     def open_workers(options: MeasureOptions, *_: FleetPlan | int | None) -> Iterator[Workers]:
@@ -137,7 +137,7 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
         setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        spent = reaching_fleet(allocation.allocate_trials, job)(job, run.run_id)
+        spent = with_task_runner(allocation.allocate_trials, job)(job, run.run_id)
         complete_run(run.run_id, job.place, {"trials": spent.trials})
     return spent
 

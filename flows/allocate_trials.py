@@ -17,11 +17,11 @@ from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpen
 from retune.storage.files import new_id
 from retune.tasks.extract import extract_any
 from retune.tasks.measure import measure
+from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import note_round, recall, store
 from retune.tasks.train import begin_tuning, keep_lessons, keep_looks, recall_lessons, recall_looks, replay, train
-from retune.tasks.whole import whole
 from retune.tasks.workers import Workers, open_workers
 
 LEAST_PROGRESS = 0.01
@@ -35,7 +35,7 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
     extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
-    tuning = begin_tuning(whole(extracted), job.origin(run_id, measuring))
+    tuning = begin_tuning(opaque(extracted), job.origin(run_id, measuring))
     lessons = recall_lessons(run_id, home, tuning.origin)
     if known.own or known.programs or lessons:
         others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
@@ -43,7 +43,7 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
     looks = recall_looks(run_id, home, tuning.origin) if known.own or known.programs else []
     replay(
-        run_id, tuning, whole(known.history), whole(known.own), whole(lessons), whole(known.foreign), whole(looks)
+        run_id, tuning, opaque(known.history), opaque(known.own), opaque(lessons), opaque(known.foreign), opaque(looks)
     )  # fmt: skip
     keep_looks(run_id, home, tuning)
     budget = job.budget
@@ -81,10 +81,10 @@ def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Wo
     spent = job.budget.spent(tuning.trials, time.monotonic() - began)
     candidates = sample(name, tuning, index, count, spent)
     if candidates:
-        measured = measure(name, workers, whole(task), whole(candidates), best)
+        measured = measure(name, workers, opaque(task), opaque(candidates), best)
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
-        store(name, job.place, whole(records))
-        train(name, tuning, index, whole(records))
+        store(name, job.place, opaque(records))
+        train(name, tuning, index, opaque(records))
         done = RoundDone.of(tuning, index, records, job.budget)
         note_round(job.place, tuning.origin.run_id, done.row_fields())
         announce(done)

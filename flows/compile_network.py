@@ -18,17 +18,17 @@ from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Comparison, Report
 from retune.compiler.driver.winners import Winner, decided, finalists, record_guesses
 from retune.compiler.runtime.readable import count
-from retune.flows.located import located, reaching_fleet
+from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
 from retune.storage.files import new_id
 from retune.tasks.compile import compile_to
 from retune.tasks.extract import extract_tasks
+from retune.tasks.opaque import opaque
 from retune.tasks.report import keep_result, publish
 from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, verify
-from retune.tasks.whole import whole
 from retune.tasks.workers import open_workers
 
 FINALISTS = 5
@@ -70,7 +70,7 @@ def compile_network(
 
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
-    job = located(
+    job = resolve_device(
         TuneJob.checked(
             network, 1, None, threads, target, home=home, shapes=shapes, weights=weights, winograd=winograd,
             fleet=fleet, on_device=on_device,
@@ -78,9 +78,9 @@ def compile_network(
     )  # fmt: skip
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
-        compiled = reaching_fleet(compile_best, job)(job, run.run_id)
+        compiled = with_task_runner(compile_best, job)(job, run.run_id)
         origin = job.origin(run.run_id, job.measuring(extracted.constant_bytes))
-        nothing = begin_tuning(whole(extracted), origin).summary()
+        nothing = begin_tuning(opaque(extracted), origin).summary()
         report = publish(
             run.run_id,
             job.describe(),
@@ -112,16 +112,16 @@ def compile_best(job: TuneJob, run_id: str, rounds: int = 0, elapsed: float = 0.
     with open_workers(measuring, job.plan, job.gpu) as workers:
         chosen: list[Winner] = []
         for layer in layers:
-            chosen += decided([confirm(task.name, workers, whole(task), whole(programs)) for task, programs in layer])
+            chosen += decided([confirm(task.name, workers, opaque(task), opaque(programs)) for task, programs in layer])
             announce(PhaseAdvanced(len(chosen), sum(map(len, layers))))
     winners, guesses = record_guesses(chosen, job.origin(run_id, measuring), rounds, elapsed, new_id)
     if guesses:
-        store("first-guesses", job.place, whole(guesses))
+        store("first-guesses", job.place, opaque(guesses))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
-    untuned = compile_to("untuned", whole(extracted), {}, folder / "untuned" / file)
-    tuned = compile_to("tuned", whole(extracted), whole(serving), folder / file)
+    untuned = compile_to("untuned", opaque(extracted), {}, folder / "untuned" / file)
+    tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file)
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
     comparison = verify(job.network, paths, job.threads, job.seed, job.plan)

@@ -1,6 +1,6 @@
-"""In: the events of a run. Out: lines on a stream, a live table under them on a terminal, or JSON lines.
+"""Views of a run: lines on a stream, a live table under them on a terminal, or JSON lines.
 
-Always: what it shows comes from the events alone.
+What a view shows comes from the events alone.
 """
 
 import logging
@@ -11,9 +11,9 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from retune.flows.board import Board
 from retune.flows.commands.output import Mode
-from retune.flows.machine import JsonView
+from retune.flows.dashboard import Dashboard
+from retune.flows.json_view import JsonView
 from retune.flows.progress import DETAILS, EVENT, LOGGER, Event
 
 REFRESHES_PER_SECOND = 2.0
@@ -57,13 +57,13 @@ class SilentView:
 
 
 class LiveView:
-    """Lines that scroll, and under them a board that follows every event and the clock."""
+    """Lines that scroll, and under them a dashboard that follows every event and the clock."""
 
     def __init__(self, console: Console, refreshes: float = REFRESHES_PER_SECOND) -> None:
         self._console = console
-        self._board = Board()
+        self._dashboard = Dashboard()
         self._live = Live(
-            self._board,
+            self._dashboard,
             console=console,
             auto_refresh=refreshes > 0,
             refresh_per_second=refreshes or 1.0,
@@ -73,9 +73,9 @@ class LiveView:
         )
 
     def show(self, event: Event) -> None:
-        """Write the event's line above the board and bring the board up to date."""
-        self._board.note(event)
-        if self._board.is_open and not self._live.is_started:
+        """Write the event's line above the dashboard and bring the dashboard up to date."""
+        self._dashboard.note(event)
+        if self._dashboard.is_open and not self._live.is_started:
             self._live.start()
         if not isinstance(event, DETAILS):
             self._console.print(str(event), highlight=False, markup=False)
@@ -83,7 +83,7 @@ class LiveView:
             self._live.refresh()
 
     def close(self) -> None:
-        """Take the board off the screen; the report shows its final state."""
+        """Take the dashboard off the screen; the report shows its final state."""
         if self._live.is_started:
             self._live.stop()
 

@@ -44,7 +44,7 @@ class TuneJob:
     timed, see `network_options`. `winograd` says whether convolutions may be computed in transformed spaces.
 
     With a `fleet` programs are built by its workers and timed on its device of the key `on_device`; `storage` is the
-    place that it shares. `machine` and `cache_bytes` are then those of the device, see `retune.flows.located`.
+    place that it shares. `machine` and `cache_bytes` are then those of the device, see `retune.flows.device`.
     """
 
     network: str

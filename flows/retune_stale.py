@@ -16,7 +16,7 @@ from retune.compiler.driver.operators import Operator, is_operator
 from retune.compiler.driver.report import Report
 from retune.compiler.driver.stale import most_promising
 from retune.compiler.errors import OptionError, RetuneError
-from retune.flows.located import located
+from retune.flows.device import resolve_device
 from retune.flows.parameters import TuneJob
 from retune.flows.tune_network import tune_network
 from retune.flows.tune_operator import tune_operator
@@ -57,21 +57,21 @@ def retune_stale(
         networks[0], minutes=slice_minutes, threads=threads, target=target, home=home, fleet=fleet,
         on_device=on_device,
     )
-    job = located(job)
+    job = resolve_device(job)
     jobs = {name: replace(job, network=name) for name in networks}
     end = time.monotonic() + window_minutes * 60
     reports: list[Report | OperatorReport] = []
     failures: dict[str, str] = {}
     while (left := (end - time.monotonic()) / 60) >= SHORTEST_SLICE:
-        prospects = []
+        estimates = []
         for name, job in jobs.items():
             if name not in failures:
                 try:
-                    prospects.append(judge(name, job.place, job.target, job.device, job.threads))
-                    logger.info("%s", prospects[-1])
+                    estimates.append(judge(name, job.place, job.target, job.device, job.threads))
+                    logger.info("%s", estimates[-1])
                 except RetuneError as error:
                     failures[name] = str(error)
-        chosen = most_promising(prospects, least_gain)
+        chosen = most_promising(estimates, least_gain)
         if chosen is None:
             break
         job = jobs[chosen.network]

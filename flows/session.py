@@ -18,12 +18,12 @@ from retune.compiler import config
 from retune.flows import exits, launch
 from retune.flows.commands.output import Mode, warn_in_one_line
 from retune.flows.guardian import start_guardian
+from retune.flows.json_view import report_line
 from retune.flows.live import shown_on
-from retune.flows.machine import report_line
-from retune.flows.outcome import show_report
 from retune.flows.parameters import TuneJob
 from retune.flows.server import watched_server
 from retune.flows.state_folder import blaming_the_disk
+from retune.flows.summary import show_report
 from retune.flows.toplevel import guarded
 from retune.flows.tune_network import tune_network
 from retune.storage.place import veiled

@@ -17,7 +17,7 @@ from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Report
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.compile_network import compile_best
-from retune.flows.located import located, reaching_fleet
+from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_tasks
@@ -63,13 +63,13 @@ def tune_network(
         network, trials, minutes, threads, target, seed, batch, home, shapes, early_stopping, weights, winograd,
         fleet, on_device,
     )  # fmt: skip
-    job = located(job)
+    job = resolve_device(job)
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
-        spent = reaching_fleet(allocate_trials, job)(job, run.run_id, bar)
-        compiled = reaching_fleet(compile_best, job)(job, run.run_id, spent.rounds, spent.elapsed)
+        spent = with_task_runner(allocate_trials, job)(job, run.run_id, bar)
+        compiled = with_task_runner(compile_best, job)(job, run.run_id, spent.rounds, spent.elapsed)
         announce(PhaseStarted("writing the report"))
         report = publish(
             run.run_id,

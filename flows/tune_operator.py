@@ -15,7 +15,7 @@ from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.operators import Operator
 from retune.compiler.driver.winners import Winner, first_guesses
 from retune.flows.allocate_trials import allocate_trials
-from retune.flows.located import located, reaching_fleet
+from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_any
@@ -59,7 +59,7 @@ def tune_operator(
     Raises: OptionError, TargetError, StoreError.
     """
     subject = str(Operator.asked(workload, args, module))
-    job = located(
+    job = resolve_device(
         TuneJob.checked(
             subject, trials, minutes, threads, target, seed, batch, home, None, early_stopping, "auto",
             fleet=fleet, on_device=on_device,
@@ -68,9 +68,9 @@ def tune_operator(
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
-        spent = reaching_fleet(allocate_trials, job)(job, run.run_id, bar)
+        spent = with_task_runner(allocate_trials, job)(job, run.run_id, bar)
         announce(PhaseStarted("confirming the best programs"))
-        winner = reaching_fleet(confirm_operator, job)(job)
+        winner = with_task_runner(confirm_operator, job)(job)
         folder = job.run_folder(run.run_id)
         report = publish_operator(run.run_id, job.describe(), spent, winner, folder)
         files = (folder / "report.json", folder / "report.md")

@@ -22,7 +22,7 @@ USUAL_TRIAL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class TuningEstimate:
     """What is expected of tuning a network: `gain` is the share of its latency that a minute takes off, infinite while
     a task has no valid record of the present engine. `latency` is in seconds, the weighted sum of the tasks' best
     times. Tasks that compute the same count as one.
@@ -40,14 +40,14 @@ class Prospect:
         return f"{self.network}: {milliseconds(self.latency)} ms, a minute may take {self.gain:.2%} off"
 
 
-def prospect(
+def estimate(
     network: str,
     tasks: Sequence[SearchTask],
     weights: Sequence[int],
     records: Mapping[str, Sequence[MeasureRecord]],
     engine: str,
     layers: Sequence[int] = (),
-) -> Prospect:
+) -> TuningEstimate:
     """Judge a network by the records of its tasks on one machine, by workload key. Tasks with the same number in
     `layers` compute the same result, and one of them is enough; without numbers each task is a layer.
 
@@ -68,11 +68,11 @@ def prospect(
     total, latency = len({state.layer for state in states}), network_latency(states)
     untuned = total - len(tuned)
     if untuned or not states:
-        return Prospect(network, math.inf if untuned else 0.0, latency, total, untuned)
+        return TuningEstimate(network, math.inf if untuned else 0.0, latency, total, untuned)
     costs = [record.build_seconds + record.run_seconds for found in present.values() for record in found]
     round_seconds = ROUND * (math.fsum(costs) / len(costs) if costs else USUAL_TRIAL_SECONDS)
     steepest = -min(gradients(states, SchedulerOptions()))
-    return Prospect(network, steepest * 60.0 / max(round_seconds, 1e-9) / latency, latency, total, 0)
+    return TuningEstimate(network, steepest * 60.0 / max(round_seconds, 1e-9) / latency, latency, total, 0)
 
 
 def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) -> TaskState:
@@ -84,7 +84,7 @@ def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) 
     return state
 
 
-def most_promising(prospects: Iterable[Prospect], least_gain: float) -> Prospect | None:
+def most_promising(estimates: Iterable[TuningEstimate], least_gain: float) -> TuningEstimate | None:
     """The network with the highest gain, the first of equals; None when none reaches `least_gain` a minute."""
-    worthy = [found for found in prospects if found.gain >= least_gain and found.gain > 0.0]
+    worthy = [found for found in estimates if found.gain >= least_gain and found.gain > 0.0]
     return max(worthy, key=lambda found: found.gain, default=None)

@@ -8,7 +8,7 @@ import pytest
 from retune.compiler import config
 from retune.compiler.driver.bench import DeviceFacts
 from retune.compiler.errors import OptionError, TargetError
-from retune.flows import located as located_module
+from retune.flows import device as device_module
 from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
 from tests.cuda_double import DEVICE
 
@@ -19,11 +19,11 @@ def job(**options: Any) -> TuneJob:
 
 def test_a_job_for_a_gpu_is_for_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = job(target="cuda", threads=1)
-    monkeypatch.setattr(located_module, "gpu_here", lambda _: DEVICE)
-    found = located_module.located(asked)
+    monkeypatch.setattr(device_module, "gpu_here", lambda _: DEVICE)
+    found = device_module.resolve_device(asked)
     assert (found.target, found.device) == ("cuda -arch=sm_90", DEVICE.identity)
-    monkeypatch.setattr(located_module, "gpu_here", lambda _: None)
-    assert located_module.located(asked) == asked
+    monkeypatch.setattr(device_module, "gpu_here", lambda _: None)
+    assert device_module.resolve_device(asked) == asked
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_a_job_for_a_fleet_is_for_what_its_device_has(
     asked: str | None, has: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = DeviceFacts("there", has, 4, 1 << 20)
-    monkeypatch.setattr(located_module, "reaching_fleet", lambda *_: lambda *_: facts)
-    found = located_module.located(job(target=asked, fleet="folder", on_device="cuda"))
+    monkeypatch.setattr(device_module, "with_task_runner", lambda *_: lambda *_: facts)
+    found = device_module.resolve_device(job(target=asked, fleet="folder", on_device="cuda"))
     assert (found.target, found.device, found.threads) == (target, "there", 4)
 
 
@@ -50,9 +50,9 @@ def test_a_device_of_a_fleet_does_not_time_what_is_for_another_kind(monkeypatch:
         ("llvm", "cuda -arch=sm_90", "the device here is a GPU: it does not time programs for llvm;"),
     ):
         facts = DeviceFacts("there", has, 4, 1 << 20)
-        monkeypatch.setattr(located_module, "reaching_fleet", lambda *_, facts=facts: lambda *_: facts)
+        monkeypatch.setattr(device_module, "with_task_runner", lambda *_, facts=facts: lambda *_: facts)
         with pytest.raises(OptionError, match=words):
-            located_module.located(job(target=asked, fleet="folder", on_device="here"))
+            device_module.resolve_device(job(target=asked, fleet="folder", on_device="here"))
 
 
 def test_defaults_are_filled_in() -> None:

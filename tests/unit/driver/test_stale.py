@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from retune.compiler import te
-from retune.compiler.driver.stale import ROUND, Prospect, most_promising, prospect, task_state
+from retune.compiler.driver.stale import ROUND, TuningEstimate, estimate, most_promising, task_state
 from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
@@ -34,9 +34,9 @@ def records(*seconds: float | None, engine: str = "2") -> list[MeasureRecord]:
     return made
 
 
-def judged(small: list[MeasureRecord], large: list[MeasureRecord]) -> Prospect:
+def judged(small: list[MeasureRecord], large: list[MeasureRecord]) -> TuningEstimate:
     known = {SMALL.workload_key: small, LARGE.workload_key: large}
-    return prospect("net", [SMALL, LARGE], [1, 2], known, "2")
+    return estimate("net", [SMALL, LARGE], [1, 2], known, "2")
 
 
 def test_a_task_is_as_far_as_its_records_in_any_order() -> None:
@@ -62,7 +62,7 @@ def test_a_task_too_small_for_trials_is_not_waited_for() -> None:
     x = te.placeholder((8,), name="X")
     copy = te.compute((8,), lambda i: x[i] + 1.0, "Y")
     tiny = SearchTask("tiny", ComputeDAG([x, copy]), Target.host(), HardwareParams(num_cores=1))
-    found = prospect("net", [LARGE, tiny], [1, 1], {LARGE.workload_key: records(2.0)}, "2")
+    found = estimate("net", [LARGE, tiny], [1, 1], {LARGE.workload_key: records(2.0)}, "2")
     assert (found.untuned, found.tasks, found.latency) == (0, 1, 2.0)
 
 
@@ -81,17 +81,17 @@ def test_more_rounds_promise_less() -> None:
 
 
 def test_the_most_promising_network_that_is_worth_it() -> None:
-    a, b = Prospect("a", 0.1, 1.0, 1, 0), Prospect("b", 0.3, 1.0, 1, 0)
-    new = Prospect("c", math.inf, math.inf, 1, 1)
+    a, b = TuningEstimate("a", 0.1, 1.0, 1, 0), TuningEstimate("b", 0.3, 1.0, 1, 0)
+    new = TuningEstimate("c", math.inf, math.inf, 1, 1)
     assert most_promising([a, b], 0.05) == b
     assert most_promising([a, new, b], 0.05) == new
     assert most_promising([a, b], 0.5) is None
-    assert most_promising([Prospect("d", 0.0, 1.0, 0, 0)], 0.0) is None
+    assert most_promising([TuningEstimate("d", 0.0, 1.0, 0, 0)], 0.0) is None
 
 
 def test_one_way_to_compute_a_layer_is_enough() -> None:
     known = {SMALL.workload_key: records(2.0), LARGE.workload_key: []}
-    found = prospect("net", [SMALL, LARGE], [2, 2], known, "2", layers=[0, 0])
+    found = estimate("net", [SMALL, LARGE], [2, 2], known, "2", layers=[0, 0])
     assert (found.untuned, found.tasks, found.latency) == (0, 1, 4.0)
-    faster = prospect("net", [SMALL, LARGE], [2, 2], {**known, LARGE.workload_key: records(1.0)}, "2", layers=[0, 0])
+    faster = estimate("net", [SMALL, LARGE], [2, 2], {**known, LARGE.workload_key: records(1.0)}, "2", layers=[0, 0])
     assert faster.latency == 2.0

@@ -1,6 +1,6 @@
-"""In: the events and the report of a run. Out: one JSON object a line, for programs that start `retune tune --json`.
+"""The events and the report of a run as JSON lines, for programs that start `retune tune --json`.
 
-Always: the fields are those that docs/cli.md lists; times are in seconds, and null where there is none.
+The fields are those that docs/cli.md lists; times are in seconds, and null where there is none.
 """
 
 import json

@@ -41,10 +41,10 @@ NAME_WIDTH = 50
 """Letters of the longest name; a longer one is cut in the middle."""
 
 CHROME = 6
-"""Lines of the board that are not rows of tasks."""
+"""Lines of the dashboard that are not rows of tasks."""
 
 
-class Board:
+class Dashboard:
     """The state of a run as a person wants to see it. Something that rich can print."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

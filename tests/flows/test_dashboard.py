@@ -1,4 +1,4 @@
-"""What the board of a terminal shows, at several sizes and moments."""
+"""What the dashboard of a terminal shows, at several sizes and moments."""
 
 import io
 import math
@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from retune.compiler.driver.tuning import TaskRow
-from retune.flows.board import Board
+from retune.flows.dashboard import Dashboard
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened
 
 ROWS = tuple(TaskRow(f"task{index}", f"key{index}", index + 1, 2e9, 0, 0, math.inf, math.inf, "") for index in range(9))
@@ -29,43 +29,43 @@ def done(index: int, best: float, trials: int, left: float = 60.0) -> RoundDone:
     return RoundDone(index, row, 1, 0, trials, 200, 30.0, 0.04, 3, left)
 
 
-def shown(board: Board, width: int = 120, height: int = 40) -> list[str]:
+def shown(dashboard: Dashboard, width: int = 120, height: int = 40) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, force_terminal=True, width=width, height=height, color_system=None).print(board)
+    Console(file=stream, force_terminal=True, width=width, height=height, color_system=None).print(dashboard)
     return stream.getvalue().splitlines()
 
 
 def test_the_bar_and_the_clock_go_on_between_events() -> None:
     clock = Clock()
-    board = Board(clock)
-    board.note(OPENED)
-    board.note(done(0, 0.02, 50))
-    last = shown(board)[-1]
+    dashboard = Dashboard(clock)
+    dashboard.note(OPENED)
+    dashboard.note(done(0, 0.02, 50))
+    last = shown(dashboard)[-1]
     for word in ("25%", "50/200 trials", "elapsed 30s", "left 1m00s"):
         assert word in last
     clock.now += 20
-    last = shown(board)[-1]
+    last = shown(dashboard)[-1]
     assert "elapsed 50s" in last
     assert "left 40s" in last
     clock.now += 1000
-    assert "left 0s" in shown(board)[-1]
+    assert "left 0s" in shown(dashboard)[-1]
 
 
 def test_a_budget_in_minutes_fills_with_time() -> None:
     clock = Clock()
-    board = Board(clock)
-    board.note(replace(OPENED, trials_limit=None, seconds_limit=120.0))
+    dashboard = Dashboard(clock)
+    dashboard.note(replace(OPENED, trials_limit=None, seconds_limit=120.0))
     clock.now += 30
-    assert board.share == 0.25
+    assert dashboard.share == 0.25
 
 
 def test_shares_speedups_and_the_active_task() -> None:
-    board = Board(Clock())
-    board.note(OPENED)
-    board.note(done(0, 0.03, 16))
-    board.note(done(4, 0.002, 32))
-    board.note(RoundStarted(2, "task2", 2))
-    lines = shown(board)
+    dashboard = Dashboard(Clock())
+    dashboard.note(OPENED)
+    dashboard.note(done(0, 0.03, 16))
+    dashboard.note(done(4, 0.002, 32))
+    dashboard.note(RoundStarted(2, "task2", 2))
+    lines = shown(dashboard)
     (first,) = [line for line in lines if "task0" in line]
     assert " 75%" in first
     assert "3.3x" in first
@@ -74,11 +74,11 @@ def test_shares_speedups_and_the_active_task() -> None:
 
 
 def test_it_fits_small_terminals_and_keeps_what_matters() -> None:
-    board = Board(Clock())
-    board.note(OPENED)
-    board.note(done(8, 0.03, 16))
-    board.note(RoundStarted(3, "task3", 2))
-    lines = shown(board, width=60, height=12)
+    dashboard = Dashboard(Clock())
+    dashboard.note(OPENED)
+    dashboard.note(done(8, 0.03, 16))
+    dashboard.note(RoundStarted(3, "task3", 2))
+    lines = shown(dashboard, width=60, height=12)
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 60
     text = "\n".join(lines)
@@ -89,11 +89,12 @@ def test_it_fits_small_terminals_and_keeps_what_matters() -> None:
 
 def test_80_columns_show_whole_headings_shares_and_the_estimate() -> None:
     names = ("conv2d_3x3_c64_1x56x56x64_add_relu", "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu", "dense")
-    board = Board(Clock())
-    board.note(replace(OPENED, rows=tuple(replace(ROWS[0], name=name) for name in names)))
-    board.note(replace(done(0, 0.01, 16), row=replace(ROWS[0], name=names[0], trials=16, best_seconds=0.01)))
-    board.note(replace(done(1, 0.03, 32), index=1, row=replace(ROWS[0], name=names[1], trials=16, best_seconds=0.03)))
-    lines = shown(board, width=80, height=24)
+    dashboard = Dashboard(Clock())
+    dashboard.note(replace(OPENED, rows=tuple(replace(ROWS[0], name=name) for name in names)))
+    dashboard.note(replace(done(0, 0.01, 16), row=replace(ROWS[0], name=names[0], trials=16, best_seconds=0.01)))
+    second = replace(ROWS[0], name=names[1], trials=16, best_seconds=0.03)
+    dashboard.note(replace(done(1, 0.03, 32), index=1, row=second))
+    lines = shown(dashboard, width=80, height=24)
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["task", "share", "trials", "best", "ms", "GFLOP/s"]
     assert [line.split()[1] for line in lines[1:3]] == ["75%", "25%"], "the hottest kernel comes first"
@@ -104,16 +105,16 @@ def test_80_columns_show_whole_headings_shares_and_the_estimate() -> None:
 
 
 def test_a_small_terminal_keeps_half_of_its_lines() -> None:
-    board = Board(Clock())
-    board.note(replace(OPENED, rows=ROWS * 4))
-    assert len(shown(board, width=80, height=34)) <= 17
+    dashboard = Dashboard(Clock())
+    dashboard.note(replace(OPENED, rows=ROWS * 4))
+    assert len(shown(dashboard, width=80, height=34)) <= 17
 
 
 def test_phases_after_the_search_count_their_pieces() -> None:
-    board = Board(Clock())
-    board.note(OPENED)
-    board.note(PhaseStarted("confirming"))
-    board.note(PhaseAdvanced(3, 9))
-    text = "\n".join(shown(board))
+    dashboard = Dashboard(Clock())
+    dashboard.note(OPENED)
+    dashboard.note(PhaseStarted("confirming"))
+    dashboard.note(PhaseAdvanced(3, 9))
+    text = "\n".join(shown(dashboard))
     assert "confirming (3/9)" in text
     assert "trials  elapsed" not in text

@@ -1,6 +1,6 @@
-"""In: a job for a fleet or a GPU. Out: the same for the machine of its device, and flows that reach the fleet.
+"""The device of a job: what a GPU or a fleet's device says of itself, and the task runner that reaches the fleet.
 
-Always: a job for this machine's processor passes through as it is.
+A job for the CPU of this machine passes through unchanged.
 """
 
 from dataclasses import replace
@@ -22,9 +22,9 @@ from retune.tasks.wakes import task_runner_of
 AnyFlow = TypeVar("AnyFlow", bound=Flow[Any, Any])
 
 
-def located(job: TuneJob) -> TuneJob:
-    """The job with what its fleet's device says of itself: target, cores, cache; or with the name of its GPU, and
-    that one's architecture where none is asked for, as far as there is one. What was asked for stays.
+def resolve_device(job: TuneJob) -> TuneJob:
+    """Fill in what the job's device says of itself: target, cores and cache of a fleet's device, or name and
+    architecture of this machine's GPU, if there is one. What was asked for stays.
 
     Raises: MeasureError when no worker serves the device; TargetError when the GPU runs no code for the target;
     OptionError when that is for a GPU and the device is none, or the other way round.
@@ -36,7 +36,7 @@ def located(job: TuneJob) -> TuneJob:
         return replace(job, machine=device.identity, target=str(target_on(Target(job.target), device)))
     if job.plan is None:
         return job
-    facts = reaching_fleet(describe_on, job)(job.on_device, job.plan)
+    facts = with_task_runner(describe_on, job)(job.on_device, job.plan)
     return replace(
         job,
         target=_target_on(job.target, facts.target, job.on_device),
@@ -47,7 +47,7 @@ def located(job: TuneJob) -> TuneJob:
 
 
 def _target_on(asked: str, has: str, device: str) -> str:
-    """The target that was asked for, on a device of a fleet that has one: for that one's GPU where none is named."""
+    """The target that was asked for, on a fleet's device with the target `has`; that one's GPU where none is named."""
     if not asked:
         return has
     wanted, there = Target(asked), Target(has)
@@ -57,8 +57,8 @@ def _target_on(asked: str, has: str, device: str) -> str:
     return str(Target("cuda", arch=wanted.arch or there.arch, math=wanted.math)) if wanted.is_gpu else asked
 
 
-def reaching_fleet(plain: AnyFlow, job: TuneJob) -> AnyFlow:
-    """The flow with the task runner by which the job's fleet is reached, if that is Dask or Ray."""
+def with_task_runner(plain: AnyFlow, job: TuneJob) -> AnyFlow:
+    """The flow with the task runner that reaches the job's fleet, if that is Dask or Ray."""
     runner = task_runner_of(job.fleet, (BUILD, device_queue(job.on_device))) if job.fleet else None
     return plain if runner is None else plain.with_options(task_runner=runner)  # type: ignore[return-value]
 

@@ -14,7 +14,7 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import Comparison, Contender, Report
 from retune.compiler.driver.tuning import TaskRow
 from retune.flows.commands.output import warn_in_one_line
-from retune.flows.machine import JsonView, event_fields, report_line
+from retune.flows.json_view import JsonView, event_fields, report_line
 from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"

@@ -6,7 +6,7 @@ import pytest
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from retune.tasks.whole import whole
+from retune.tasks.opaque import opaque
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
@@ -34,7 +34,7 @@ def take(given: list[Watched]) -> int:
 @flow
 def hand_over(given: int, *, plain: bool) -> list[str]:
     large = [Watched() for _ in range(given)]
-    assert take(large if plain else whole(large)) == given
+    assert take(large if plain else opaque(large)) == given
     return [look for one in large for look in one.looks]
 
 
