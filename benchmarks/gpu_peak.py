@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from retune.compiler import te
+from retune.compiler.codegen.device_build import build_device_kernel
 from retune.compiler.codegen.nvptx import ptx
-from retune.compiler.driver.device_build import build_device_kernel
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel

@@ -13,9 +13,9 @@ from retune.compiler.auto_scheduler.cost_model import XGBModel
 from retune.compiler.auto_scheduler.loop_state import State
 from retune.compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
 from retune.compiler.auto_scheduler.search_policy import SketchPolicy, search_policy_of
+from retune.compiler.codegen.build import device_source
 from retune.compiler.config import usable_processors
 from retune.compiler.cost_model import XGBOptions
-from retune.compiler.driver.build import device_source
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import completed, hardware_of
 from retune.compiler.errors import NoRecordError, OptionError

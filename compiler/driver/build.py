@@ -1,36 +1,24 @@
-"""In: a search task and transform steps. Out: a kernel artifact.
-
-Always: pure and deterministic; the same steps make the same object code.
-"""
+"""Builds functions of arrays: a computation goes in, what it compiles to is loaded and called with arrays."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from retune.compiler.codegen.cpu import assembly, compile_module, describe, function_attributes
-from retune.compiler.codegen.cuda_text import cuda_text
-from retune.compiler.codegen.dot_instructions import dots_of
-from retune.compiler.codegen.kernel import KernelText, write_kernel
-from retune.compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
-from retune.compiler.codegen.nvptx import ptx, write_device
-from retune.compiler.driver.device_build import build_device_kernel
+from retune.compiler.codegen.build import build_kernel, device_source, kernel_source
+from retune.compiler.codegen.device_build import build_device_kernel
 from retune.compiler.driver.hardware import hardware_of, hardware_of_gpu, target_on
-from retune.compiler.errors import LoweringError, refusing_depth
-from retune.compiler.ir.stmt import LoopFunction, check_function_name
-from retune.compiler.lower.gpu.pipeline import lower_for_gpu
-from retune.compiler.lower.pipeline import lower
-from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.runtime.cuda import driver
 from retune.compiler.runtime.cuda_function import CudaFunction
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default_gpu import untuned_steps
-from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.compiler.te.tensor import Tensor
+
+__all__ = ["Program", "build", "build_kernel", "device_source", "kernel_source"]
 
 
 class Program(Protocol):
@@ -40,30 +28,6 @@ class Program(Protocol):
     def steps(self) -> Sequence[object]:
         """The steps, in order."""
         ...
-
-
-def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
-    """Compile the program that `steps` make of the task's computation into a kernel called `name`.
-
-    Arguments are the inputs and then the outputs of the graph, in its order.
-    Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code or the name is none of a
-    function, TargetError when there is no code generation for the target.
-    """
-    check_function_name(name)
-    if task.target.is_gpu:
-        return build_device_kernel(task, steps, name)
-    describe(task.target)
-    with refusing_depth(name, LoweringError):
-        function = lower(replay(task.dag, steps), name, task.hardware, task.layout, dots=dots_of(task))
-        text = _text(task, function)
-    packings = dict(function.packings)
-    tensors = (*task.dag.inputs, *task.dag.outputs)
-    args = []
-    for position, (param, tensor) in enumerate(zip(function.params, tensors, strict=True)):
-        is_output = position >= len(task.dag.inputs)
-        args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, packings.get(param.name)))
-    code = compile_module(text.llvm, task.target)
-    return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls)
 
 
 def build(
@@ -94,30 +58,3 @@ def build(
         mine = replace(what, target=target_on(what.target, here), hardware=hardware_of_gpu(here))
         return CudaFunction(cuda, build_device_kernel(mine, steps, name))
     return KernelFunction(load_kernels([build_kernel(what, steps, name)])[name])
-
-
-def kernel_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
-    """The program as text for people: `form` is "loops", "llvm" or "asm"."""
-    function = lower(replay(task.dag, steps), "kernel", task.hardware, task.layout, dots=dots_of(task))
-    if form == "loops":
-        return str(function)
-    text = _text(task, function).llvm
-    return text if form == "llvm" else assembly(text, task.target)
-
-
-def device_source(task: SearchTask, steps: Sequence[Step], form: str) -> str:
-    """The program of a task for a GPU as text for people: `form` is "loops", "cuda" (CUDA C), "llvm" or "ptx".
-
-    Raises: ScheduleError, LoweringError, TargetError.
-    """
-    function = lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware)
-    if form == "ptx":
-        return ptx(function, task.target)
-    return str(function) if form == "loops" else cuda_text(function) if form == "cuda" else write_device(function)
-
-
-def _text(task: SearchTask, function: LoopFunction) -> KernelText:
-    width = task.hardware.vector_unit_bytes
-    attributes = function_attributes(width)
-    lookups = width >= LOOKUP_BYTES and has_lookups(task.target)
-    return write_kernel(function, width, task.hardware.stack_bytes, attributes, dots_of(task), lookups)

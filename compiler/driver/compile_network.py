@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from retune.compiler import config
+from retune.compiler.codegen.build import build_kernel
 from retune.compiler.codegen.cpu import describe
 from retune.compiler.codegen.nvptx import GPU_TRIPLE
-from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from retune.compiler.driver.hardware import hardware_of

@@ -5,8 +5,9 @@ Always: as `retune.compiler.driver.build`, pure and deterministic; what is not g
 
 from collections.abc import Mapping, Sequence
 
+from retune.compiler.codegen.build import build_kernel
 from retune.compiler.codegen.ffi_entry import entry_code
-from retune.compiler.driver.build import Program, build_kernel
+from retune.compiler.driver.build import Program
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import DefinitionError, LoweringError
 from retune.compiler.runtime.artifact import KernelArtifact

@@ -19,7 +19,7 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 
 _WORKER = "retune.compiler.measure.build_worker"
-_DEFAULT = "retune.compiler.driver.build:build_kernel"
+_DEFAULT = "retune.compiler.codegen.build:build_kernel"
 _USES_PER_WORKER = 2000
 
 

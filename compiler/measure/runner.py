@@ -55,7 +55,7 @@ class LocalRunner:
         threads: int | None = None,
         check: bool = True,
         options: MeasureOptions | None = None,
-        build_func: str = "retune.compiler.driver.build:build_kernel",
+        build_func: str = "retune.compiler.codegen.build:build_kernel",
         reference_steps: str = "retune.compiler.schedule.default:reference_steps",
     ) -> None:
         self.options = options or MeasureOptions(
