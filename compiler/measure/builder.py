@@ -1,9 +1,12 @@
-"""In: schedules of a task. Out: one `BuildResult` each, in order. Always: compiled in worker processes,
-several at once; a candidate that crashes the compiler or takes too long costs one result.
+"""Building candidates of a task in worker processes, several at once.
+
+One `BuildResult` a candidate, in order; a candidate that crashes the compiler or takes too long costs one result.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Self
 
@@ -12,7 +15,7 @@ from retune.compiler.errors import NotYetError, OptionError
 from retune.compiler.measure.attribution import collect
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuildResult
-from retune.compiler.measure.worker_pool import Work, WorkerPool
+from retune.compiler.measure.worker_pool import WorkerPool
 from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
@@ -30,7 +33,7 @@ class LocalBuilder:
     "default" for our own, or (task, steps, kernel name) -> KernelArtifact: a function of a module that the processes
     can import, or its path `package.module:name`. `lane` names processors on
     which programs are timed: as many processes as there are others are bound to those others and build at any time, the
-    rest only while nothing is timed, see `start`.
+    rest only while nothing is timed, see `quiet`. Several threads may build at once.
     Raises: OptionError for what makes no sense, NotYetError for "ndk".
     """
 
@@ -72,15 +75,17 @@ class LocalBuilder:
         for candidate in candidates:
             if not isinstance(candidate, Sequence) or not all(isinstance(step, Step) for step in candidate):
                 raise OptionError(f"a candidate is a list of steps, not {candidate!r}")
-        with self.start(task, candidates) as work:
-            results = dict(work.take(len(candidates)))
-        return [results[place] for place in range(len(candidates))]
+        return self._pool.map(lambda worker, steps: self._build_one(worker, task, steps), candidates)
 
-    def start(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> Work[Sequence[Step], BuildResult]:
-        """Begin to build; results are taken as they come, with the number of their candidate. Between `take` and the
-        next time it has to wait, nothing is built on the lane.
-        """
+    def start(
+        self, task: SearchTask, candidates: Sequence[Sequence[Step]]
+    ) -> AbstractContextManager[list[Future[BuildResult]]]:
+        """Begin to build; what is unfinished when the block ends is ended."""
         return self._pool.start(lambda worker, steps: self._build_one(worker, task, steps), candidates)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Build nothing on the lane during the block."""
+        return self._pool.quiet()
 
     def stop(self) -> None:
         """From any thread or a signal handler: make the build in progress and all later ones fail, until `close`."""

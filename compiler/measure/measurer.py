@@ -1,9 +1,13 @@
-"""In: schedules of a task. Out: one `Measurement` each, in order. Always: a bad candidate is a value;
-MeasureError means that measuring itself is impossible just now and may be tried again.
+"""What measures candidates of a task: `Measurer`, its two halves `Builder` and `Runner`, and the one of this machine.
+
+One `Measurement` a candidate, in order. A bad candidate is a value; MeasureError means that measuring itself is
+impossible just now and may be tried again.
 """
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import as_completed
+from itertools import islice
 from typing import Protocol, Self
 
 from retune.compiler.measure.builder import LocalBuilder
@@ -87,12 +91,15 @@ class LocalMeasurer:
         overlaps = self.runner.options.overlap and self.builder.leaves_alone(self.runner.processors)
         group = _GROUP if overlaps else len(candidates)
         found: dict[int, Measurement] = {}
-        with self.builder.start(task, candidates) as work:
-            while len(found) < len(candidates):
-                built = work.take(group)
-                runs = self.runner.run(task, [build for _, build in built], best)
-                for (place, build), run in zip(built, runs, strict=True):
-                    found[place] = join(build, run)
+        with self.builder.start(task, candidates) as builds:
+            places = {build: place for place, build in enumerate(builds)}
+            done = as_completed(builds)
+            while ready := list(islice(done, group)):
+                built = [build.result() for build in ready]
+                with self.builder.quiet():
+                    runs = self.runner.run(task, built, best)
+                for future, build, run in zip(ready, built, runs, strict=True):
+                    found[places[future]] = join(build, run)
                     best = min(best, *run.costs, math.inf)
         return [found[place] for place in range(len(candidates))]
 

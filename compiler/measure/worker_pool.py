@@ -1,21 +1,31 @@
-"""In: a function of a worker and an item, and items. Out: its results, as they come. Always: after an exception or an
-interrupt no worker goes on with what it was doing.
+"""A pool of worker processes that several callers share.
 
-Some workers may be *guests*: they run on processors that somebody else needs now and then, to time programs. That user
-holds those processors from the moment when `Work.take` has returned until it has to wait for more results; meanwhile
-guests begin nothing, and `take` returns only after they have finished what they had begun.
+Calls begin in the order in which they were submitted. A caller that fails or is interrupted ends its own calls only.
+
+Some workers may be *guests*: they run on processors that are needed now and then to time programs. While `quiet` is
+held, guests begin nothing; it is entered when they have finished what they had begun.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from retune.compiler.measure.worker_process import WorkerProcess
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """A function that waits for a worker."""
+
+    function: Callable[[WorkerProcess], Any]
+    future: Future[Any]
 
 
 class WorkerPool:
@@ -24,19 +34,60 @@ class WorkerPool:
     def __init__(self, workers: Sequence[WorkerProcess], steady: int | None = None) -> None:
         self._workers = tuple(workers)
         self.steady = len(self._workers) if steady is None else steady
+        self._changed = threading.Condition()
+        self._waiting: deque[_Call] = deque()
+        self._serving: set[int] = set()  # workers that have a thread; it ends when nothing waits
+        self._running: dict[Future[Any], WorkerProcess] = {}
+        self._ended: set[WorkerProcess] = set()
+        self._busy_guests = 0
+        self._held = 0
 
-    def start(self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]) -> "Work[Item, Result]":
-        """Begin with `function(worker, item)` for the items, in their order, on all workers at once."""
-        return Work(self._workers, self.steady, function, items)
+    def submit(self, function: Callable[[WorkerProcess], Result]) -> Future[Result]:
+        """Call `function(worker)` on the next free worker."""
+        future: Future[Result] = Future()
+        with self._changed:
+            self._waiting.append(_Call(function, future))
+            idle = next((place for place in range(len(self._workers)) if place not in self._serving), None)
+            if idle is not None:
+                self._serving.add(idle)
+                threading.Thread(target=self._serve, args=(idle,), name=f"worker-{idle}", daemon=True).start()
+            self._changed.notify_all()
+        return future
+
+    @contextmanager
+    def start(
+        self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]
+    ) -> Iterator[list[Future[Result]]]:
+        """Begin with `function(worker, item)` for the items. What is unfinished when the block ends is ended."""
+        futures = [self.submit(_bound(function, item)) for item in items]
+        try:
+            yield futures
+        finally:
+            self._end(futures)
 
     def map(self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]) -> list[Result]:
         """`function(worker, item)` for every item; results in the order of the items.
 
         Raises: the first exception that `function` raised; items not begun by then are left out.
         """
-        with self.start(function, items) as work:
-            results = dict(work.take(len(items)))
-        return [results[place] for place in range(len(items))]
+        with self.start(function, items) as futures:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for failed in (future for future in done if future.exception() is not None):
+                failed.result()
+            return [future.result() for future in futures]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Keep guests idle during the block."""
+        with self._changed:
+            self._held += 1
+            self._changed.wait_for(lambda: self._busy_guests == 0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= 1
+                self._changed.notify_all()
 
     def stop(self) -> None:
         """Make the calls in progress fail, and every later one until `close`."""
@@ -48,95 +99,53 @@ class WorkerPool:
         for worker in self._workers:
             worker.close()
 
-
-class Work(Generic[Item, Result]):
-    """A function at work on items; leaving the `with` block before everything was taken ends what is under way."""
-
-    def __init__(
-        self,
-        workers: Sequence[WorkerProcess],
-        steady: int,
-        function: Callable[[WorkerProcess, Item], Result],
-        items: Sequence[Item],
-    ) -> None:
-        self._function = function
-        self._waiting = deque(enumerate(items))
-        self._left = len(items)
-        self._ready: list[tuple[int, Result]] = []
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-        self._held = False
-        self._busy_guests = 0
-        self._workers = workers[: len(items)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(worker, place >= steady), name=f"worker-{place}", daemon=True)
-            for place, worker in enumerate(self._workers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def take(self, least: int) -> list[tuple[int, Result]]:
-        """At least `least` results that were not taken yet, or all that are left: (number of the item, result).
-
-        Raises: the first exception that the function raised.
-        """
-
-        def enough() -> bool:
-            return self._error is not None or len(self._ready) >= min(least, self._left)
-
+    def _end(self, futures: Sequence[Future[Any]]) -> None:
+        """Cancel calls that wait, stop those in progress, and return when they are over."""
+        for future in futures:
+            future.cancel()
         with self._changed:
-            if not enough():
-                self._held = False
-                self._changed.notify_all()
-                self._changed.wait_for(enough)
-            self._held = True
-            self._changed.wait_for(lambda: self._error is not None or self._busy_guests == 0)
-            if self._error is not None:
-                raise self._error
-            taken, self._ready = self._ready, []
-            self._left -= len(taken)
-        return taken
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        unfinished = kind is not None or self._left > 0
-        with self._changed:
-            self._waiting.clear()
-            self._held = False
             self._changed.notify_all()
-        if unfinished:
-            for worker in self._workers:
+            for worker in (self._running[future] for future in futures if future in self._running):
+                self._ended.add(worker)
                 worker.stop()
-        for thread in self._threads:
-            thread.join()
-        if unfinished:
-            for worker in self._workers:
-                worker.close()
+        wait(futures)
 
-    def _serve(self, worker: WorkerProcess, is_guest: bool) -> None:
-        while (task := self._next(is_guest)) is not None:
-            place, item = task
+    def _serve(self, place: int) -> None:
+        """Make calls on one worker until none waits."""
+        worker, is_guest = self._workers[place], place >= self.steady
+        while (call := self._next(place)) is not None:
+            result, error = None, None
             try:
-                result = self._function(worker, item)
-            except BaseException as error:  # it is raised where results are taken
-                with self._changed:
-                    self._error = self._error or error
-                    self._waiting.clear()
-                    self._busy_guests -= is_guest
-                    self._changed.notify_all()
-                return
+                result = call.function(worker)
+            except BaseException as failure:  # it is raised where the result is taken
+                error = failure
             with self._changed:
-                self._ready.append((place, result))
+                del self._running[call.future]
+                was_ended = worker in self._ended
+                self._ended.discard(worker)
                 self._busy_guests -= is_guest
                 self._changed.notify_all()
+            if was_ended:
+                worker.close()  # a stopped worker serves again after this
+            if error is None:
+                call.future.set_result(result)
+            else:
+                call.future.set_exception(error)
 
-    def _next(self, is_guest: bool) -> tuple[int, Item] | None:
+    def _next(self, place: int) -> _Call | None:
+        is_guest = place >= self.steady
         with self._changed:
             if is_guest:
                 self._changed.wait_for(lambda: not self._held or not self._waiting)
-            if not self._waiting:
-                return None
-            self._busy_guests += is_guest
-            return self._waiting.popleft()
+            while self._waiting:
+                call = self._waiting.popleft()
+                if call.future.set_running_or_notify_cancel():
+                    self._running[call.future] = self._workers[place]
+                    self._busy_guests += is_guest
+                    return call
+            self._serving.discard(place)
+            return None
+
+
+def _bound(function: Callable[[WorkerProcess, Item], Result], item: Item) -> Callable[[WorkerProcess], Result]:
+    return lambda worker: function(worker, item)

