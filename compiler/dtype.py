@@ -3,6 +3,8 @@
 Always: after this module is imported NumPy knows bfloat16 by its name too; the package `ml_dtypes` brings it.
 """
 
+from functools import lru_cache
+
 import ml_dtypes
 import numpy as np
 
@@ -19,6 +21,11 @@ def number_type(name: object) -> str:
     """
     if not isinstance(name, str) or not name.isalnum() or len(name) > _LONGEST:
         raise ValueError(f"{name!r} is no element type")
+    return _number_type(name)
+
+
+@lru_cache(maxsize=64)
+def _number_type(name: str) -> str:
     if name.startswith("a"):  # NumPy's old name of bytes, of which it warns
         raise ValueError(f"{name!r} is no element type")
     try:

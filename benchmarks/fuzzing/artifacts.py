@@ -18,13 +18,14 @@ from benchmarks.fuzzing.case import FuzzCase, drawn
 from benchmarks.fuzzing.models import small_models
 from benchmarks.fuzzing.mutations import (
     Mutate,
+    archive_of,
+    earlier_file,
     mutated_bytes,
     mutated_json,
     mutated_members,
     tar_members,
     tar_of,
     zip_members,
-    zip_of,
 )
 from retune.compiler import te
 from retune.compiler.driver.compile_network import compile_graph
@@ -37,6 +38,7 @@ from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.params import load_param_dict, save_param_dict
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.runtime.archive import MANIFEST
 from retune.compiler.runtime.container import load_json, save_json
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.module import load_module
@@ -102,12 +104,13 @@ def _network() -> CompiledNetwork:
 
 def _networks() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        return [_network().save(Path(folder) / "net.retune").read_bytes()]
+        return [_network().save(Path(folder) / "net.retune").read_bytes(), earlier_file("network.retune")]
 
 
 def _libraries() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        return [Library(_network()).export_library(Path(folder) / "net.so").read_bytes()]
+        path = Library(_network()).export_library(Path(folder) / "net.so")
+        return [path.read_bytes(), earlier_file("network.so")]
 
 
 def _inside(name: str) -> Mutate:
@@ -115,14 +118,15 @@ def _inside(name: str) -> Mutate:
 
 
 def _rezipped(data: bytes, draw: Random) -> bytes:
-    return zip_of(mutated_members(zip_members(data), draw, _inside))
+    return archive_of(mutated_members(zip_members(data), draw, _inside))
 
 
 def _relinked(data: bytes, draw: Random) -> bytes:
     """A library with another end, behind the same code."""
     members = zip_members(data)
-    start = int(json.loads(members["library.json"])["bytes"])
-    return data[:start] + zip_of(mutated_members(members, draw, _inside))
+    about = json.loads(members["library.json"] if "library.json" in members else members[MANIFEST])
+    start = int(about.get("before", about)["bytes"])
+    return data[:start] + archive_of(mutated_members(members, draw, _inside))
 
 
 def _load_network(path: Path) -> object:

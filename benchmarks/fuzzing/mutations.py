@@ -5,6 +5,7 @@ without end), and changes of what the bytes say: values of another type, fields 
 renamed, nesting without end.
 """
 
+import hashlib
 import io
 import json
 import math
@@ -12,8 +13,12 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
+
+from retune.compiler.runtime.archive import MANIFEST
 
 Mutate = Callable[[bytes, Random], bytes]
 
@@ -103,6 +108,22 @@ def zip_of(members: dict[str, bytes]) -> bytes:
         for name, content in members.items():
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # at the same time, whenever it is
     return sink.getvalue()
+
+
+def earlier_file(name: str) -> bytes:
+    """A file that an earlier version of Retune wrote."""
+    return (Path(__file__).parents[2] / "tests" / "formats" / "version1" / name).read_bytes()
+
+
+def archive_of(members: dict[str, bytes]) -> bytes:
+    """An archive of members by name, each with its right checksum if the manifest can be read."""
+    changed = dict(members)
+    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        manifest = json.loads(members[MANIFEST])
+        for name, facts in manifest["members"].items():
+            facts["sha256"] = hashlib.sha256(members.get(name, b"")).hexdigest()
+        changed[MANIFEST] = json.dumps(manifest).encode()
+    return zip_of(changed)
 
 
 def tar_members(data: bytes) -> dict[str, bytes]:

@@ -1,39 +1,31 @@
-"""In: a plan, kernels, constants and facts about them. Out: a `CompiledNetwork`, saved as one `.retune` file.
+"""A compiled network as data, and its `.retune` file.
 
-Always: a zip of JSON, `.npy` arrays and object code; no pickle, written to a temporary name and renamed when complete.
+The file is an archive (`retune.compiler.runtime.archive`) of
 
     plan.json         see `retune.compiler.executor.plan`
-    metadata.json     version, target, tool versions; coverage: which record every task was built from
+    metadata.json     target, tool versions; coverage: which record every task was built from
     kernels.json      name, arguments, packing, workspace of every kernel
     kernels/NAME.o    its object code
-    constants/N.npy   the constant of buffer N, packed as its kernel wants it
+    constants/N.npy   the constant of buffer N, stored as its kernel reads it, so that it is used where it is mapped
 """
 
-import json
-import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from tokenize import TokenError
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.plan import BufferKind, Plan
-from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
-from retune.compiler.runtime.buffers import aligned_array, constant_array, frozen
-from retune.compiler.runtime.published import published
+from retune.compiler.runtime.buffers import constant_array
 
-FORMAT_VERSION = 1
-
-_BLOCK = 1 << 20
-"""Bytes of a constant that are read at a time."""
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+KIND, VERSION = "network", 2
+_UNSEALED_VERSION = 1
 
 
 class Origin(StrEnum):
@@ -76,6 +68,7 @@ class CompiledNetwork:
     constants: Mapping[int, Array]
     coverage: tuple[Coverage, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    _is_verified: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Take hold of the constants."""
@@ -87,6 +80,8 @@ class CompiledNetwork:
 
         Raises: ArtifactError that names what does not.
         """
+        if self._is_verified and not functions:
+            return
         self.plan.verify({kernel.name: kernel for kernel in self.kernels}, functions)
         for number, buffer in enumerate(self.plan.buffers):
             if buffer.kind is not BufferKind.CONSTANT or buffer.storage != number:
@@ -99,6 +94,7 @@ class CompiledNetwork:
                     f"network {self.plan.name}: the constant {buffer.name} is {array.dtype.name}{list(array.shape)}, "
                     f"the plan says {buffer.dtype}{list(buffer.shape)}"
                 )
+        object.__setattr__(self, "_is_verified", not functions)
 
     def save(self, path: str | Path) -> Path:
         """Write one file and return its path; an existing file is replaced at once or not at all.
@@ -106,99 +102,50 @@ class CompiledNetwork:
         Raises: ArtifactError when it cannot be written.
         """
         path = Path(path)
-        with (
-            published(path) as temporary,
-            zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        ):
-            write_network(self, archive)
+        write_archive(path, KIND, VERSION, network_parts(self))
         return path
 
     @classmethod
-    def load(cls, path: str | Path) -> "CompiledNetwork":
-        """Read what `save` wrote.
+    def load(cls, path: str | Path, *, copy: bool = False) -> "CompiledNetwork":
+        """Read what `save` wrote. Constants are mapped from the file, which must not be changed in place meanwhile;
+        with `copy` they are read into memory and all checksums are checked.
 
         Raises: ArtifactError when the file is missing, damaged, inconsistent, or of another version.
         """
         path = Path(path)
-        try:
-            with zipfile.ZipFile(path) as archive:
-                network = read_network(archive)
-        except FileNotFoundError as error:
-            raise ArtifactError(f"no such file: {path}") from error
-        except ArtifactError as error:
-            raise ArtifactError(f"{path}: {error}") from error
-        except MemoryError as error:
-            raise ArtifactError(too_large(path, error)) from error
-        except DAMAGE as error:
-            raise ArtifactError(
-                f"{path} is no compiled network, or is damaged: {type(error).__name__}: {error}"
-            ) from error
-        try:
+        with refusing_damage("compiled network", path):
+            network = read_network(Archive(path.read_bytes() if copy else path, KIND, VERSION))
             network.verify()
-        except ArtifactError as error:
-            raise ArtifactError(f"{path}: {error}") from error
         return network
 
 
-def write_network(network: CompiledNetwork, archive: zipfile.ZipFile, *, with_code: bool = True) -> None:
-    """Write all parts of a network into an archive; object code only if asked for."""
+def network_parts(network: CompiledNetwork, *, with_code: bool = True) -> dict[str, object]:
+    """The parts of a network for an archive; object code only if asked for."""
+    code = {f"kernels/{kernel.name}.o": kernel.object_code for kernel in network.kernels if with_code}
+    constants = {f"constants/{number}.npy": array for number, array in network.constants.items()}
     coverage = [asdict(each) for each in network.coverage]
-    metadata = {"format": FORMAT_VERSION, "metadata": network.metadata, "coverage": coverage}
-    archive.writestr("plan.json", network.plan.dumps())
-    archive.writestr("metadata.json", json.dumps(metadata, indent=1))
-    archive.writestr("kernels.json", json.dumps([kernel_row(kernel) for kernel in network.kernels], indent=1))
-    for kernel in network.kernels if with_code else ():
-        archive.writestr(f"kernels/{kernel.name}.o", kernel.object_code)
-    for number, array in network.constants.items():
-        with archive.open(zipfile.ZipInfo(f"constants/{number}.npy"), "w", force_zip64=True) as entry:
-            np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+    return {
+        "plan.json": network.plan.dumps().encode(),
+        "metadata.json": {"metadata": network.metadata, "coverage": coverage},
+        "kernels.json": [kernel_row(kernel) for kernel in network.kernels],
+        **code,
+        **constants,
+    }
 
 
-def read_network(archive: zipfile.ZipFile, *, with_code: bool = True) -> CompiledNetwork:
+def read_network(archive: Archive, *, with_code: bool = True) -> CompiledNetwork:
     """The network in an archive, which is not verified yet; without `with_code` its kernels have no object code.
 
     Raises: ArtifactError when the format is another; an error of `DAMAGE` when it is damaged.
     """
-    check_archive(archive)
-    about = json.loads(archive.read("metadata.json"))
-    if about["format"] != FORMAT_VERSION:
-        raise ArtifactError(f"format {about['format']!r}; this Retune reads format {FORMAT_VERSION}")
-    plan = Plan.loads(archive.read("plan.json").decode())
+    about = archive.json("metadata.json")
+    if archive.is_legacy:
+        archive.require_format(about["format"], _UNSEALED_VERSION)
     kernels = tuple(
-        kernel_of(row, archive.read(f"kernels/{row['name']}.o") if with_code else b"")
-        for row in json.loads(archive.read("kernels.json"))
+        kernel_of(row, archive.blob(f"kernels/{row['name']}.o") if with_code else b"")
+        for row in archive.json("kernels.json")
     )
-    constants: dict[int, Array] = {}
-    for name in archive.namelist():
-        if name.startswith("constants/"):
-            with archive.open(name) as entry:
-                constants[int(Path(name).stem)] = _read_constant(entry)
+    constants = {int(Path(name).stem): archive.array(name) for name in archive.names("constants/")}
     coverage = tuple(Coverage(**row) for row in about["coverage"])
+    plan = Plan.loads(archive.blob("plan.json").decode())
     return CompiledNetwork(plan, kernels, constants, coverage, dict(about["metadata"]))
-
-
-def _read_constant(entry: IO[bytes]) -> Array:
-    """An array in NumPy's file format, read into the memory that kernels will read it from.
-
-    Raises: ValueError when it is damaged, or no array of numbers.
-    """
-    version = np.lib.format.read_magic(entry)
-    if version not in _HEADERS:
-        raise ValueError(f"version {version} of NumPy's file format")
-    try:
-        shape, turned, dtype = _HEADERS[version](entry)
-    except (TokenError, SyntaxError) as error:
-        raise ValueError(f"no header of NumPy's file format: {error}") from None
-    if dtype.hasobject or not dtype.isnative:
-        raise ValueError(f"elements of the type {dtype.str} are no numbers of this machine")
-    # NumPy's file format has no name for bfloat16: it keeps the bytes.
-    bare = dtype.kind == "V" and dtype.itemsize == item_bytes(BFLOAT16)
-    array = aligned_array(shape[::-1] if turned else shape, BFLOAT16 if bare else dtype.name)
-    room, done = array.reshape(-1).view(np.uint8), 0
-    while done < len(room):
-        block = entry.read(min(_BLOCK, len(room) - done))
-        if not block:
-            raise ValueError(f"it ends after {done} of {len(room)} bytes")
-        room[done : done + len(block)] = np.frombuffer(block, np.uint8)
-        done += len(block)
-    return constant_array(frozen(array).T if turned else frozen(array))

@@ -1,27 +1,25 @@
-"""In: a compiled network. Out: one shared library of its kernels, with everything else of the network at its end.
+"""A compiled network as one shared library: its kernels, linked, and the rest of the network in an archive behind them.
 
-Always: the file is linked by the system's linker and is written completely or not at all. Its end is a zip as in
-`retune.compiler.executor.network`, without object code, with size and SHA-256 of the linked part; both are checked
-before any code is loaded.
+The file is linked by the system's linker. The archive is that of `retune.compiler.executor.network`, without object
+code, with length and SHA-256 of the linked part, which are checked before any code is loaded.
 
 A program in another language can call the kernels: each is a symbol, see `KernelArtifact`; link with libgomp and libm.
 """
 
 import hashlib
-import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.network import CompiledNetwork, read_network, write_network
-from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.executor.network import VERSION, CompiledNetwork, network_parts, read_network
+from retune.compiler.runtime.archive import Archive, append_archive, refusing_damage
 from retune.compiler.runtime.linking import LINKERS, link_objects
 from retune.compiler.runtime.loader import LoadedKernels, load_library
 from retune.compiler.runtime.published import published
 
 _ELF = b"\x7fELF"
-_MEMBER = "library.json"
+_KIND = "network library"
+_LEGACY_CODE = "library.json"
 
 
 def is_shared_library(path: str | Path) -> bool:
@@ -52,11 +50,7 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
             )
     with published(path) as temporary:
         link_objects([kernel.object_code for kernel in network.kernels], temporary, linkers)
-        code = temporary.read_bytes()
-        with zipfile.ZipFile(temporary, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            about = {"bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
-            archive.writestr(_MEMBER, json.dumps(about))
-            write_network(network, archive, with_code=False)
+        append_archive(temporary, _KIND, VERSION, network_parts(network, with_code=False))
     return path
 
 
@@ -67,23 +61,12 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
     another kind of processor.
     """
     path = Path(path).absolute()
-    try:
-        with zipfile.ZipFile(path) as archive:
-            check_archive(archive)
-            about = json.loads(archive.read(_MEMBER))
-            network = read_network(archive, with_code=False)
-        with path.open("rb") as file:
-            code = file.read(int(about["bytes"]))
-        if hashlib.sha256(code).hexdigest() != about["sha256"]:
-            raise ArtifactError("the code is damaged: its checksum differs")
+    with refusing_damage("library of a network (strip removes what stands at the end)", path):
+        archive = Archive(path, _KIND, VERSION)
+        if archive.is_legacy:
+            about = archive.json(_LEGACY_CODE)
+            if hashlib.sha256(archive.before(int(about["bytes"]))).hexdigest() != about["sha256"]:
+                raise ArtifactError("the code is damaged: its checksum differs")
+        network = read_network(archive, with_code=False)
         network.verify()
-    except ArtifactError as error:
-        raise ArtifactError(f"{path}: {error}") from error
-    except MemoryError as error:
-        raise ArtifactError(too_large(path, error)) from error
-    except DAMAGE as error:
-        raise ArtifactError(
-            f"{path} is no library of a network, or is damaged (strip removes what stands at the end): "
-            f"{type(error).__name__}: {error}"
-        ) from error
     return network, load_library(path, network.kernels, network.metadata)

@@ -128,7 +128,9 @@ def _is_fixed(array: Array) -> bool:
         if owner.flags.writeable:
             return False
         owner = owner.base
-    return owner is None or isinstance(owner, bytes)
+    if isinstance(owner, memoryview) and owner.readonly:
+        owner = owner.obj
+    return owner is None or isinstance(owner, bytes) or (isinstance(owner, mmap.mmap) and memoryview(owner).readonly)
 
 
 class FencedArray:

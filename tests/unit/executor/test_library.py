@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fuzzing.mutations import zip_members, zip_of
 from retune.compiler.config import thread_count
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.errors import ArtifactError
@@ -22,6 +22,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Value
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph_executor import GraphModule, Library, cpu, create, load_module, save_param_dict
+from retune.compiler.runtime.archive import MANIFEST
 from retune.compiler.runtime.artifact import Array, ExternCall
 from retune.compiler.target import Target
 from tests.small_graphs import bias, conv, start
@@ -280,11 +281,8 @@ def test_a_network_that_says_no_number_of_threads_is_refused(threads: object) ->
 
 def test_a_library_of_another_version_is_refused(tmp_path: Path) -> None:
     path = Library(network()).export_library(tmp_path / "net.retune")
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    members["metadata.json"] = json.dumps({**json.loads(members["metadata.json"]), "format": 7}).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    with pytest.raises(ArtifactError, match="format 7; this Retune reads format 1"):
+    members = zip_members(path.read_bytes())
+    members[MANIFEST] = json.dumps({**json.loads(members[MANIFEST]), "version": 7}).encode()
+    path.write_bytes(zip_of(members))
+    with pytest.raises(ArtifactError, match="a network of version 7; this Retune reads version 2"):
         load_module(path)

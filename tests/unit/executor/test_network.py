@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fuzzing.mutations import archive_of, zip_members, zip_of
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.network import CompiledNetwork
@@ -83,12 +85,10 @@ def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 
 def _edited(path: Path, edit: Edit) -> None:
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    """Change members, under their right checksums."""
+    members = zip_members(path.read_bytes())
     edit(members)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
+    path.write_bytes(archive_of(members))
 
 
 def _drop(name: str) -> Edit:
@@ -119,9 +119,23 @@ def _replace(name: str, old: bytes, new: bytes) -> Edit:
         (_put("plan.json", b"\xff\xfe"), "damaged: Unicode"),
         (_put("kernels.json", b"{"), "damaged: JSONDecodeError"),
         (_put("kernels.json", b"[]"), "no kernel 'twofold'"),
-        (_put("constants/4.npy", b"numbers"), "damaged: ValueError"),
+        (_put("constants/4.npy", b"numbers"), "no array of float32"),
         (_put("constants/four.npy", b""), "damaged: ValueError"),
-        (_replace("metadata.json", b'"format": 1', b'"format": 9'), "format 9; this Retune reads format 1"),
+        (
+            _replace("archive.json", b'"version": 2', b'"version": 9'),
+            "a network of version 9; this Retune reads version 2",
+        ),
+        (_replace("archive.json", b'"archive": 1', b'"archive": 4'), "archive format 4; this Retune reads 1"),
+        (_replace("archive.json", b'"network"', b'"model"'), "it holds a model, not a network"),
+        (_replace("archive.json", b'"float32"', b'"float99"'), "'float99' is no element type"),
+        (_replace("archive.json", b'"float32"', b'"object"'), "no element type of numbers"),
+        (_replace("archive.json", b"[1024]", b"[1023]"), r"no array of float32\[1023\]"),
+        (_replace("archive.json", b"[1024]", b"[-1024, -1]"), "an array of the shape"),
+        (_replace("archive.json", b'"float32"', b'"float16"'), r"no array of float16"),
+        (
+            _replace("archive.json", b'"dtype": "float32", "shape": [1024]', b'"dtype": "float64", "shape": [512]'),
+            "the constant c is float64",
+        ),
         (_replace("metadata.json", b'"record_id"', b'"id"'), "damaged: TypeError"),
         (_replace("plan.json", b'"arena_bytes": ', b'"arena_bytes": -'), "is not a place"),
     ],
@@ -134,47 +148,30 @@ def test_a_malformed_file_is_refused(tmp_path: Path, edit: Edit, message: str) -
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["plan.json", "metadata.json", "kernels/twofold.o", "constants/4.npy"])
+def test_changed_content_under_an_old_checksum_is_refused(tmp_path: Path, name: str) -> None:
+    path = doubling_network().save(tmp_path / "net.retune")
+    members = zip_members(path.read_bytes())
+    members[name] = members[name][:-1] + b"?"
+    path.write_bytes(zip_of(members))
+    with pytest.raises(ArtifactError, match=f"the checksum of {name} differs"):
+        CompiledNetwork.load(path)
+
+
 def test_pickled_constants_are_refused(tmp_path: Path) -> None:
     path = doubling_network().save(tmp_path / "net.retune")
     bad = tmp_path / "bad.npy"
     np.save(bad, np.array([object()], dtype=object), allow_pickle=True)
     _edited(path, _put("constants/4.npy", bad.read_bytes()))
-    with pytest.raises(ArtifactError, match=r"elements of the type .O are no numbers"):
-        CompiledNetwork.load(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda array: array.byteswap().view(array.dtype.newbyteorder()), "are no numbers of this machine"),
-        (lambda array: array.astype(np.float64), "the constant c is float64"),
-    ],
-)
-def test_constants_of_another_type_are_refused(
-    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], message: str
-) -> None:
-    network = doubling_network()
-    path, bad = network.save(tmp_path / "net.retune"), tmp_path / "bad.npy"
-    np.save(bad, change(network.constants[4]))
-    _edited(path, _put("constants/4.npy", bad.read_bytes()))
-    with pytest.raises(ArtifactError, match=message):
+    with pytest.raises(ArtifactError, match="no array of float32"):
         CompiledNetwork.load(path)
 
 
 def test_a_constant_that_ends_early_is_refused(tmp_path: Path) -> None:
     path = doubling_network().save(tmp_path / "net.retune")
     _edited(path, lambda members: members.update({"constants/4.npy": members["constants/4.npy"][:-1]}))
-    with pytest.raises(ArtifactError, match=f"ends after {4 * ELEMENTS - 1} of {4 * ELEMENTS} bytes"):
+    with pytest.raises(ArtifactError, match="no array of float32"):
         CompiledNetwork.load(path)
-
-
-def test_a_constant_in_the_order_of_fortran_comes_back(tmp_path: Path) -> None:
-    network = doubling_network()
-    table = network.constants[4].reshape(2, -1)
-    path, turned = network.save(tmp_path / "net.retune"), tmp_path / "turned.npy"
-    np.save(turned, np.asfortranarray(table))
-    _edited(path, _put("constants/4.npy", turned.read_bytes()))
-    np.testing.assert_array_equal(CompiledNetwork.load(path).constants[4], table)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"an ONNX file perhaps", b"PK\x05\x06" + bytes(18)])
@@ -219,7 +216,7 @@ def test_a_file_that_inflates_beyond_the_memory_is_refused_at_once(
     path = doubling_network().save(tmp_path / "n.retune")
     _edited(path, _put(name, bytes(8 << 20)))
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
-    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("inflated"))
+    monkeypatch.setattr(zlib, "decompressobj", lambda *_: pytest.fail("inflated"))
     with pytest.raises(ArtifactError, match=r"n\.retune does not fit into the free memory: .* GiB are free"):
         CompiledNetwork.load(path)
 

@@ -1,0 +1,321 @@
+"""The archive: the one file format of networks, executables, modules, parameters and models.
+
+An archive is a zip, which `unzip -l`, `unzip -t` and `numpy.load` read:
+
+    archive.json    {"archive": 1, "kind", "version", "members": {name: {"sha256", and of arrays "dtype", "shape"}}},
+                    and {"before": {"bytes", "sha256"}} of what comes before the zip in the same file: a shared library
+    NAME.json       JSON
+    NAME.npy        an array in NumPy's format, little-endian and dense; it begins at a multiple of 64 bytes
+    other names     bytes, such as object code
+
+Arrays of a file are memory-mapped, read-only: processes that load one file share one copy of its weights. Opening
+checks everything that decides what runs: the directory, JSON, bytes, code before the zip, and arrays below
+`EAGER_BYTES` against their checksums; larger arrays are checked only for size and place, so that loading does not read
+them. `Archive(path.read_bytes(), ...)` copies and checks all. Nothing is unpickled.
+
+Writers replace a file atomically, so an old mapping keeps the old content. A file that another program truncates in
+place while it is mapped ends the process with SIGBUS at the next access.
+"""
+
+import hashlib
+import io
+import json
+import math
+import mmap
+import struct
+import sys
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from retune.compiler.dtype import BFLOAT16, item_bytes, number_type
+from retune.compiler.errors import ArtifactError, RetuneError
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.machine import require_memory
+from retune.compiler.runtime.published import published
+
+FORMAT_VERSION = 1
+MANIFEST = "archive.json"
+EAGER_BYTES = 1 << 16
+"""Arrays of a mapped file are checked when it is opened below this size: biases and tables, not weights."""
+
+DAMAGE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What readers of JSON, zip and npy raise when a file is not what it claims to be. RuntimeError includes the
+RecursionError of values that are nested too deep.
+"""
+
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_LOCAL = struct.Struct("<4s22x2H")
+"""A member's own header: signature, length of its name, length of its extra field."""
+_PADDING = 0xD935
+"""The extra field that Android's zipalign pads with: its number, its length, the alignment, zeros."""
+_ZIP64_BYTES = 20
+_NPY = b"\x93NUMPY"
+_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def write_archive(path: Path, kind: str, version: int, parts: Mapping[str, object]) -> None:
+    """Write `parts` into a file, which is replaced atomically: arrays as `.npy`, bytes as they are, the rest as JSON.
+
+    Raises: ArtifactError when it cannot be written; TypeError for what is not JSON.
+    """
+    with published(path) as temporary, temporary.open("x+b") as file:
+        _write(file, kind, version, parts)
+
+
+def append_archive(path: Path, kind: str, version: int, parts: Mapping[str, object]) -> None:
+    """Add an archive at the end of a file, with a checksum of the file. Raises: OSError; TypeError for non-JSON."""
+    with path.open("r+b") as file:
+        code = file.read()
+        before = {"bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
+        _write(file, kind, version, parts, {"before": before})
+
+
+def archive_bytes(kind: str, version: int, parts: Mapping[str, object], *, compress: bool = False) -> bytes:
+    """The archive as bytes. Raises: TypeError for what is not JSON."""
+    file = io.BytesIO()
+    _write(file, kind, version, parts, method=zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED)
+    return file.getvalue()
+
+
+def _write(
+    file: BinaryIO,
+    kind: str,
+    version: int,
+    parts: Mapping[str, object],
+    facts: Mapping[str, object] | None = None,
+    method: int = zipfile.ZIP_STORED,
+) -> None:
+    members: dict[str, dict[str, object]] = {}
+    with zipfile.ZipFile(file, "a", method) as out:
+        for name, part in parts.items():
+            chunks: list[bytes | memoryview]
+            if isinstance(part, np.ndarray):
+                array = little_endian(part)
+                chunks = [_npy_header(array), array.reshape(-1).view(np.uint8).data]
+                members[name] = {"dtype": array.dtype.name, "shape": array.shape}
+            else:
+                chunks = [part if isinstance(part, bytes) else json.dumps(part, indent=1).encode()]
+                members[name] = {}
+            members[name]["sha256"] = _add(out, file, name, chunks)
+        manifest = {"archive": FORMAT_VERSION, "kind": kind, "version": version, **(facts or {}), "members": members}
+        _add(out, file, MANIFEST, [json.dumps(manifest).encode()])
+
+
+def _add(out: zipfile.ZipFile, file: BinaryIO, name: str, chunks: list[bytes | memoryview]) -> str:
+    """Write a member whose content begins at a multiple of `ALIGNMENT`, and return its checksum."""
+    entry = zipfile.ZipInfo(name)
+    entry.compress_type, entry.external_attr = out.compression, 0o644 << 16
+    entry.file_size = sum(map(len, chunks))
+    large = entry.file_size * 1.05 > zipfile.ZIP64_LIMIT  # then zipfile adds a field of its own, by this same rule
+    start = file.tell() + _LOCAL.size + len(name.encode()) + _ZIP64_BYTES * large
+    padding = -start % ALIGNMENT
+    if padding:
+        padding += ALIGNMENT * (padding < 6)
+        entry.extra = struct.pack("<3H", _PADDING, padding - 4, ALIGNMENT) + bytes(padding - 6)
+    digest = hashlib.sha256()
+    with out.open(entry, "w") as sink:
+        for chunk in chunks:
+            sink.write(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _npy_header(array: Array) -> bytes:
+    """NumPy's header, for other readers: it has no name for bfloat16 and says "two bytes" instead."""
+    sink = io.BytesIO()
+    np.lib.format.write_array_header_1_0(sink, np.lib.format.header_data_from_array_1_0(array))
+    return sink.getvalue()
+
+
+def little_endian(array: Array) -> Array:
+    """A dense array of the same numbers, little-endian in memory; applied again it is native."""
+    dense = np.ascontiguousarray(array).reshape(array.shape)
+    native = dense if dense.dtype.isnative else dense.astype(dense.dtype.newbyteorder("="))
+    return native if sys.byteorder == "little" else native.byteswap()
+
+
+@contextmanager
+def refusing_damage(what: str, source: object, error: type[RetuneError] = ArtifactError) -> Iterator[None]:
+    """Reading `what` from `source`: raise `error`, in one sentence, for whatever is wrong with the file."""
+    try:
+        yield
+    except FileNotFoundError as missing:
+        raise error(f"no such file: {source}") from missing
+    except RetuneError as wrong:
+        raise error(f"{source}: {wrong}") from wrong
+    except MemoryError as wrong:
+        reason = f": {wrong}" if str(wrong) else ""
+        raise error(f"{source} does not fit into the free memory{reason}") from wrong
+    except DAMAGE as wrong:
+        raise error(f"{source} is no {what}, or is damaged: {type(wrong).__name__}: {wrong}") from wrong
+
+
+class Archive:
+    """An archive that is open: its parts by name. Methods raise an error of `DAMAGE` for a part that is damaged.
+
+    A zip without a manifest is one that an earlier version wrote (`is_legacy`): the same names, with the checksums of
+    the zip alone.
+    """
+
+    def __init__(self, source: Path | bytes, kind: str, version: int) -> None:
+        """Raises: an error of `DAMAGE`; ArtifactError for another kind or version; MemoryError when the parts that are
+        not mapped do not fit into the free memory.
+        """
+        self._is_mapped = isinstance(source, Path)
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                self._entries = _directory(file, len(self._view))
+        else:
+            self._view = memoryview(source)
+            self._entries = _directory(io.BytesIO(source), len(self._view))
+        held = (entry for entry in self._entries.values() if not self._stays_mapped(entry))
+        require_memory(sum(entry.file_size for entry in held), "its parts")
+        self.is_legacy = MANIFEST not in self._entries
+        self._facts: Mapping[str, Any] = {}
+        if not self.is_legacy:
+            manifest = json.loads(self._checked_by_zip(MANIFEST))
+            if manifest["archive"] != FORMAT_VERSION:
+                raise ArtifactError(f"archive format {manifest['archive']!r}; this Retune reads {FORMAT_VERSION}")
+            self._check_version(manifest["kind"], kind, manifest["version"], version)
+            self._facts = manifest["members"]
+            self._check_before(manifest.get("before"))
+
+    def require_format(self, found: object, known: int) -> None:
+        """Check the version in a file without a manifest. Raises: ArtifactError."""
+        if found != known:
+            raise ArtifactError(f"format {found!r}; this Retune reads format {known}")
+
+    @staticmethod
+    def _check_version(kind: object, wanted: str, version: object, known: int) -> None:
+        if kind != wanted:
+            raise ArtifactError(f"it holds a {kind!s:.40}, not a {wanted}")
+        if version != known:
+            raise ArtifactError(f"a {kind} of version {version!r:.40}; this Retune reads version {known}")
+
+    def _check_before(self, before: Mapping[str, Any] | None) -> None:
+        if before is not None:
+            code = self.before(int(before["bytes"]))
+            if hashlib.sha256(code).hexdigest() != before["sha256"]:
+                raise ArtifactError("the code is damaged: its checksum differs")
+
+    def before(self, size: int) -> memoryview:
+        """The first bytes of the file."""
+        if not 0 <= size <= len(self._view):
+            raise ValueError(f"it ends after {len(self._view)} of {size} bytes")
+        return self._view[:size]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of parts that begin with `prefix`, in the order of the file."""
+        return [name for name in self._entries if name.startswith(prefix)]
+
+    def json(self, name: str) -> Any:
+        """The value of a JSON part."""
+        return json.loads(self.blob(name))
+
+    def blob(self, name: str) -> bytes:
+        """The bytes of a part."""
+        return bytes(self._checked_by_zip(name) if self.is_legacy else self._checked(name, self._content(name)))
+
+    def array(self, name: str) -> Array:
+        """An array that nobody can write to: a view of the mapped file where it is stored as it is."""
+        if self.is_legacy:
+            return _npy_array(io.BytesIO(self._checked_by_zip(name)))
+        facts, content = self._facts[name], self._content(name)
+        if not self._stays_mapped(self._entries[name]) or len(content) < EAGER_BYTES:
+            self._checked(name, content)
+        dtype, shape = number_type(facts["dtype"]), facts["shape"]
+        if not all(type(extent) is int and extent >= 0 for extent in shape):
+            raise ValueError(f"an array of the shape {shape!r:.80}")
+        start = len(_NPY) + 4 + int.from_bytes(content[8:10], "little")
+        if content[: len(_NPY)] != _NPY or len(content) - start != math.prod(shape) * item_bytes(dtype):
+            raise ValueError(f"{name} is no array of {dtype}{shape!r:.80}")
+        array: Array = np.ndarray(tuple(shape), dtype, content, start)
+        return array if sys.byteorder == "little" else array.byteswap()
+
+    def _stays_mapped(self, entry: zipfile.ZipInfo) -> bool:
+        is_array = entry.filename.endswith(".npy")
+        return self._is_mapped and is_array and entry.compress_type == zipfile.ZIP_STORED
+
+    def _content(self, name: str) -> memoryview:
+        """The content of a part, unchecked. Never more than its entry declares is inflated."""
+        entry = self._entries[name]
+        start = entry.header_offset
+        signature, name_bytes, extra_bytes = _LOCAL.unpack_from(self._view, start)
+        start += _LOCAL.size + name_bytes + extra_bytes
+        packed = self._view[start : start + entry.compress_size]
+        if signature != b"PK\3\4" or len(packed) != entry.compress_size:
+            raise ValueError(f"{name} is not where the directory says")
+        if entry.compress_type == zipfile.ZIP_STORED or not entry.file_size:
+            content = packed
+        else:
+            content = memoryview(zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, entry.file_size))
+        if len(content) != entry.file_size:
+            raise ValueError(f"{name} has {len(content)} of {entry.file_size} bytes")
+        return content
+
+    def _checked(self, name: str, content: memoryview) -> memoryview:
+        if hashlib.sha256(content).hexdigest() != self._facts[name]["sha256"]:
+            raise ValueError(f"the checksum of {name} differs")
+        return content
+
+    def _checked_by_zip(self, name: str) -> bytes:
+        content = self._content(name)
+        if zlib.crc32(content) != self._entries[name].CRC:
+            raise ValueError(f"the checksum of {name} differs")
+        return bytes(content)
+
+
+def _directory(file: BinaryIO, size: int) -> dict[str, zipfile.ZipInfo]:
+    """The entries of a zip by name. Raises: ValueError for those that cannot be right."""
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+    for entry in entries.values():
+        if entry.compress_type not in _METHODS:
+            raise ValueError("a member is packed by a method that Retune does not write")
+        if not 0 <= entry.header_offset <= size - _LOCAL.size:
+            raise ValueError(f"{entry.filename} is not where the directory says")
+    return entries
+
+
+def _npy_array(file: io.BytesIO) -> Array:
+    """An array of an earlier version, which only NumPy's own header describes. Raises: ValueError, SyntaxError."""
+    version = np.lib.format.read_magic(file)
+    if version not in _NPY_HEADERS:
+        raise ValueError(f"version {version} of NumPy's file format")
+    shape, is_fortran, dtype = _NPY_HEADERS[version](file)
+    if dtype.hasobject or not dtype.isnative:
+        raise ValueError(f"elements of the type {dtype.str} are no numbers of this machine")
+    is_bfloat16 = dtype.kind == "V" and dtype.itemsize == item_bytes(BFLOAT16)
+    name = BFLOAT16 if is_bfloat16 else number_type(dtype.name)
+    content = file.read()
+    size = math.prod(shape) * item_bytes(name)
+    if len(content) != size:
+        raise ValueError(f"it ends after {len(content)} of {size} bytes")
+    array: Array = np.frombuffer(content, np.uint8).view(name).reshape(shape[::-1] if is_fortran else shape)
+    return array.T if is_fortran else array
