@@ -81,11 +81,14 @@ def _params() -> list[bytes]:
         "b": np.arange(5, dtype=np.int8),
         "s": np.array(2.5),
     }
-    return [bytes(save_param_dict(arrays)), bytes(save_param_dict({"x": np.zeros((0, 3), np.float16)}))]
+    empty = save_param_dict({"x": np.zeros((0, 3), np.float16)})
+    return [bytes(save_param_dict(arrays)), bytes(empty), earlier_file("arrays.params")]
 
 
 def _resealed_params(data: bytes, draw: Random) -> bytes:
-    """Another table, or other bytes of arrays, under the right checksum."""
+    """Other members, or in version 1 another table or other bytes of arrays, under the right checksum."""
+    if data.startswith(b"PK"):
+        return _rezipped(data, draw)
     magic, version, length, _ = _PARAMS_HEAD.unpack_from(data)
     start = _PARAMS_HEAD.size
     table, rest = data[start : start + length], data[start + length :]
@@ -133,18 +136,21 @@ def _load_network(path: Path) -> object:
     return Library(CompiledNetwork.load(path)).get_graph_json()
 
 
-def _modules(suffix: str) -> Callable[[], list[bytes]]:
+def _modules(suffix: str, earlier: str) -> Callable[[], list[bytes]]:
     def samples() -> list[bytes]:
         x = te.placeholder((6, 4), name="x")
         module = build({"one": [x, te.compute((6, 4), lambda i, j: x[i, j] + 1.0)]})
         with tempfile.TemporaryDirectory() as folder:
-            return [module.export_library(Path(folder) / f"one{suffix}").read_bytes()]
+            path = module.export_library(Path(folder) / f"one{suffix}")
+            return [path.read_bytes(), earlier_file(earlier)]
 
     return samples
 
 
 def _retarred(data: bytes, draw: Random) -> bytes:
-    """An archive with other members, the checksums of which are right in every other one."""
+    """An archive with other members, or a tar of version 1, the checksums of which are right in every other one."""
+    if data.startswith(b"PK"):
+        return _rezipped(data, draw)
     known = tar_members(data)
     members = mutated_members(known, draw, _inside)
     about = members.get("module.json", b"{}")
@@ -171,7 +177,7 @@ CASES = (
     ),
     FuzzCase("network", _networks, drawn(_rezipped), _load_network, _REFUSED, ".retune"),
     FuzzCase("network-library", _libraries, drawn(_relinked), Library.load, _REFUSED, ".so", 5000),
-    FuzzCase("module-archive", _modules(".tar"), drawn(_retarred), load_module, _REFUSED, ".tar"),
-    FuzzCase("module-library", _modules(".so"), drawn(mutated_bytes), load_module, _REFUSED, ".so", 5000),
+    FuzzCase("module-archive", _modules(".retune", "module.tar"), drawn(_retarred), load_module, _REFUSED, ".retune"),
+    FuzzCase("module-library", _modules(".so", "module.so"), drawn(mutated_bytes), load_module, _REFUSED, ".so", 5000),
     FuzzCase("values", _values, drawn(mutated_json), _load_values, _REFUSED, ".json"),
 )

@@ -17,11 +17,12 @@ from benchmarks.fuzzing.models import small_models
 from benchmarks.fuzzing.mutations import (
     LENGTHS,
     Mutate,
+    archive_of,
+    earlier_file,
     mutated_bytes,
     mutated_json,
     mutated_members,
     zip_members,
-    zip_of,
 )
 from retune.compiler import vm
 from retune.compiler.errors import ArtifactError
@@ -95,10 +96,11 @@ def _other_number(instruction: Any, draw: Random) -> Any:
 
 def _files() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        return [
+        new = [
             vm.compile(model).export_library(Path(folder) / f"{number}.rvm").read_bytes()
             for number, model in enumerate((small_models()[0], small_models()[2]))
         ]
+        return [*new, earlier_file("static.rvm")]
 
 
 def _inside(name: str) -> Mutate:
@@ -108,7 +110,7 @@ def _inside(name: str) -> Mutate:
 
 
 def _rezipped(data: bytes, draw: Random) -> bytes:
-    return zip_of(mutated_members(zip_members(data), draw, _inside))
+    return archive_of(mutated_members(zip_members(data), draw, _inside))
 
 
 def _load_code(path: Path) -> object:

@@ -1,18 +1,13 @@
-"""In: arrays by name. Out: the same as bytes or as a file, and back.
+"""Parameters: arrays by name, as bytes or as a file (an archive, see `retune.compiler.runtime.archive`).
 
-Always: no pickle; a checksum covers everything, and nothing is returned of bytes that are damaged or cut off.
-
-    8 bytes   magic                     4 bytes   version         4 bytes   length of the table
-    32 bytes  SHA-256 of all that follows
-    table     JSON: [name, dtype, shape, offset] of every array, in order
-    data      little-endian, dense; each array starts at a multiple of 64 bytes from the end of the table
+    params.json       the names, in order
+    N.npy             the array of name number N
 """
 
 import hashlib
 import json
 import math
 import struct
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,12 +15,14 @@ import numpy as np
 
 from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.archive import Archive, archive_bytes, little_endian, refusing_damage
+from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.paths import path_of
 
-_MAGIC = b"RETUNE\x1aP"
-_VERSION = 1
-_HEAD = struct.Struct("<8sII32s")
+KIND, VERSION = "parameters", 2
+_ZIP = b"PK\3\4"
+_OLD_MAGIC, _OLD_HEAD = b"RETUNE\x1aP", struct.Struct("<8sII32s")
+"""How version 1 began: this magic, the version, the length of a table, the SHA-256 of the table and the arrays."""
 _KINDS = "biufV"
 """Kinds of element types that are plain numbers; V is what NumPy calls bfloat16."""
 
@@ -37,7 +34,7 @@ def save_param_dict(params: Mapping[str, Array]) -> bytearray:
     """
     if not isinstance(params, Mapping):
         raise OptionError(f"parameters are arrays by name, not a {type(params).__name__}")
-    table, chunks, end = [], [], 0
+    arrays = []
     for name, value in params.items():
         try:
             array = np.asarray(value)
@@ -45,14 +42,9 @@ def save_param_dict(params: Mapping[str, Array]) -> bytearray:
             raise ArtifactError(f"parameter {name!r} is no array: {error}") from None
         if not isinstance(name, str) or array.dtype.kind not in _KINDS or array.dtype.names or array.dtype.hasobject:
             raise ArtifactError(f"parameter {name!r}: an array of numbers is needed, not of {array.dtype}")
-        table.append([name, array.dtype.name, list(array.shape), end])
-        chunks.append(_little(array).tobytes())
-        padding = -len(chunks[-1]) % ALIGNMENT
-        chunks.append(bytes(padding))
-        end += len(chunks[-2]) + padding
-    text = json.dumps(table).encode()
-    body = b"".join([text, *chunks])
-    return bytearray(_HEAD.pack(_MAGIC, _VERSION, len(text), hashlib.sha256(body).digest()) + body)
+        arrays.append(array)
+    parts = {f"{number}.npy": array for number, array in enumerate(arrays)}
+    return bytearray(archive_bytes(KIND, VERSION, {"params.json": list(params), **parts}))
 
 
 def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Array]:
@@ -61,19 +53,33 @@ def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Array]:
     Raises: ArtifactError when the bytes are not from it, of another version, damaged or cut off.
     """
     blob = bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b""
-    if len(blob) < _HEAD.size or not blob.startswith(_MAGIC):
-        raise ArtifactError("these bytes are no saved parameters: save_param_dict did not write them")
-    _, version, length, digest = _HEAD.unpack_from(blob)
-    if version != _VERSION:
-        raise ArtifactError(f"saved parameters of version {version}; this Retune reads version {_VERSION}")
-    body = memoryview(blob)[_HEAD.size :]
-    if hashlib.sha256(body).digest() != digest:
-        raise ArtifactError("the saved parameters are damaged or cut off: their checksum differs")
+    return {name: array.copy() for name, array in _arrays(blob).items()}
+
+
+def _arrays(source: Path | bytes) -> dict[str, Array]:
+    """Read-only arrays by name, those of a file mapped. Raises: ArtifactError."""
+    start = source if isinstance(source, bytes) else _first_bytes(source)
+    what = "the data" if isinstance(source, bytes) else str(source)
+    if start.startswith(_OLD_MAGIC):
+        with refusing_damage("parameters", what):
+            return _version1(source if isinstance(source, bytes) else source.read_bytes())
+    if not start.startswith(_ZIP):
+        raise ArtifactError(f"{what}: no saved parameters, save_param_dict did not write them")
+    with refusing_damage("dictionary of parameters", what):
+        archive = Archive(source, KIND, VERSION)
+        archive.require_manifest()
+        names = archive.json("params.json")
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("a name is no string")
+        return {name: archive.array(f"{number}.npy") for number, name in enumerate(names)}
+
+
+def _first_bytes(path: Path) -> bytes:
     try:
-        table = json.loads(bytes(body[:length]))
-        return {name: _array(body[length:], dtype, shape, offset) for name, dtype, shape, offset in table}
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise ArtifactError(f"the saved parameters cannot be read: {error}") from error
+        with path.open("rb") as file:
+            return file.read(len(_OLD_MAGIC))
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error}") from error
 
 
 def save_param_dict_to_file(params: Mapping[str, Array], path: str | Path) -> Path:
@@ -89,18 +95,24 @@ def save_param_dict_to_file(params: Mapping[str, Array], path: str | Path) -> Pa
     return path
 
 
-def load_param_dict_from_file(path: str | Path) -> dict[str, Array]:
-    """The arrays in a file.
+def load_param_dict_from_file(path: str | Path, *, copy: bool = True) -> dict[str, Array]:
+    """The arrays in a file; without `copy` they are read-only and mapped from the file.
 
     Raises: ArtifactError as `load_param_dict`, or when the file cannot be read; OptionError when `path` is none.
     """
-    path = path_of(path)
-    try:
-        return load_param_dict(path.read_bytes())
-    except OSError as error:
-        raise ArtifactError(f"cannot read {path}: {error}") from error
-    except ArtifactError as error:
-        raise ArtifactError(f"{path}: {error}") from error
+    found = _arrays(path_of(path))
+    return {name: array.copy() for name, array in found.items()} if copy else found
+
+
+def _version1(blob: bytes) -> dict[str, Array]:
+    _, version, length, digest = _OLD_HEAD.unpack_from(blob)
+    if version != 1:
+        raise ArtifactError(f"saved parameters of version {version}; this Retune reads version 1 and archives")
+    body = memoryview(blob)[_OLD_HEAD.size :]
+    if hashlib.sha256(body).digest() != digest:
+        raise ValueError("the checksum differs")
+    table = json.loads(bytes(body[:length]))
+    return {name: _array(body[length:], dtype, shape, offset) for name, dtype, shape, offset in table}
 
 
 def _array(data: memoryview, dtype: str, shape: list[int], offset: int) -> Array:
@@ -109,12 +121,4 @@ def _array(data: memoryview, dtype: str, shape: list[int], offset: int) -> Array
     nbytes = math.prod(shape) * item_bytes(number_type(dtype))
     if min(nbytes, offset, *shape) < 0 or offset + nbytes > len(data):
         raise ValueError(f"an array of {dtype}{shape} at {offset} does not fit into {len(data)} bytes")
-    array = np.frombuffer(data[offset : offset + nbytes], np.uint8).view(dtype).reshape(shape)
-    return _little(array).copy()
-
-
-def _little(array: Array) -> Array:
-    """The same numbers as they lie in memory of a little-endian machine, and back."""
-    dense = np.ascontiguousarray(array).reshape(array.shape)
-    native = dense.astype(dense.dtype.newbyteorder("=")) if not dense.dtype.isnative else dense
-    return native if sys.byteorder == "little" else native.byteswap()
+    return little_endian(np.frombuffer(data[offset : offset + nbytes], np.uint8).view(dtype).reshape(shape))

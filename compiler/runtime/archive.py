@@ -203,6 +203,11 @@ class Archive:
             self._facts = manifest["members"]
             self._check_before(manifest.get("before"))
 
+    def require_manifest(self) -> None:
+        """For kinds of files that earlier versions did not write as a zip. Raises: ValueError."""
+        if self.is_legacy:
+            raise ValueError(f"{MANIFEST} is missing")
+
     def require_format(self, found: object, known: int) -> None:
         """Check the version in a file without a manifest. Raises: ArtifactError."""
         if found != known:

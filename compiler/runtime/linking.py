@@ -42,7 +42,7 @@ def _linker(linkers: Sequence[str]) -> str:
     if found is None:
         raise ArtifactError(
             f"no linker is installed (looked for {', '.join(linkers)}); install one, such as Debian's gcc or "
-            "binutils, or save in a form that needs none: a network as .retune, a module as .tar"
+            "binutils, or save in a form that needs none, .retune"
         )
     return found
 

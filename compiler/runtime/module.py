@@ -1,9 +1,10 @@
-"""In: compiled functions, or the file of a module. Out: a `Module`: functions by name, as the TVM FFI calls them.
+"""A module: compiled functions by name, as the TVM FFI calls them.
 
-Always: code is loaded when its function is first asked for, and stays as long as the function; no part of the compiler
+Code is loaded when its function is first asked for, and stays as long as the function; no part of the compiler
 is needed to load or run a module.
 """
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,14 +15,20 @@ from retune.compiler.runtime.artifact import entry_symbol
 from retune.compiler.runtime.ffi import FFIModule, PackedFunc, new_function, open_library
 from retune.compiler.runtime.linking import LINKERS
 from retune.compiler.runtime.loader import load_entry
-from retune.compiler.runtime.module_file import CompiledFunction, read_archive, write_archive, write_library
+from retune.compiler.runtime.module_file import (
+    CompiledFunction,
+    check_library,
+    load_functions,
+    save_functions,
+    write_library,
+)
 from retune.compiler.runtime.openmp import openmp_runtime
 from retune.compiler.runtime.paths import path_of
-from retune.compiler.runtime.seal import check_seal
 from retune.compiler.runtime.timed_functions import TimedFunctions
 
 ENTRY = "main"
-_LIBRARY, _ARCHIVE = ".so", ".tar"
+_LIBRARY, _ARCHIVE, _OLD_ARCHIVE = ".so", ".retune", ".tar"
+_ARCHIVES = (_ARCHIVE, _OLD_ARCHIVE)
 
 
 class Module(TimedFunctions):
@@ -153,14 +160,18 @@ class Module(TimedFunctions):
 
     def export_library(self, path: str | Path, linkers: Sequence[str] = LINKERS) -> Path:
         """Write the functions, with those of imported modules, into one file: a shared library (.so), made with the
-        system's linker, that every host of the FFI loads, or an archive (.tar), which needs no linker.
+        system's linker, that every host of the FFI loads, or an archive (.retune), which needs no linker. The ending
+        .tar, which is deprecated, writes the same archive.
 
         Raises: ArtifactError for another ending, when there is no linker or it fails, when a function has no object
         code because it was loaded from a library, or when the file cannot be written.
         """
         path = path_of(path)
-        if path.suffix not in (_LIBRARY, _ARCHIVE):
+        if path.suffix not in (_LIBRARY, *_ARCHIVES):
             raise ArtifactError(f"{path}: a module is exported to {_LIBRARY} or {_ARCHIVE}")
+        if path.suffix == _OLD_ARCHIVE:
+            advice = f"{path}: the ending {_OLD_ARCHIVE} of modules is deprecated, save as {_ARCHIVE}"
+            warnings.warn(advice, DeprecationWarning, stacklevel=2)
         modules = [self, *self._all_imports()]
         if any(module._library is not None for module in modules):
             raise ArtifactError(f"{path}: a module that was loaded from a library has no objects; copy that file")
@@ -174,12 +185,12 @@ class Module(TimedFunctions):
         if path.suffix == _LIBRARY:
             write_library(list(functions.values()), path, linkers)
         else:
-            write_archive(list(functions.values()), path)
+            save_functions(list(functions.values()), path)
         return path
 
     def save(self, path: str | Path) -> Path:
-        """Write an archive (.tar) of the module, which needs no linker. Raises: as `export_library`."""
-        if path_of(path).suffix != _ARCHIVE:
+        """Write an archive (.retune) of the module, which needs no linker. Raises: as `export_library`."""
+        if path_of(path).suffix not in _ARCHIVES:
             raise ArtifactError(f"{path}: a module is saved as {_ARCHIVE}; export_library makes a shared library")
         return self.export_library(path)
 
@@ -194,12 +205,12 @@ def load_module(path: str | Path) -> Module:
     if not path.is_file():
         raise ArtifactError(f"{path}: there is no such file")
     if path.suffix == _LIBRARY:
-        check_seal(path)
+        check_library(path)
         with suppress(ArtifactError):  # a library without parallel loops needs no OpenMP
             openmp_runtime()  # first, so that its threads wait as ours do
         return Module(library=open_library(path.absolute()))
-    if path.suffix == _ARCHIVE:
-        return Module(read_archive(path))
+    if path.suffix in _ARCHIVES:
+        return Module(load_functions(path))
     raise OptionError(f"{path}: a module is a {_LIBRARY} or a {_ARCHIVE}")
 
 

@@ -1,16 +1,18 @@
-"""In: compiled functions. Out: a file of them: an archive that needs no linker, or a shared library for any FFI host.
+"""Files of compiled functions: an archive, which needs no linker, or a shared library for any host of the FFI.
 
-Always: written completely or not at all, and deterministic; an archive is a tar of JSON and object code, no pickle, and
-every object is checked against its SHA-256 before it is loaded.
+Files are deterministic and replaced atomically. The archive (`retune.compiler.runtime.archive`) holds
 
-    module.json       format; for every function its name, what is known of its kernel, the sums of the two objects
+    module.json       for every function its name and what is known of its kernel
     N.kernel.o        the kernel of function number N
     N.entry.o         its entry, see `retune.compiler.codegen.ffi_entry`
+
+A shared library ends with an archive that holds its length and checksum only. One that was changed or cut off is
+refused before the system loads any of it; one that another program made has only to be a whole file.
 """
 
 import hashlib
-import io
 import json
+import struct
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +20,31 @@ from pathlib import Path
 from typing import Any
 
 from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.archive import (
+    DAMAGE,
+    Archive,
+    append_archive,
+    archive_bytes,
+    refusing_damage,
+    write_archive,
+)
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.linking import LINKERS, link_objects
 from retune.compiler.runtime.published import published
-from retune.compiler.runtime.seal import BUILD_ID, seal
 
-FORMAT_VERSION = 1
+_KIND, _VERSION = "module", 2
+_LIBRARY_KIND, _LIBRARY_VERSION = "module library", 2
 _LIBRARIES = ("libgomp.so.1", "libm.so.6")
 _ABOUT = "module.json"
-_DAMAGE = (KeyError, TypeError, ValueError, EOFError, OSError, RecursionError, tarfile.TarError, OverflowError)
+_BUILD_ID = b"retune sealed module"
+"""What the linker writes into a note of the library: one that has it must end with an archive."""
+
+_ZIP, _ELF = b"PK\3\4", b"\x7fELF"
+_HEADER = struct.Struct("<4x2B34xQ10x2H")
+"""Of a 64-bit ELF file: its class and byte order, where the table of sections begins, their size and number."""
+_OLD_MARK, _OLD_TRAILER = b"RETUNE\x1aL-sealed\n", struct.Struct("<16sQ32s")
+"""What version 1 wrote behind a shared library: this mark, the library's length, its SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,60 +57,87 @@ class CompiledFunction:
 
 
 def write_library(functions: Sequence[CompiledFunction], path: Path, linkers: Sequence[str] = LINKERS) -> None:
-    """Link functions into one shared library, which whoever has the FFI can load, and seal it.
+    """Link functions into one shared library, which any host of the FFI loads.
 
     Raises: ArtifactError when there is no linker, it fails, or the file cannot be written.
     """
     with published(path) as temporary:
         objects = [code for function in functions for code in (function.kernel.object_code, function.entry)]
-        link_objects(objects, temporary, linkers, _LIBRARIES, BUILD_ID)
-        seal(temporary)
+        link_objects(objects, temporary, linkers, _LIBRARIES, _BUILD_ID)
+        append_archive(temporary, _LIBRARY_KIND, _LIBRARY_VERSION, {})
 
 
-def write_archive(functions: Sequence[CompiledFunction], path: Path) -> None:
-    """Put functions into one archive. Raises: ArtifactError when the file cannot be written."""
-    rows: list[dict[str, Any]] = []
-    members: list[tuple[str, bytes]] = []
-    for number, function in enumerate(functions):
-        objects = {"kernel": function.kernel.object_code, "entry": function.entry}
-        sums = {part: hashlib.sha256(code).hexdigest() for part, code in objects.items()}
-        rows.append({"name": function.name, "kernel": kernel_row(function.kernel), "sha256": sums})
-        members += [(f"{number}.{part}.o", code) for part, code in objects.items()]
-    about = json.dumps({"format": FORMAT_VERSION, "functions": rows}, indent=1).encode()
-    with published(path) as temporary, tarfile.open(temporary, "w") as archive:
-        for name, data in ((_ABOUT, about), *members):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+def check_library(path: Path) -> None:
+    """Check that a shared library is as it was linked.
 
-
-def read_archive(path: Path) -> tuple[CompiledFunction, ...]:
-    """The functions in an archive.
-
-    Raises: ArtifactError when the file is missing, damaged, or none that `write_archive` made.
+    Raises: ArtifactError when it was changed or cut off, or cannot be read.
     """
     try:
-        with tarfile.open(path, "r:") as archive:
-            about = json.loads(_member(archive, _ABOUT))
-            if about["format"] != FORMAT_VERSION:
-                raise ArtifactError(f"{path}: format {about['format']!r}; this Retune reads format {FORMAT_VERSION}")
-            return tuple(_function(archive, number, row) for number, row in enumerate(about["functions"]))
-    except _DAMAGE as error:
-        raise ArtifactError(f"{path} is no module, or is damaged: {type(error).__name__}: {error}") from error
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
+    if _OLD_MARK in data[-_OLD_TRAILER.size :]:
+        code = data[: -_OLD_TRAILER.size]
+        if data[len(code) :] == _OLD_TRAILER.pack(_OLD_MARK, len(code), hashlib.sha256(code).digest()):
+            return
+    if _BUILD_ID in data:
+        try:
+            Archive(data, _LIBRARY_KIND, _LIBRARY_VERSION).require_manifest()
+        except (*DAMAGE, ArtifactError) as error:
+            raise ArtifactError(f"{path} is damaged or cut off: {error}") from error
+    elif not _is_whole(data):
+        raise ArtifactError(f"{path} cannot be loaded: it is no shared library, or is cut off")
 
 
-def _function(archive: tarfile.TarFile, number: int, row: dict[str, Any]) -> CompiledFunction:
-    objects = {}
-    for part in ("kernel", "entry"):
-        objects[part] = _member(archive, f"{number}.{part}.o")
-        if hashlib.sha256(objects[part]).hexdigest() != row["sha256"][part]:
-            raise ValueError(f"the checksum of the {part} of {row['name']!r} differs")
-    kernel = kernel_of(row["kernel"], objects["kernel"])
-    return CompiledFunction(str(row["name"]), kernel, objects["entry"])
+def _is_whole(data: bytes) -> bool:
+    """Whether a file of another program begins as a shared library does and has all its sections."""
+    if not data.startswith(_ELF) or len(data) < _HEADER.size:
+        return False
+    kind, order, sections, size, count = _HEADER.unpack_from(data)
+    if (kind, order) != (2, 1):  # not of 64 bits, little-endian: the system's loader knows
+        return True
+    return int(sections) + int(size) * int(count) <= len(data)
 
 
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    file = archive.extractfile(name)
-    if file is None:
-        raise ValueError(f"{name} is no file")
-    return file.read()
+def save_functions(functions: Sequence[CompiledFunction], path: Path) -> None:
+    """Write functions into an archive. Raises: ArtifactError when the file cannot be written."""
+    rows = [{"name": function.name, "kernel": kernel_row(function.kernel)} for function in functions]
+    parts: dict[str, object] = {_ABOUT: rows}
+    for number, function in enumerate(functions):
+        parts |= {f"{number}.kernel.o": function.kernel.object_code, f"{number}.entry.o": function.entry}
+    write_archive(path, _KIND, _VERSION, parts)
+
+
+def load_functions(path: Path) -> tuple[CompiledFunction, ...]:
+    """The functions in an archive.
+
+    Raises: ArtifactError when the file is missing, damaged, or none that `save_functions` wrote.
+    """
+    with refusing_damage("module", path):
+        data = path.read_bytes()
+        archive = Archive(data if data.startswith(_ZIP) else _version1(path), _KIND, _VERSION)
+        archive.require_manifest()
+        return tuple(_function(archive, number, row) for number, row in enumerate(archive.json(_ABOUT)))
+
+
+def _function(archive: Archive, number: int, row: dict[str, Any]) -> CompiledFunction:
+    kernel = kernel_of(row["kernel"], archive.blob(f"{number}.kernel.o"))
+    return CompiledFunction(str(row["name"]), kernel, archive.blob(f"{number}.entry.o"))
+
+
+def _version1(path: Path) -> bytes:
+    """The archive that a tar of version 1 would be now: its JSON has the checksums."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            members = {member.name: tar.extractfile(member) for member in tar}
+            parts = {name: file.read() for name, file in members.items() if file is not None}
+    except tarfile.TarError as error:
+        raise ValueError(str(error)) from error
+    about = json.loads(parts[_ABOUT])
+    if about["format"] != 1:
+        raise ArtifactError(f"format {about['format']!r}; this Retune reads format 1 of tar files")
+    for number, row in enumerate(about["functions"]):
+        for part in ("kernel", "entry"):
+            if hashlib.sha256(parts[f"{number}.{part}.o"]).hexdigest() != row["sha256"][part]:
+                raise ValueError(f"the checksum of the {part} of {row['name']!r} differs")
+    return archive_bytes(_KIND, _VERSION, {**parts, _ABOUT: about["functions"]})

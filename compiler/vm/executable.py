@@ -12,12 +12,16 @@ import numpy as np
 
 from retune.compiler.errors import ArtifactError, MachineError, OptionError
 from retune.compiler.executor.params import load_param_dict_from_file, save_param_dict_to_file
+from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import constant_array
+from retune.compiler.runtime.paths import path_of
 from retune.compiler.vm.bytecode import decode_contents, encode_contents
 from retune.compiler.vm.contents import Constant, Contents, LateBound
-from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.library import KIND, VERSION, VMLibrary
 from retune.compiler.vm.values import argument
+
+_CODE, _PART = "bytecode", "constants/{}.npy"
 
 
 class Executable:
@@ -140,7 +144,7 @@ class Executable:
 
     def load_late_bound_consts(self, path: str | Path) -> None:
         """Bind the constants in a file. Raises: ArtifactError as `load_late_bound_consts_from_map`, or for the file."""
-        self.load_late_bound_consts_from_map(load_param_dict_from_file(path))
+        self.load_late_bound_consts_from_map(load_param_dict_from_file(path, copy=False))
 
     def load_late_bound_consts_from_map(self, constants: Mapping[str, Array]) -> None:
         """Bind constants by name: all that are missing, and no others.
@@ -193,19 +197,32 @@ class Executable:
         return cls(decode_contents(bytes(bytecode)), lib)
 
     def export_library(self, path: str | Path) -> Path:
-        """Write bytecode and library into one file, which `load` reads.
+        """Write bytecode and library into one file, which `load` reads. Constants are arrays of it, which `load` maps.
 
         Raises: ArtifactError when it cannot be written, or as `save`.
         """
-        return self.library.export_library(path, bytes(self.save()[0]))
+        path, constants = path_of(path), self.contents.constants
+        arrays = {_PART.format(number): one for number, one in enumerate(constants) if not isinstance(one, LateBound)}
+        names = (LateBound(_PART.format(number)) for number in range(len(constants)))
+        stored = tuple(one if isinstance(one, LateBound) else name for one, name in zip(constants, names, strict=True))
+        code = encode_contents(replace(self.contents, constants=stored))
+        write_archive(path, KIND, VERSION, {**self.library.parts(), _CODE: bytes(code), **arrays})
+        return path
 
     @classmethod
     def load(cls, path: str | Path) -> "Executable":
         """What `export_library` wrote. Raises: ArtifactError when the file is damaged or of another version."""
-        library, code = VMLibrary.load_with_code(path)
-        if code is None:
-            raise ArtifactError(f"{path} is a library without bytecode; load that with Executable.load_exec")
-        return cls.load_exec(code, library)
+        path = path_of(path)
+        with refusing_damage("executable of a virtual machine", path):
+            archive = Archive(path, KIND, VERSION)
+            if _CODE not in archive:
+                raise ArtifactError("a library without bytecode; load that with Executable.load_exec")
+            contents = decode_contents(archive.blob(_CODE))
+            constants = tuple(
+                archive.array(_PART.format(number)) if _PART.format(number) in archive else one
+                for number, one in enumerate(contents.constants)
+            )
+            return cls(replace(contents, constants=constants), VMLibrary.read(archive))
 
 
 def _is_large(one: Constant, byte_limit: int) -> TypeGuard[Array]:

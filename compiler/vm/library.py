@@ -1,17 +1,16 @@
-"""In: what the primitives of an executable need. Out: a `VMLibrary`, and files of it.
+"""The library of an executable: what its primitives need, and its file.
 
-Always: data only, no pickle; a file is written completely or not at all, and refused when it is damaged. It is a zip:
+The file is an archive (`retune.compiler.runtime.archive`) of
 
-    library.json      format, facts about the network, tuned programs, regions by name, arrays that are bound late
+    library.json      facts about the network, tuned programs, regions and arrays by name, arrays that are bound late
     kernels.json      name, arguments, packing, workspace of every kernel
     kernels/NAME.o    its object code
     regions/N.bin     a region, see `retune.compiler.graph.region`
-    arrays.params     the arrays that regions read, see `retune.compiler.executor.params`
-    bytecode          the executable's own part, in the file of a whole executable
+    arrays/N.npy      array number N that regions read
+    bytecode          the executable's own part, in the file of a whole executable, and
+    constants/N.npy   its constant number N
 """
 
-import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +18,17 @@ from typing import Any
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.params import load_param_dict, save_param_dict
-from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.executor.params import load_param_dict
+from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.processor import check_processor
-from retune.compiler.runtime.published import published
 from retune.compiler.vm.contents import LateBound
 
-_FORMAT = 2
+KIND, VERSION = "executable", 3
+_UNSEALED_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,66 +70,55 @@ class VMLibrary:
         """See that this machine's processor can run the code. Raises: ArtifactError."""
         check_processor("the executable", self.about)
 
-    def export_library(self, path: str | Path, bytecode: bytes | None = None) -> Path:
-        """Write the library, and the bytecode if given, into one file.
+    def export_library(self, path: str | Path) -> Path:
+        """Write the library into a file.
 
         Raises: ArtifactError when that fails; OptionError for what is no path.
         """
         path = path_of(path)
-        names = list(self.regions)
-        rows = [{"name": name, "kind": one.kind, "fixed": dict(one.fixed)} for name, one in self.regions.items()]
-        programs = [[one.workload_key, one.steps, one.seconds, one.record_id] for one in self.programs]
-        late = [[name, one.name, one.dtype, list(one.shape), one.digest] for name, one in self.late.items()]
-        facts = {"format": _FORMAT, "about": dict(self.about), "programs": programs, "regions": rows, "late": late}
-        pack = zipfile.ZIP_DEFLATED
-        with published(path) as temporary, zipfile.ZipFile(temporary, "x", pack, compresslevel=1) as out:
-            out.writestr("library.json", json.dumps(facts, indent=1))
-            out.writestr("kernels.json", json.dumps([kernel_row(kernel) for kernel in self.kernels], indent=1))
-            for kernel in self.kernels:
-                out.writestr(f"kernels/{kernel.name}.o", kernel.object_code)
-            for number, name in enumerate(names):
-                out.writestr(f"regions/{number}.bin", self.regions[name].data)
-            out.writestr("arrays.params", bytes(save_param_dict(self.arrays)))
-            if bytecode is not None:
-                out.writestr("bytecode", bytecode)
+        write_archive(path, KIND, VERSION, self.parts())
         return path
+
+    def parts(self) -> dict[str, object]:
+        """The parts of the library for an archive."""
+        rows = [{"name": name, "kind": one.kind, "fixed": dict(one.fixed)} for name, one in self.regions.items()]
+        facts = {
+            "about": dict(self.about),
+            "programs": [[one.workload_key, one.steps, one.seconds, one.record_id] for one in self.programs],
+            "regions": rows,
+            "arrays": list(self.arrays),
+            "late": [[name, one.name, one.dtype, list(one.shape), one.digest] for name, one in self.late.items()],
+        }
+        return {
+            "library.json": facts,
+            "kernels.json": [kernel_row(kernel) for kernel in self.kernels],
+            **{f"kernels/{kernel.name}.o": kernel.object_code for kernel in self.kernels},
+            **{f"regions/{number}.bin": one.data for number, one in enumerate(self.regions.values())},
+            **{f"arrays/{number}.npy": array for number, array in enumerate(self.arrays.values())},
+        }
 
     @classmethod
     def load(cls, path: str | Path) -> "VMLibrary":
         """What `export_library` wrote. Raises: ArtifactError when the file is damaged or of another version."""
-        return cls.load_with_code(path)[0]
-
-    @classmethod
-    def load_with_code(cls, path: str | Path) -> "tuple[VMLibrary, bytes | None]":
-        """The library, and the bytecode when the file has it. Raises: as `load`."""
         path = path_of(path)
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return cls._read(archive), _member(archive, "bytecode")
-        except FileNotFoundError as error:
-            raise ArtifactError(f"no such file: {path}") from error
-        except ArtifactError as error:
-            raise ArtifactError(f"{path}: {error}") from error
-        except MemoryError as error:
-            raise ArtifactError(too_large(path, error)) from error
-        except DAMAGE as error:
-            raise ArtifactError(
-                f"{path} is no library of a virtual machine, or is damaged: {type(error).__name__}: {error}"
-            ) from error
+        with refusing_damage("library of a virtual machine", path):
+            return cls.read(Archive(path, KIND, VERSION))
 
     @classmethod
-    def _read(cls, archive: zipfile.ZipFile) -> "VMLibrary":
-        check_archive(archive)
-        facts = json.loads(archive.read("library.json"))
-        if facts["format"] != _FORMAT:
-            raise ArtifactError(f"format {facts['format']!r}; this Retune reads format {_FORMAT}")
-        rows = json.loads(archive.read("kernels.json"))
-        kernels = tuple(kernel_of(row, archive.read(f"kernels/{row['name']}.o")) for row in rows)
+    def read(cls, archive: Archive) -> "VMLibrary":
+        """The library in an archive. Raises: ArtifactError; an error of `DAMAGE` when it is damaged."""
+        facts = archive.json("library.json")
+        if archive.is_legacy:
+            archive.require_format(facts["format"], _UNSEALED_VERSION)
+            arrays = load_param_dict(archive.blob("arrays.params"))
+        else:
+            arrays = {str(name): archive.array(f"arrays/{number}.npy") for number, name in enumerate(facts["arrays"])}
+        rows = archive.json("kernels.json")
+        kernels = tuple(kernel_of(row, archive.blob(f"kernels/{row['name']}.o")) for row in rows)
         regions = {}
         for number, row in enumerate(facts["regions"]):
-            content = archive.read(f"regions/{number}.bin")
+            content = archive.blob(f"regions/{number}.bin")
             regions[str(row["name"])] = StoredRegion(str(row["kind"]), content, _texts(row["fixed"]))
-        arrays = load_param_dict(archive.read("arrays.params"))
         late = _late(facts["late"])
         return cls(kernels, regions, arrays, late, _programs(facts["programs"]), _about(facts["about"]))
 
@@ -168,6 +156,3 @@ def _about(row: Mapping[str, Any]) -> dict[str, Any]:
 def _texts(row: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in row.items()}
 
-
-def _member(archive: zipfile.ZipFile, name: str) -> bytes | None:
-    return archive.read(name) if name in archive.namelist() else None

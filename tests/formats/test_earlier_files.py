@@ -5,8 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retune.compiler import vm
+from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.graph_executor import cpu, load_module
+from retune.compiler.runtime.buffers import aligned_zeros
+from retune.compiler.runtime.module import load_module as load_functions
 from retune.compiler.runtime.processor import check_processor
 
 FILES = Path(__file__).parent / "version1"
@@ -30,3 +35,44 @@ def test_a_network_of_an_earlier_version_runs(name: str) -> None:
     executor = load_module(FILES / name)["default"](cpu())
     executor.run(x=X)
     np.testing.assert_allclose(executor.get_output(0), Y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["module.tar", "module.so"])
+def test_a_module_of_an_earlier_version_runs(name: str) -> None:
+    _require_processor()
+    given, result = aligned_zeros((6, 4), "float32"), aligned_zeros((6, 4), "float32")
+    load_functions(FILES / name)["one"](given, result)
+    np.testing.assert_array_equal(result, given + 1)
+
+
+@pytest.mark.parametrize("name", ["module.tar", "module.so"])
+def test_a_damaged_module_of_an_earlier_version_is_refused(name: str, tmp_path: Path) -> None:
+    data = (FILES / name).read_bytes()
+    code = data.index(b"\x7fELF") + 64
+    file = tmp_path / name
+    for damaged in (data[:code] + b"?" + data[code + 1 :], data[: len(data) // 2]):
+        file.write_bytes(damaged)
+        with pytest.raises(ArtifactError, match="damaged"):
+            load_functions(file)
+
+
+def test_an_executable_of_an_earlier_version_runs_and_is_saved_again(tmp_path: Path) -> None:
+    _require_processor()
+    old = vm.Executable.load(FILES / "static.rvm")
+    for executable in (old, vm.Executable.load(old.export_library(tmp_path / "static.rvm"))):
+        np.testing.assert_allclose(vm.VirtualMachine(executable, cpu()).invoke("main", X), Y, rtol=1e-6)
+
+
+def test_regions_and_kernels_of_an_earlier_executable_are_read() -> None:
+    executable = vm.Executable.load(FILES / "control.rvm")
+    assert executable.globals == ["main"]
+    assert len(executable.lib.kernels) == 6
+
+
+def test_parameters_of_an_earlier_version_are_read() -> None:
+    found = load_param_dict_from_file(FILES / "arrays.params")
+    assert list(found) == ["w", "b", "s"]
+    assert found["w"].tolist() == np.arange(12).reshape(3, 4).tolist()
+    assert found["b"].dtype == np.dtype(BFLOAT16)
+    assert found["b"].tolist() == [1.5, -2]
+    assert found["s"] == 2.5

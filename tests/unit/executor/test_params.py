@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from benchmarks.fuzzing.mutations import archive_of, zip_members
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.params import (
@@ -19,6 +20,7 @@ from retune.compiler.executor.params import (
     save_param_dict,
     save_param_dict_to_file,
 )
+from retune.compiler.runtime.archive import MANIFEST, archive_bytes
 from retune.compiler.runtime.artifact import Array
 
 _TYPES = st.sampled_from(["float64", "float32", "float16", "int64", "int8", "uint16", "bool", ">f4", ">i8"])
@@ -61,33 +63,48 @@ def test_bfloat16_and_strides() -> None:
     np.testing.assert_array_equal(found.view("uint16"), np.ascontiguousarray(x).view("uint16"))
 
 
-def test_every_cut_and_every_changed_byte_is_noticed() -> None:
-    data = bytes(save_param_dict({"x": np.arange(3, dtype="int8"), "y": np.zeros((2, 2))}))
+def test_every_cut_is_noticed_and_no_changed_byte_changes_an_array() -> None:
+    params = {"x": np.arange(3, dtype="int8"), "y": np.zeros((2, 2))}
+    data = bytes(save_param_dict(params))
     for end in range(len(data)):
         with pytest.raises(ArtifactError):
             load_param_dict(data[:end])
+    refused = 0
     for place in range(len(data)):
         broken = bytearray(data)
         broken[place] ^= 0x41
-        with pytest.raises(ArtifactError):
-            load_param_dict(broken)
+        try:
+            found = load_param_dict(broken)
+        except ArtifactError:
+            refused += 1
+            continue
+        assert {name: array.tolist() for name, array in found.items()} == {
+            name: array.tolist() for name, array in params.items()
+        }
+    assert refused > len(data) // 2  # the rest is padding, dates and NumPy's own header
 
 
 def test_another_version_and_other_files(tmp_path: Path) -> None:
-    data = save_param_dict({"x": np.zeros(3)})
-    struct.pack_into("<I", data, 8, 9)
-    with pytest.raises(ArtifactError, match="version 9; this Retune reads version 1"):
+    data = archive_bytes("parameters", 9, {})
+    with pytest.raises(ArtifactError, match="parameters of version 9; this Retune reads version 2"):
         load_param_dict(data)
-    for other in (None, "text", 3):
-        with pytest.raises(ArtifactError, match="these bytes are no saved parameters"):
+    for other in (None, "text", 3, b""):
+        with pytest.raises(ArtifactError, match="the data: no saved parameters"):
             load_param_dict(other)  # type: ignore[arg-type]
     (tmp_path / "a").write_bytes(b"hello")
-    with pytest.raises(ArtifactError, match=r"a: these bytes are no saved parameters"):
+    with pytest.raises(ArtifactError, match=r"a: no saved parameters"):
         load_param_dict_from_file(tmp_path / "a")
     with pytest.raises(ArtifactError, match="cannot read"):
         load_param_dict_from_file(tmp_path / "b")
     with pytest.raises(ArtifactError, match="cannot write"):
         save_param_dict_to_file({}, tmp_path / "none" / "b")
+
+
+def test_arrays_of_a_file_are_mapped_when_asked_for(tmp_path: Path) -> None:
+    path = save_param_dict_to_file({"x": np.arange(4)}, tmp_path / "x.params")
+    array = load_param_dict_from_file(path, copy=False)["x"]
+    assert array.tolist() == [0, 1, 2, 3]
+    assert not array.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -99,12 +116,32 @@ def test_only_numbers_are_saved(value: Array) -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "facts"),
+    [
+        (["x"], {"dtype": "float32", "shape": ["ab" * 9, 1 << 40]}),
+        (["x"], {"dtype": "float32", "shape": [True]}),
+        (["x"], {"dtype": "O", "shape": [3]}),
+        (["x"], {"dtype": "float64", "shape": [1 << 40]}),
+        ([1], {}),
+        (["x", "y"], {}),
+        (1, {}),
+    ],
+)
+def test_a_table_of_something_else_under_the_right_checksum(names: object, facts: dict[str, object]) -> None:
+    members = zip_members(bytes(save_param_dict({"x": np.zeros(3)})))
+    manifest = json.loads(members[MANIFEST])
+    manifest["members"]["0.npy"] |= facts
+    changed = {**members, MANIFEST: json.dumps(manifest).encode(), "params.json": json.dumps(names).encode()}
+    with pytest.raises(ArtifactError, match="the data is no dictionary of parameters, or is damaged"):
+        load_param_dict(archive_of(changed))
+
+
+@pytest.mark.parametrize(
     "row", [["x", "float32", ["ab" * 9, 1 << 40], 0], ["x", "float32", [True], 0], ["x", "O", [1], 0]]
 )
-def test_a_table_of_something_else_under_the_right_checksum(row: list[object]) -> None:
+def test_a_table_of_something_else_in_a_file_of_version_1_is_refused(row: list[object]) -> None:
     head = struct.Struct("<8sII32s")
-    magic, version, _, _ = head.unpack_from(save_param_dict({}))
     table = json.dumps([row]).encode()
     body = table + bytes(64)
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        load_param_dict(head.pack(magic, version, len(table), hashlib.sha256(body).digest()) + body)
+    with pytest.raises(ArtifactError, match="damaged"):
+        load_param_dict(head.pack(b"RETUNE\x1aP", 1, len(table), hashlib.sha256(body).digest()) + body)
