@@ -1,22 +1,43 @@
-"""In: a target text such as `llvm -mcpu=znver4`, or its fields. Out: a frozen `Target` and the `HardwareParams` that
-steer the search.
+"""Targets, such as `llvm -mcpu=znver4`, their kinds, and the parameters of hardware that steer the search.
 
-Always: `str(target)` is stable and parses back to an equal target.
+`str(target)` is stable and parses back to an equal target.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
 from retune.compiler.errors import TargetError
 from retune.compiler.gpu_facts import GpuFacts, facts_of
 
-_OPTIONS = {
-    "llvm": {"-mtriple": "triple", "-mcpu": "cpu", "-mattr": "features", "-device": "device"},
-    "cuda": {"-arch": "arch", "-math": "math"},
+
+@dataclass(frozen=True, slots=True)
+class TargetKind:
+    """What all targets of one kind have in common."""
+
+    noun: str
+    """The device in a sentence."""
+    options: Mapping[str, str]
+    """The options of a target string and the fields they set, in the order in which they are printed."""
+    is_gpu: bool = False
+    """Whether loops are bound to blocks and threads."""
+    rewrites_layouts: bool = False
+    """Whether a schedule may choose the layout of constants: kernels of a GPU read them through shared memory."""
+    has_winograd: bool = False
+    """Whether the search has sketches of Winograd's transforms."""
+
+
+TARGET_KINDS = {
+    "llvm": TargetKind(
+        "a CPU",
+        {"-mtriple": "triple", "-mcpu": "cpu", "-mattr": "features", "-device": "device"},
+        rewrites_layouts=True,
+        has_winograd=True,
+    ),
+    "cuda": TargetKind("a GPU", {"-arch": "arch", "-math": "math"}, is_gpu=True),
 }
-"""The options of each kind of target, and the fields they set, in the order in which they are printed."""
+"""Every kind of target, by the first word of its string."""
 
 _VALUES = {
     "features": (re.compile(r"[+-][\w.-]+(,[+-][\w.-]+)*"), "features are written +name or -name, with commas between"),
@@ -81,7 +102,12 @@ class Target:
     @property
     def is_gpu(self) -> bool:
         """Whether loops are bound to blocks and threads."""
-        return self.kind == "cuda"
+        return self.traits.is_gpu
+
+    @property
+    def traits(self) -> TargetKind:
+        """What targets of this kind have in common."""
+        return TARGET_KINDS[self.kind]
 
     @property
     def allow_tf32(self) -> bool:
@@ -89,7 +115,7 @@ class Target:
         return self.math == "tf32"
 
     def __str__(self) -> str:
-        options = ((option, getattr(self, field)) for option, field in _OPTIONS[self.kind].items())
+        options = ((option, getattr(self, field)) for option, field in self.traits.options.items())
         return " ".join([self.kind, *(f"{option}={value}" for option, value in options if value)])
 
 
@@ -97,9 +123,9 @@ def _parsed(text: str) -> tuple[str, dict[str, str]]:
     if not isinstance(text, str):
         raise TargetError(f"a target is a text, such as 'llvm -mcpu=znver4', not {text!r:.80}")
     words = text.split()
-    if not words or words[0] not in _OPTIONS:
-        raise TargetError(f"target {text!r}: the first word must be one of {', '.join(_OPTIONS)}")
-    fields = _OPTIONS[words[0]]
+    if not words or words[0] not in TARGET_KINDS:
+        raise TargetError(f"target {text!r}: the first word must be one of {', '.join(TARGET_KINDS)}")
+    fields = TARGET_KINDS[words[0]].options
     values: dict[str, str] = {}
     for word in words[1:]:
         option, _, value = word.partition("=")
@@ -113,8 +139,9 @@ def _parsed(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _check(text: str, kind: str, field: str, value: str) -> None:
-    if field not in _OPTIONS[kind].values():
-        raise TargetError(f"target {text!r}: {kind} has no {field}; it has {', '.join(_OPTIONS[kind].values())}")
+    known = TARGET_KINDS[kind].options.values()
+    if field not in known:
+        raise TargetError(f"target {text!r}: {kind} has no {field}; it has {', '.join(known)}")
     pattern, rule = _VALUES.get(field, _WORD)
     if not pattern.fullmatch(value):
         raise TargetError(f"target {text!r}: cannot read {field} {value!r}; {rule}")

@@ -51,10 +51,13 @@ def _target_on(asked: str, has: str, device: str) -> str:
     if not asked:
         return has
     wanted, there = Target(asked), Target(has)
-    if wanted.is_gpu != there.is_gpu:
-        kind = "a GPU" if there.is_gpu else "a processor"
-        raise OptionError(f"the device {device} is {kind}: it does not time programs for {wanted}; name another device")
-    return str(Target("cuda", arch=wanted.arch or there.arch, math=wanted.math)) if wanted.is_gpu else asked
+    if wanted.kind != there.kind:
+        raise OptionError(
+            f"the device {device} is {there.traits.noun}: it does not time programs for {wanted}; name another device"
+        )
+    if wanted.arch or not there.arch:
+        return asked
+    return str(Target(wanted.kind, arch=there.arch, math=wanted.math))
 
 
 def with_task_runner(plain: AnyFlow, job: TuneJob) -> AnyFlow:

@@ -257,7 +257,7 @@ class ProgramMeasurer:
         for task in tasks:
             check_measurable(task)
         gpu = any(task.target.is_gpu for task in tasks)
-        if gpu and not all(task.target.is_gpu for task in tasks):
+        if len({task.target.kind for task in tasks}) > 1:
             raise OptionError("some of the tasks are for processors and some for GPUs; tune these after those")
         threads = max((task.hardware.num_cores for task in tasks), default=1)
         threads = max(1, min(threads, len(usable_processors())))

@@ -87,11 +87,12 @@ class RPCRunner(FleetRunner):
 def check_target(task: SearchTask, facts: DeviceFacts, key: str) -> None:
     """See that the programs of a task are for a device of a fleet. Raises: OptionError."""
     advice = f"make its task with target={facts.target!r}"
-    if task.target.is_gpu != Target(facts.target).is_gpu:
-        kinds = ("a GPU", "a processor") if task.target.is_gpu else ("a processor", "a GPU")
-        raise OptionError(f"{task.name} is for {kinds[0]}, and {key} is {kinds[1]}: {advice}")
-    named = task.target.arch if task.target.is_gpu else task.target.cpu
-    if not named and facts.device != config.device_name():
+    there = Target(facts.target)
+    if task.target.kind != there.kind:
+        nouns = task.target.traits.noun, there.traits.noun
+        raise OptionError(f"{task.name} is for {nouns[0]}, and {key} is {nouns[1]}: {advice}")
+    is_named = task.target.arch or task.target.cpu
+    if not is_named and facts.device != config.device_name():
         raise OptionError(f"{task.name} is for this machine, and {key} is another one: {advice}")
 
 

@@ -13,7 +13,8 @@ from retune.compiler.auto_scheduler.cost_model import XGBModel
 from retune.compiler.auto_scheduler.loop_state import State
 from retune.compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions
 from retune.compiler.auto_scheduler.search_policy import SketchPolicy, search_policy_of
-from retune.compiler.codegen.build import device_source
+from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.codegen.build import kernel_source
 from retune.compiler.config import usable_processors
 from retune.compiler.cost_model import XGBOptions
 from retune.compiler.driver.dispatch import ApplyHistoryBest
@@ -23,7 +24,6 @@ from retune.compiler.measure.task_inputs import register_task_inputs
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.schedule import dag, task
 from retune.compiler.schedule import state as immutable
-from retune.compiler.schedule.default_gpu import untuned_steps
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.workload_registry import is_registered, make_workload_key, register_workload_tensors
 from retune.compiler.target import HardwareParams, Target
@@ -135,7 +135,7 @@ class SearchTask(task.SearchTask):
                 best = policy.search(trials, tuning_options.early_stopping, per_round, measurer)
         if best is None:
             _log.warning("%s: no valid program was found, the untuned one serves", self.name)
-            best = State(immutable.replay(self.dag, untuned_steps(self)))
+            best = State(immutable.replay(self.dag, default_steps_of(self)))
         return self.applied(best)
 
     def apply_best(
@@ -174,9 +174,7 @@ class SearchTask(task.SearchTask):
             return self.compute_dag.print_python_code_from_state(self.best_of(log_file))
         if print_mode != "cuda":
             raise OptionError(f"print_mode must be 'schedule' or 'cuda', not {print_mode!r}")
-        if not self.target.is_gpu:
-            raise OptionError(f"a program for {self.target} has no device code; use print_mode 'schedule'")
-        return device_source(self, self.best_of(log_file).steps, "cuda")
+        return kernel_source(self, self.best_of(log_file).steps, "cuda")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (super().__reduce__()[1], self.target_host)

@@ -32,7 +32,7 @@ def describe(target: Target) -> tuple[str, str, str]:
 
     Raises: TargetError when the target is no processor, or LLVM does not know the triple, the processor or a feature.
     """
-    if target.is_gpu:
+    if target.kind != "llvm":
         raise TargetError(f"target {str(target)!r}: code can be generated for processors only; use an llvm target")
     _initialize()
     if target.triple or target.cpu:

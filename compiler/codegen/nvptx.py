@@ -86,7 +86,7 @@ def check_gpu(target: Target) -> None:
 
     Raises: TargetError when it is for no GPU, LLVM does not know the GPU, or it is too old.
     """
-    if not isinstance(target, Target) or not target.is_gpu:
+    if not isinstance(target, Target) or target.kind != "cuda":
         raise TargetError(f"PTX is made for a Target such as Target('cuda -arch=sm_90'), not for {str(target)!r:.80}")
     llvm.initialize_all_targets()
     arch = target.arch or _OLDEST

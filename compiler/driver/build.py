@@ -1,24 +1,23 @@
 """Builds functions of arrays: a computation goes in, what it compiles to is loaded and called with arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from retune.compiler.codegen.build import build_kernel, device_source, kernel_source
-from retune.compiler.codegen.device_build import build_device_kernel
+from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.codegen.build import build_kernel, kernel_source
 from retune.compiler.driver.hardware import hardware_of, hardware_of_gpu, target_on
 from retune.compiler.runtime.cuda import driver
 from retune.compiler.runtime.cuda_function import CudaFunction
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default_gpu import untuned_steps
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.compiler.te.tensor import Tensor
 
-__all__ = ["Program", "build", "build_kernel", "device_source", "kernel_source"]
+__all__ = ["Program", "build", "build_kernel", "kernel_source"]
 
 
 class Program(Protocol):
@@ -49,12 +48,24 @@ def build(
         chosen = target or Target.host()
         what = SearchTask(name, dag, chosen, hardware_of(chosen, 1))
     if steps is None:
-        steps = untuned_steps(what)
+        steps = default_steps_of(what)
     elif not isinstance(steps, Sequence):
         steps = [step for step in steps.steps if isinstance(step, Step)]
-    if what.target.is_gpu:
-        cuda = driver()
-        here = cuda.devices()[0]
-        mine = replace(what, target=target_on(what.target, here), hardware=hardware_of_gpu(here))
-        return CudaFunction(cuda, build_device_kernel(mine, steps, name))
-    return KernelFunction(load_kernels([build_kernel(what, steps, name)])[name])
+    return _LOADERS[what.target.kind](what, steps, name)
+
+
+def _load_on_cpu(task: SearchTask, steps: Sequence[Step], name: str) -> KernelFunction:
+    return KernelFunction(load_kernels([build_kernel(task, steps, name)])[name])
+
+
+def _load_on_gpu(task: SearchTask, steps: Sequence[Step], name: str) -> CudaFunction:
+    cuda = driver()
+    here = cuda.devices()[0]
+    mine = replace(task, target=target_on(task.target, here), hardware=hardware_of_gpu(here))
+    return CudaFunction(cuda, build_kernel(mine, steps, name))
+
+
+_LOADERS: dict[str, Callable[[SearchTask, Sequence[Step], str], KernelFunction | CudaFunction]] = {
+    "llvm": _load_on_cpu,
+    "cuda": _load_on_gpu,
+}

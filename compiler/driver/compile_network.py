@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from retune.compiler import config
+from retune.compiler.codegen.backend import backend_of, default_steps_of
 from retune.compiler.codegen.build import build_kernel
-from retune.compiler.codegen.cpu import describe
-from retune.compiler.codegen.nvptx import GPU_TRIPLE
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from retune.compiler.driver.hardware import hardware_of
@@ -26,7 +25,6 @@ from retune.compiler.graph.to_plan import to_plan
 from retune.compiler.graph.winograd import winograd_for
 from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS
 from retune.compiler.runtime.artifact import KernelArtifact
-from retune.compiler.schedule.default_gpu import untuned_steps
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import Step, load_steps, steps_of
@@ -196,7 +194,7 @@ def _told(task: SearchTask, state: State) -> _Choice:
 def _default(task: SearchTask, note: str = "") -> _Choice:
     if note:
         _log.info("%s: %s; using the default schedule", task.name, note)
-    return _Choice(BuildRequest(task, untuned_steps(task), task.name), None, Origin.DEFAULT, note)
+    return _Choice(BuildRequest(task, default_steps_of(task), task.name), None, Origin.DEFAULT, note)
 
 
 def _on_processor(choice: _Choice, threads: int, why: Exception) -> _Choice:
@@ -204,7 +202,7 @@ def _on_processor(choice: _Choice, threads: int, why: Exception) -> _Choice:
     target = Target.host()
     layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
     task = replace(choice.request.task, target=target, hardware=hardware_of(target, threads), layout=layout)
-    request = BuildRequest(task, untuned_steps(task), task.name)
+    request = BuildRequest(task, default_steps_of(task), task.name)
     _log.info("%s runs on the processor: %s", task.name, why)
     return _Choice(request, None, Origin.DEFAULT, f"on the processor: {why}", on_processor=True)
 
@@ -232,7 +230,7 @@ def _build_or_else(choice: _Choice, build: BuildKernels, threads: int) -> tuple[
         task = choice.request.task
         if choice.origin is not Origin.DEFAULT:
             other = _default(task, f"{choice.label} cannot be built: {error}")
-        elif task.target.is_gpu:
+        elif task.target.kind != Target.host().kind:
             other = _on_processor(choice, threads, error)
         else:
             raise
@@ -243,9 +241,9 @@ def made_for(target: Target, threads: int, *, by_processor: bool = False) -> dic
     """What a file of compiled code says of the machine that it is for, and of what made it; `by_processor` says that
     some code of one for a GPU is for the processor of this machine. Raises: TargetError.
     """
-    triple, cpu, features = (GPU_TRIPLE, target.arch, "") if target.is_gpu else describe(target)
+    triple, cpu, features = backend_of(target).describe(target)
     if by_processor:
-        features = describe(Target.host())[2]
+        features = backend_of(Target.host()).describe(Target.host())[2]
     return {
         "target": str(target),
         "triple": triple,

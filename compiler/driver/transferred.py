@@ -25,7 +25,7 @@ def transferred(task: SearchTask, programs: Iterable[Relative]) -> tuple[Step, .
     close = nearest(task.workload_key, programs, _TRIED)
     if not close:
         return None
-    context = SketchContext(task.hardware, SearchOptions(), task.target.is_gpu)
+    context = SketchContext(task.hardware, SearchOptions())
     spaces = spaces_of(task.dag, context, derive_sketches(task.dag, context, rules_of(context)))
     for one in close:
         try:

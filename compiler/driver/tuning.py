@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from retune.compiler import config
+from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.metrics import ModelMetrics
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.driver.shares import are_small, moved_bytes
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
-from retune.compiler.schedule.default_gpu import untuned_steps
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
@@ -261,7 +261,7 @@ class Tuning:
         task = self.tasks[index]
         first: tuple[Candidate, ...] = ()
         if task.state.rounds == 0:
-            steps = untuned_steps(task.task)
+            steps = default_steps_of(task.task)
             text = dump_steps(steps)
             if text not in task.known:
                 first = (Candidate(steps, text, None, None, DEFAULT_SCHEDULE),)

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.driver.tuning import Origin, record_of
 from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
-from retune.compiler.schedule.default_gpu import untuned_steps
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
@@ -134,7 +134,7 @@ def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builde
     has to give the right answer again; if it does not, the next one is tried.
     Raises: MeasureError when the workers cannot work at all.
     """
-    steps = [*(load_steps(program.steps) for program in programs), untuned_steps(task)]
+    steps = [*(load_steps(program.steps) for program in programs), default_steps_of(task)]
     builds = builder.build(task, steps)
     results = _in_turn(task, builds, runner.run(task, builds), runner)
     seconds = [min(result.costs, default=math.inf) for result in results]

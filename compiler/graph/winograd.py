@@ -92,4 +92,4 @@ WINOGRAD = (Winograd(4), Winograd(2))
 
 def winograd_for(target: Target) -> tuple[Winograd, ...]:
     """The transforms that kernels for `target` may use: the search has sketches of them for processors alone."""
-    return () if target.is_gpu else WINOGRAD
+    return WINOGRAD if target.traits.has_winograd else ()

@@ -22,7 +22,7 @@ from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import substitute, walk
 from retune.compiler.schedule.access import consumers, single_elementwise_consumer
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps, row_axis_of
+from retune.compiler.schedule.default import row_axis_of
 from retune.compiler.schedule.inlining import inline_body
 from retune.compiler.schedule.state import Annotation, IterKind, Root, State
 from retune.compiler.schedule.steps import (
@@ -36,7 +36,6 @@ from retune.compiler.schedule.steps import (
     Split,
     Step,
 )
-from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import Axis, ComputeOp, TensorRead
 
 _THREADS = 128
@@ -75,11 +74,6 @@ class _Rows:
 
     axis: int
     count: int
-
-
-def untuned_steps(task: SearchTask) -> tuple[Step, ...]:
-    """Steps of the untuned program of a task, on whatever it is for."""
-    return default_gpu_steps(task.dag) if task.target.is_gpu else default_steps(task.dag)
 
 
 def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:

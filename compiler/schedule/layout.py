@@ -30,7 +30,7 @@ class LayoutRewriteOption(IntEnum):
     @staticmethod
     def get_target_default(target: Target, in_relay_integration: bool = False) -> "LayoutRewriteOption":
         """What is usual for a target: processors rewrite, and a network (`in_relay_integration`) does it beforehand."""
-        if target.is_gpu:
+        if not target.traits.rewrites_layouts:
             return LayoutRewriteOption.NO_REWRITE
         if in_relay_integration:
             return LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED

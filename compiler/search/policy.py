@@ -71,7 +71,7 @@ class SketchPolicy:
         self.model = model
         self.options = options or SearchOptions()
         self.seed = seed
-        context = SketchContext(task.hardware, self.options, task.target.is_gpu, self, task.target)
+        context = SketchContext(task.hardware, self.options, self, task.target)
         custom = [one for one in init_search_callbacks if isinstance(one, PreloadCustomSketchRule)]
         self._sketches = derive_sketches(task.dag, context, (*custom, *rules_of(context)))
         self.spaces: tuple[SketchSpace, ...] = spaces_of(task.dag, context, self._sketches)
@@ -309,7 +309,7 @@ class SketchPolicy:
     def _spills(self, one: Individual) -> bool:
         """Whether threads of a program for a GPU keep more in memory, for want of registers, than is allowed."""
         allowed = self.options.refuse_spills
-        if allowed < 0 or not self.task.target.is_gpu:
+        if allowed < 0 or not self.spaces[one.space].gpu:
             return False
         if one.key not in self._spilled:
             self._spilled[one.key] = spilled_bytes(self.task, self.spaces[one.space].steps(one.row))

@@ -35,7 +35,7 @@ def scored_hardware(task: SearchTask) -> HardwareParams:
 def scored_dots(task: SearchTask) -> frozenset[Pair]:
     """The factor types that the target has dot products of; none where no code is generated for it."""
     try:
-        return frozenset() if task.target.is_gpu else frozenset(dots_of(task))
+        return frozenset(dots_of(task))
     except TargetError:
         return frozenset()
 

@@ -74,7 +74,11 @@ class SketchSpace:
     sketch: tuple[Step, ...]
     placements: tuple[tuple[Step, ...], ...]
     layout: Layout
-    gpu: bool = False
+
+    @property
+    def gpu(self) -> bool:
+        """Whether programs bind loops to blocks and threads of a GPU."""
+        return self.hardware.is_gpu
 
     @classmethod
     def of(cls, dag: ComputeDAG, context: SketchContext, sketch: State) -> "SketchSpace":
@@ -98,7 +102,7 @@ class SketchSpace:
         else:
             layout = Layout.of(splits, stages, unrolled)
             placements = placements_of(state, options.max_location_variants)
-        space = cls(dag, hardware, options, steps, placements, layout, context.gpu)
+        space = cls(dag, hardware, options, steps, placements, layout)
         return replace(space, placements=tuple(space._sound_placements()))
 
     def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
@@ -338,7 +342,7 @@ def build_spaces(
 
     `rules` are those of the task's kind of machine unless given; `policy` is what rules of one's own get to see.
     """
-    context = SketchContext(task.hardware, options, task.target.is_gpu, policy, task.target)
+    context = SketchContext(task.hardware, options, policy, task.target)
     return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.codegen.cpu import describe
+from retune.compiler.codegen.backend import backend_of
 from retune.compiler.driver.compile_network import KnownProgram, made_for
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
@@ -176,10 +176,9 @@ def _is_program(one: object) -> bool:
 
 
 def _machine(target: Target | str | None) -> Target:
-    """Raises: TargetError when LLVM does not know the processor."""
+    """Raises: TargetError when LLVM does not know the CPU or GPU."""
     machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)
-    if not machine.is_gpu:
-        describe(machine)
+    backend_of(machine).describe(machine)
     return machine
 
 

@@ -22,15 +22,19 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SketchContext:
-    """What a rule may look at besides the state. `policy` is the policy that asks, for rules of one's own; `target`
-    the machine that code is made for, None where only its kind is known.
-    """
+    """What a rule may read besides the state."""
 
     hardware: HardwareParams
     options: SearchOptions
-    gpu: bool = False
     policy: Any = None
+    """The policy that asks, for custom rules."""
     target: Target | None = None
+    """What code is generated for; None where only the hardware parameters are known."""
+
+    @property
+    def gpu(self) -> bool:
+        """Whether programs bind loops to blocks and threads of a GPU."""
+        return self.hardware.is_gpu
 
     @property
     def tiling(self) -> str:

@@ -31,7 +31,7 @@ class PartedSum:
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
         """APPLY for such a sum, which the other rules may tile as it is."""
-        return Verdict.APPLY if context.gpu and _parts(context, state, stage) else Verdict.SKIP
+        return Verdict.APPLY if _parts(context, state, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:
         """A state for each number of parts, whose sums are visited next."""

@@ -65,7 +65,7 @@ _BLOCK, _WARP_LOOP, _LANE, _UNROLL, _TENSOR = (
 def copies_asynchronously(target: Target) -> bool:
     """Whether a GPU has tensor cores as we use them, and asynchronous copies; one that is not named has not."""
     found = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
-    return target.is_gpu and found is not None and int(found[1]) >= _OLDEST
+    return found is not None and int(found[1]) >= _OLDEST
 
 
 def kind_of(context: SketchContext, state: State, stage: int) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import ArtifactError, DeviceError, OptionError
@@ -28,7 +29,7 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.runtime.device import cpu
 from retune.compiler.schedule.default import default_steps
-from retune.compiler.schedule.default_gpu import default_gpu_steps, untuned_steps
+from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
@@ -224,9 +225,9 @@ def test_code_for_another_gpu_is_refused_before_it_is_loaded() -> None:
 def test_untuned_programs_spread_over_threads_or_processors() -> None:
     dag = doubled(1000)
     on_gpu = SearchTask("t", dag, Target("cuda"), GPU)
-    (kernel_,) = lower_for_gpu(replay(dag, untuned_steps(on_gpu)), "k", GPU).kernels
+    (kernel_,) = lower_for_gpu(replay(dag, default_steps_of(on_gpu)), "k", GPU).kernels
     assert (kernel_.grid, kernel_.block) == ((8, 1, 1), (128, 1, 1))
-    assert untuned_steps(SearchTask("t", dag, Target.host(), HardwareParams(2))) == default_steps(dag)
+    assert default_steps_of(SearchTask("t", dag, Target.host(), HardwareParams(2))) == default_steps(dag)
 
 
 def test_two_gpus_are_opened_in_turn() -> None:

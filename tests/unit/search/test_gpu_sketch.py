@@ -35,7 +35,7 @@ THREAD = int(Annotation.THREAD_X)
 
 def sketches(dag: ComputeDAG) -> tuple[State, ...]:
     """The sketches of a graph for a usual GPU."""
-    return derive_sketches(dag, SketchContext(GPU, SearchOptions(), gpu=True))
+    return derive_sketches(dag, SketchContext(GPU, SearchOptions()))
 
 
 def attached(state: State) -> set[int]:

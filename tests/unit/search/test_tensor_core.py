@@ -31,7 +31,7 @@ VTHREAD = int(Annotation.VTHREAD)
 
 def uses(dag: ComputeDAG, target: str, **options: Any) -> list[str]:
     """The kinds of instructions in the sketches for a target."""
-    context = SketchContext(GPU, SearchOptions(**options), True, None, Target(target))
+    context = SketchContext(GPU, SearchOptions(**options), None, Target(target))
     steps = (step for sketch in derive_sketches(dag, context) for step in sketch.steps)
     return [step.kind for step in steps if isinstance(step, AsMatmul)]
 
@@ -62,7 +62,7 @@ def test_float32_is_strict_unless_the_target_says_otherwise() -> None:
 
 def test_the_other_sketches_are_still_there() -> None:
     dag = product(64, 64, 64)
-    context = SketchContext(GPU, SearchOptions(), True, None, TF32)
+    context = SketchContext(GPU, SearchOptions(), None, TF32)
     sketches = derive_sketches(dag, context)
     plain = derive_sketches(dag, replace(context, target=None))
     assert [sketch.steps for sketch in sketches[1:]] == [sketch.steps for sketch in plain]

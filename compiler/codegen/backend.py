@@ -1,0 +1,195 @@
+"""What the compiler does for each kind of target: a `Backend` for CPUs and one for GPUs.
+
+`backend_of` is the one place that chooses between them. What differs is said here: the parameters of the hardware, the
+default schedule, how a program becomes a kernel, and the stages of that as text. Facts about a kind of target that are
+plain values stand in `TARGET_KINDS` (`retune.compiler.target`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Protocol
+
+from retune.compiler.codegen.cpu import assembly, compile_module, describe, function_attributes, vector_bytes
+from retune.compiler.codegen.cuda_text import cuda_text
+from retune.compiler.codegen.device_build import build_device_kernel
+from retune.compiler.codegen.dot_instructions import dots_of
+from retune.compiler.codegen.kernel import KernelText, write_kernel
+from retune.compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
+from retune.compiler.codegen.nvptx import GPU_TRIPLE, check_gpu, ptx, write_device
+from retune.compiler.config import usable_processors
+from retune.compiler.errors import LoweringError, refusing_depth
+from retune.compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
+from retune.compiler.ir.stmt import LoopFunction
+from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.lower.pipeline import lower
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.default_gpu import default_gpu_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+
+BASE_VECTOR_BYTES = 16
+"""Bytes of a vector register where we know of no wider one: NEON's, and what every GPU loads at once."""
+
+CUDA_HARDWARE = HardwareParams(
+    num_cores=-1,
+    vector_unit_bytes=BASE_VECTOR_BYTES,
+    cache_line_bytes=64,
+    max_shared_memory_per_block=STATIC_SHARED,
+    max_local_memory_per_block=2**31 - 1,
+    max_threads_per_block=1024,
+    max_vthread_extent=8,
+    warp_size=32,
+)
+"""What every NVIDIA GPU offers."""
+
+
+class Backend(Protocol):
+    """Everything that depends on the kind of a target."""
+
+    stages: tuple[str, ...]
+    """The stages of a kernel that `print_stage` knows, in the order of compilation."""
+
+    def describe(self, target: Target) -> tuple[str, str, str]:
+        """LLVM's triple, CPU and features. Raises: TargetError when LLVM does not know a name."""
+        ...
+
+    def hardware(self, target: Target, threads: int) -> HardwareParams:
+        """The parameters that steer search and code generation. Raises: TargetError as `describe`."""
+        ...
+
+    def complete(self, hardware: HardwareParams, target: Target) -> HardwareParams:
+        """`hardware` with the target's values for fields left at 0. Raises: TargetError as `describe`."""
+        ...
+
+    def default_steps(self, dag: ComputeDAG) -> tuple[Step, ...]:
+        """The steps of the default schedule."""
+        ...
+
+    def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
+        """Compile a program. Raises: ScheduleError, LoweringError, TargetError."""
+        ...
+
+    def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
+        """A program at one of `stages`, as text. Raises: as `build`."""
+        ...
+
+
+class CpuBackend:
+    """Kernels that LLVM compiles for a CPU."""
+
+    stages: tuple[str, ...] = ("loops", "llvm", "asm")
+
+    def describe(self, target: Target) -> tuple[str, str, str]:
+        return describe(target)
+
+    def hardware(self, target: Target, threads: int) -> HardwareParams:
+        width, registers = self._vector_unit(target)
+        return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
+
+    def complete(self, hardware: HardwareParams, target: Target) -> HardwareParams:
+        # Only what no CPU can be without: 0 is the right value of a GPU's limits.
+        needed = ("num_cores", "vector_unit_bytes", "cache_line_bytes", "vector_registers")
+        missing = [name for name in needed if getattr(hardware, name) < 1]
+        usual = self.hardware(target, len(usable_processors())) if missing else hardware
+        return replace(hardware, **{name: getattr(usual, name) for name in missing})
+
+    def default_steps(self, dag: ComputeDAG) -> tuple[Step, ...]:
+        return default_steps(dag)
+
+    def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
+        describe(task.target)
+        with refusing_depth(name, LoweringError):
+            function = self._lower(task, steps, name)
+            text = self._write(task, function)
+        packings = dict(function.packings)
+        tensors = (*task.dag.inputs, *task.dag.outputs)
+        args = []
+        for position, (param, tensor) in enumerate(zip(function.params, tensors, strict=True)):
+            is_output = position >= len(task.dag.inputs)
+            args.append(ArgSpec(param.name, tensor.shape, tensor.dtype, is_output, packings.get(param.name)))
+        code = compile_module(text.llvm, task.target)
+        return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls)
+
+    def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
+        function = self._lower(task, steps, "kernel")
+        if stage == "loops":
+            return str(function)
+        text = self._write(task, function).llvm
+        return text if stage == "llvm" else assembly(text, task.target)
+
+    @staticmethod
+    def _vector_unit(target: Target) -> tuple[int, int]:
+        """Bytes of a vector register, and how many of them there are."""
+        triple = describe(target)[0]
+        if triple.startswith(("aarch64", "arm64")):
+            return BASE_VECTOR_BYTES, 32
+        if not triple.startswith("x86_64"):
+            return BASE_VECTOR_BYTES, 16
+        width = vector_bytes(target)
+        return width, 32 if width == 64 else 16
+
+    @staticmethod
+    def _lower(task: SearchTask, steps: Sequence[Step], name: str) -> LoopFunction:
+        return lower(replay(task.dag, steps), name, task.hardware, task.layout, dots=dots_of(task))
+
+    @staticmethod
+    def _write(task: SearchTask, function: LoopFunction) -> KernelText:
+        width = task.hardware.vector_unit_bytes
+        lookups = width >= LOOKUP_BYTES and has_lookups(task.target)
+        return write_kernel(
+            function, width, task.hardware.stack_bytes, function_attributes(width), dots_of(task), lookups
+        )
+
+
+class GpuBackend:
+    """Kernels in PTX for an NVIDIA GPU."""
+
+    stages: tuple[str, ...] = ("loops", "cuda", "llvm", "ptx")
+
+    def describe(self, target: Target) -> tuple[str, str, str]:
+        check_gpu(target)
+        return GPU_TRIPLE, target.arch, ""
+
+    def hardware(self, target: Target, threads: int) -> HardwareParams:  # noqa: ARG002 a GPU has its own number
+        check_gpu(target)
+        most = most_shared_of(target.arch)
+        return replace(CUDA_HARDWARE, max_shared_memory_per_block=most, facts=facts_of(target.arch))
+
+    def complete(self, hardware: HardwareParams, target: Target) -> HardwareParams:
+        given = {field.name: value for field in fields(hardware) if (value := getattr(hardware, field.name))}
+        return replace(self.hardware(target, 1), **given)
+
+    def default_steps(self, dag: ComputeDAG) -> tuple[Step, ...]:
+        return default_gpu_steps(dag)
+
+    def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
+        return build_device_kernel(task, steps, name)
+
+    def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
+        function = lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware)
+        match stage:
+            case "loops":
+                return str(function)
+            case "cuda":
+                return cuda_text(function)
+            case "llvm":
+                return write_device(function)
+            case _:
+                return ptx(function, task.target)
+
+
+_BACKENDS: dict[str, Backend] = {"llvm": CpuBackend(), "cuda": GpuBackend()}
+
+
+def backend_of(target: Target) -> Backend:
+    """The backend of a target's kind."""
+    return _BACKENDS[target.kind]
+
+
+def default_steps_of(task: SearchTask) -> tuple[Step, ...]:
+    """The steps of a task's default schedule."""
+    return backend_of(task.target).default_steps(task.dag)
