@@ -46,7 +46,7 @@ def test_a_job_for_a_fleet_is_for_what_its_device_has(
 
 def test_a_device_of_a_fleet_does_not_time_what_is_for_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked, has, words in (
-        ("cuda", "llvm -mcpu=znver5", "the device here is a processor: it does not time programs for cuda;"),
+        ("cuda", "llvm -mcpu=znver5", "the device here is a CPU: it does not time programs for cuda;"),
         ("llvm", "cuda -arch=sm_90", "the device here is a GPU: it does not time programs for llvm;"),
     ):
         facts = DeviceFacts("there", has, 4, 1 << 20)

@@ -298,8 +298,8 @@ def test_h6_a_wrong_array_is_told_before_anything_is_built() -> None:
 @pytest.mark.parametrize(
     ("target", "has", "words"),
     [
-        ("cuda", "llvm -mcpu=znver5", "is for a GPU, and board is a processor: .*'llvm -mcpu=znver5'"),
-        ("llvm", "cuda -arch=sm_90", "is for a processor, and board is a GPU: .*'cuda -arch=sm_90'"),
+        ("cuda", "llvm -mcpu=znver5", "is for a GPU, and board is a CPU: .*'llvm -mcpu=znver5'"),
+        ("llvm", "cuda -arch=sm_90", "is for a CPU, and board is a GPU: .*'cuda -arch=sm_90'"),
         ("cuda", "cuda -arch=sm_90", "is for this machine, and board is another one: .*'cuda -arch=sm_90'"),
         ("llvm", "llvm -mcpu=znver5", "is for this machine, and board is another one: .*'llvm -mcpu=znver5'"),
         ("cuda -arch=sm_90", "cuda -arch=sm_90", ""),
