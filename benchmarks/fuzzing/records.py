@@ -17,13 +17,14 @@ import numpy as np
 from benchmarks.fuzzing.case import FuzzCase, drawn
 from benchmarks.fuzzing.mutations import (
     Mutate,
+    archive_of,
+    earlier_file,
     mutated_bytes,
     mutated_json,
     mutated_lines,
     mutated_members,
     spliced,
     zip_members,
-    zip_of,
 )
 from retune.compiler import te
 from retune.compiler.cost_model.base import TrainingBatch
@@ -132,16 +133,18 @@ def _batch() -> TrainingBatch:
 
 
 def _lessons() -> list[bytes]:
-    return [lessons_to_bytes([_batch()])]
+    return [lessons_to_bytes([_batch()]), earlier_file("lessons.npz")]
 
 
 def _models() -> list[bytes]:
     model = XGBModel(1, options=XGBOptions(scratch_rounds=4, max_depth=3))
     model.update(_batch())
-    return [model.to_bytes()]
+    return [model.to_bytes(), earlier_file("model.npz")]
 
 
 def _inside(name: str) -> Mutate:
+    if name.endswith(".json"):
+        return mutated_json
     return _mutated_text if name in ("header.npy", "booster.npy") else mutated_bytes
 
 
@@ -154,7 +157,7 @@ def _mutated_text(data: bytes, draw: Random) -> bytes:
 
 
 def _rezipped(data: bytes, draw: Random) -> bytes:
-    return zip_of(mutated_members(zip_members(data), draw, _inside))
+    return archive_of(mutated_members(zip_members(data), draw, _inside))
 
 
 def _load_model(path: Path) -> object:

@@ -1,8 +1,12 @@
-"""Training data of cost models as bytes, and back. Data of another version of the features is refused."""
+"""Training data of cost models as bytes: an archive (`retune.compiler.runtime.archive`), compressed.
+
+    header.json                        the version of the features, the task of every batch, facts of a whole model
+    features0.npy, seconds0.npy, ...   the batches
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -12,7 +16,69 @@ from numpy.typing import NDArray
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.errors import CorruptRecordError, OptionError, StoreError
 from retune.compiler.features import FEATURE_VERSION
-from retune.compiler.runtime.archives import DAMAGE, check_archive, too_large
+from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes, refusing_damage
+from retune.compiler.runtime.archives import check_archive, too_large
+
+_KIND, _VERSION = "training data", 2
+_HEADER, _OLD_HEADER = "header.json", "header.npy"
+
+
+def lessons_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
+    """The batches in one compressed archive."""
+    return archive_of(batches, {}, {})
+
+
+def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
+    """What `lessons_to_bytes` wrote.
+
+    Raises: StoreError when the features are of another version or do not fit into the memory,
+    CorruptRecordError when it is something else.
+    """
+    with refusing_wrong_data("training data"):
+        archive = open_archive(data)
+        return list(batches_in(archive, header_of(archive, "the training data is")))
+
+
+def refusing_wrong_data(what: str) -> AbstractContextManager[None]:
+    """Reading an archive of `what`: raise StoreError or CorruptRecordError for whatever is wrong with it."""
+    return refusing_damage(what, "the data", StoreError, CorruptRecordError)
+
+
+def archive_of(batches: Sequence[TrainingBatch], facts: Mapping[str, object], more: Mapping[str, bytes]) -> bytes:
+    """Batches in one compressed archive, with `facts` in its header and the parts `more`."""
+    header = {"feature_version": FEATURE_VERSION, **facts, "tasks": [batch.task_key for batch in batches]}
+    parts: dict[str, object] = {_HEADER: header, **more}
+    for index, batch in enumerate(batches):
+        parts |= {f"features{index}.npy": batch.features, f"seconds{index}.npy": batch.seconds}
+    return archive_bytes(_KIND, _VERSION, parts, compress=True)
+
+
+def open_archive(data: bytes) -> Archive:
+    """What `archive_of` wrote. Raises: as `Archive`."""
+    return Archive(data, _KIND, _VERSION)
+
+
+def header_of(archive: Archive, what: str) -> Mapping[str, Any]:
+    """The header of an archive, for errors `what` it is.
+
+    Raises: StoreError when the features are of another version; an error of `DAMAGE` when there is none.
+    """
+    text = archive.array(_OLD_HEADER).tobytes() if archive.is_legacy else archive.blob(_HEADER)
+    header: Mapping[str, Any] = json.loads(text)
+    version = header["feature_version"]
+    if version != FEATURE_VERSION:
+        raise StoreError(f"{what} of features of version {version}, this is version {FEATURE_VERSION}; train anew")
+    return header
+
+
+def batches_in(archive: Archive, header: Mapping[str, Any]) -> Iterator[TrainingBatch]:
+    """The batches of an archive. Raises: an error of `DAMAGE` when one is missing or of other types."""
+    for index, task_key in enumerate(header["tasks"]):
+        features, seconds = archive.array(f"features{index}.npy"), archive.array(f"seconds{index}.npy")
+        if not isinstance(task_key, str) or features.dtype != np.float32 or seconds.dtype != np.float64:
+            raise TypeError(f"batch {index} is of {features.dtype} and {seconds.dtype}, for the task {task_key!r}")
+        yield TrainingBatch(task_key, features, seconds)
+
 
 UNREADABLE = (*DAMAGE, OptionError)
 """What reading arrays from bytes may raise when they are none."""
@@ -20,8 +86,8 @@ UNREADABLE = (*DAMAGE, OptionError)
 
 @contextmanager
 def unpacked(data: bytes) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """The arrays of a compressed archive. Raises, also in the block: an error of `UNREADABLE`; StoreError when there is
-    too little memory.
+    """The arrays of an npz file, for the feature cache. Raises, also in the block: an error of `UNREADABLE`; StoreError
+    when there is too little memory.
     """
     try:
         with np.load(BytesIO(data), allow_pickle=False) as arrays:
@@ -31,59 +97,3 @@ def unpacked(data: bytes) -> Iterator[Mapping[str, NDArray[Any]]]:
             yield arrays
     except MemoryError as error:
         raise StoreError(too_large("an archive of arrays", error)) from error
-
-
-def lessons_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
-    """The batches in one compressed archive of arrays."""
-    return archived(batches, {}, {})
-
-
-def lessons_from_bytes(data: bytes) -> list[TrainingBatch]:
-    """What `lessons_to_bytes` wrote.
-
-    Raises: StoreError when the features are of another version or do not fit into the memory,
-    CorruptRecordError when it is something else.
-    """
-    try:
-        with unpacked(data) as arrays:
-            return list(batches_in(arrays, header_of(arrays, "what was learned is")))
-    except UNREADABLE as error:
-        raise CorruptRecordError(f"this is nothing to learn from: {error}") from error
-
-
-def archived(batches: Sequence[TrainingBatch], facts: Mapping[str, object], more: Mapping[str, bytes]) -> bytes:
-    """Batches in one compressed archive of arrays, with `facts` in its header and `more` beside them."""
-    header = {"feature_version": FEATURE_VERSION, **facts, "tasks": [batch.task_key for batch in batches]}
-    texts = {"header": json.dumps(header).encode(), **more}
-    arrays: dict[str, NDArray[Any]] = {name: np.frombuffer(text, dtype=np.uint8) for name, text in texts.items()}
-    for index, batch in enumerate(batches):
-        arrays[f"features{index}"] = batch.features
-        arrays[f"seconds{index}"] = batch.seconds
-    buffer = BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
-
-
-def header_of(arrays: Mapping[str, NDArray[Any]], what: str) -> Mapping[str, Any]:
-    """The header of an archive, for errors `what` it is.
-
-    Raises: StoreError when the features are of another version; an error of `UNREADABLE` when there is none.
-    """
-    header: Mapping[str, Any] = json.loads(arrays["header"].tobytes())
-    version = header["feature_version"]
-    if version != FEATURE_VERSION:
-        raise StoreError(f"{what} of features of version {version}, this is version {FEATURE_VERSION}; train anew")
-    return header
-
-
-def batches_in(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> Iterator[TrainingBatch]:
-    """The batches of an archive. Raises: an error of `UNREADABLE` when one is missing or of other types."""
-    for index, task_key in enumerate(header["tasks"]):
-        yield _batch_in(arrays, index, task_key)
-
-
-def _batch_in(arrays: Mapping[str, NDArray[Any]], index: int, task_key: object) -> TrainingBatch:
-    features, seconds = arrays[f"features{index}"], arrays[f"seconds{index}"]
-    if not isinstance(task_key, str) or features.dtype != np.float32 or seconds.dtype != np.float64:
-        raise TypeError(f"batch {index} is of {features.dtype} and {seconds.dtype}, for the task {task_key!r}")
-    return TrainingBatch(task_key, features, seconds)

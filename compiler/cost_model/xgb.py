@@ -1,4 +1,4 @@
-"""In: measured programs. Out: boosted trees, summed over a program's statements. Always: equal updates, equal trees.
+"""Boosted trees, summed over a program's statements. Equal updates give equal trees.
 
 Work stays proportional to the number of programs measured. An update adds a few trees that are trained on the new
 batch and a bounded sample of what came before (everything, while that is little). The trees are trained anew, on a
@@ -16,17 +16,24 @@ from numpy.typing import NDArray
 
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
-from retune.compiler.cost_model.lessons import UNREADABLE, archived, batches_in, header_of, unpacked
+from retune.compiler.cost_model.lessons import (
+    archive_of,
+    batches_in,
+    header_of,
+    open_archive,
+    refusing_wrong_data,
+)
 from retune.compiler.cost_model.metrics import ModelMetrics, judge
 from retune.compiler.cost_model.random import random_scores
 from retune.compiler.cost_model.saved_trees import check_trees
-from retune.compiler.errors import ArtifactError, CorruptRecordError, OptionError, StoreError
+from retune.compiler.errors import ArtifactError, OptionError, StoreError
 from retune.compiler.features import FEATURE_NAMES
 from retune.compiler.runtime.published import published
 
 if TYPE_CHECKING:  # it loads scipy too, half a second that a command should not pay before its first output
     import xgboost
 
+_TREES, _OLD_TREES = "booster.json", "booster.npy"
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
@@ -254,8 +261,8 @@ class XGBModel:
             "trees": self._trees,
             "trained_on": self._trained_on,
         }
-        trees = {} if self._booster is None else {"booster": bytes(self._booster.save_raw("json"))}
-        return archived(self._history.batches, facts, trees)
+        trees = {} if self._booster is None else {_TREES: bytes(self._booster.save_raw("json"))}
+        return archive_of(self._history.batches, facts, trees)
 
     @classmethod
     def from_bytes(cls, data: bytes, threads: int = 1) -> Self:
@@ -265,24 +272,22 @@ class XGBModel:
         """
         import xgboost
 
-        try:
-            with unpacked(data) as arrays:
-                header = header_of(arrays, "the cost model is")
-                model = cls(_count(header, "seed"), threads, _options_of(header["options"]))
-                model._updates = _count(header, "updates")
-                model._scratch_size = _count(header, "scratch_size")
-                model._trees = _count(header, "trees")
-                model._trained_on = _count(header, "trained_on")
-                for batch in batches_in(arrays, header):
-                    cls._check(batch)
-                    model._history.append(batch)
-                if "booster" in arrays:
-                    trees = arrays["booster"].tobytes()
-                    check_trees(trees, len(FEATURE_NAMES))
-                    model._booster = xgboost.Booster({"nthread": threads})
-                    model._booster.load_model(bytearray(trees))
-        except (*UNREADABLE, xgboost.core.XGBoostError) as error:
-            raise CorruptRecordError(f"this is no cost model: {error}") from error
+        with refusing_wrong_data("cost model"):
+            archive = open_archive(data)
+            header = header_of(archive, "the cost model is")
+            model = cls(_count(header, "seed"), threads, _options_of(header["options"]))
+            model._updates = _count(header, "updates")
+            model._scratch_size = _count(header, "scratch_size")
+            model._trees = _count(header, "trees")
+            model._trained_on = _count(header, "trained_on")
+            for batch in batches_in(archive, header):
+                cls._check(batch)
+                model._history.append(batch)
+            if _TREES in archive or _OLD_TREES in archive:
+                trees = archive.array(_OLD_TREES).tobytes() if archive.is_legacy else archive.blob(_TREES)
+                check_trees(trees, len(FEATURE_NAMES))
+                model._booster = xgboost.Booster({"nthread": threads})
+                model._booster.load_model(bytearray(trees))
         return model
 
     def save(self, path: Path) -> None:

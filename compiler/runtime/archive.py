@@ -157,19 +157,23 @@ def little_endian(array: Array) -> Array:
 
 
 @contextmanager
-def refusing_damage(what: str, source: object, error: type[RetuneError] = ArtifactError) -> Iterator[None]:
-    """Reading `what` from `source`: raise `error`, in one sentence, for whatever is wrong with the file."""
+def refusing_damage(
+    what: str, source: object, error: type[RetuneError] = ArtifactError, damage: type[RetuneError] | None = None
+) -> Iterator[None]:
+    """Reading `what` from `source`: raise `error`, in one sentence, for whatever is wrong with it; `damage` when it is
+    something else or damaged, not of another version or too large.
+    """
     try:
         yield
     except FileNotFoundError as missing:
         raise error(f"no such file: {source}") from missing
-    except RetuneError as wrong:
+    except error as wrong:
         raise error(f"{source}: {wrong}") from wrong
     except MemoryError as wrong:
         reason = f": {wrong}" if str(wrong) else ""
         raise error(f"{source} does not fit into the free memory{reason}") from wrong
-    except DAMAGE as wrong:
-        raise error(f"{source} is no {what}, or is damaged: {type(wrong).__name__}: {wrong}") from wrong
+    except (*DAMAGE, RetuneError) as wrong:
+        raise (damage or error)(f"{source} is no {what}, or is damaged: {type(wrong).__name__}: {wrong}") from wrong
 
 
 class Archive:

@@ -1,11 +1,14 @@
 """Files that an earlier version of Retune wrote (`version1`) are read, and what is in them runs."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from retune.compiler import vm
+from retune.compiler.cost_model import lessons
+from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.params import load_param_dict_from_file
@@ -76,3 +79,17 @@ def test_parameters_of_an_earlier_version_are_read() -> None:
     assert found["b"].dtype == np.dtype(BFLOAT16)
     assert found["b"].tolist() == [1.5, -2]
     assert found["s"] == 2.5
+
+
+def test_training_data_and_models_of_an_earlier_version_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with np.load(FILES / "lessons.npz") as arrays:
+        monkeypatch.setattr(lessons, "FEATURE_VERSION", json.loads(arrays["header"].tobytes())["feature_version"])
+        features, seconds = arrays["features0"], arrays["seconds0"]
+    (batch,) = lessons.lessons_from_bytes((FILES / "lessons.npz").read_bytes())
+    assert batch.task_key == "task"
+    np.testing.assert_array_equal(batch.features, features)
+    np.testing.assert_array_equal(batch.seconds, seconds)
+    model = XGBModel.load(FILES / "model.npz")
+    assert len(set(model.predict(features))) > 1
+    again = XGBModel.from_bytes(model.to_bytes())
+    np.testing.assert_array_equal(again.predict(features), model.predict(features))

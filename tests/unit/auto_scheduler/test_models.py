@@ -67,7 +67,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot read the cost model"):
         model.load(tmp_path / "none")
     (tmp_path / "text").write_text("no model", encoding="utf-8")
-    with pytest.raises(CorruptRecordError, match="this is no cost model"):
+    with pytest.raises(CorruptRecordError, match="the data is no cost model, or is damaged"):
         model.load(tmp_path / "text")
     with pytest.raises(StoreError, match="not saved"):
         model.save(tmp_path / "text" / "model")
