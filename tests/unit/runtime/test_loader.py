@@ -5,13 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from retune.compiler.errors import ArtifactError
 from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.runtime import openmp
+from retune.compiler.runtime import loader, openmp
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import Buffer, load_kernels
@@ -88,6 +89,31 @@ def test_damaged_code_and_missing_symbols_raise_and_do_not_end_the_process() -> 
         load_kernels([artifact("unknown symbol")])
     with pytest.raises(ArtifactError, match="cannot be loaded"):
         load_kernels([replace(artifact("good"), name="absent")])
+
+
+def test_kernels_that_are_loaded_together_are_one_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    linked: list[str] = []
+    link = loader._linked
+
+    def counted(builder: Any, name: str) -> Any:
+        linked.append(name)
+        return link(builder, name)
+
+    monkeypatch.setattr(loader, "_linked", counted)
+    kernels = load_kernels([artifact("good", f"k{number}") for number in range(4)])
+    assert len(linked) == 1
+    a, b = _buffers()
+    for kernel in kernels.values():
+        b.fill(np.nan)
+        kernel.bind([a, b], threads=1)()
+        assert np.array_equal(b, 2 * a)
+
+
+def test_a_damaged_kernel_among_others_is_named() -> None:
+    good = [artifact("good", f"k{number}") for number in range(3)]
+    bad = replace(good[1], object_code=good[1].object_code[: len(good[1].object_code) // 2])
+    with pytest.raises(ArtifactError, match=r"kernel k1 .* cannot be loaded"):
+        load_kernels([good[0], bad, good[2]])
 
 
 def test_unfit_buffers_are_refused() -> None:
