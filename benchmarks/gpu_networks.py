@@ -15,9 +15,9 @@ from benchmarks.gpu_turns import Makers
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.compile_network import KnownProgram, compile_graph
 from retune.compiler.driver.extract import ExtractedNetwork
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
-from retune.compiler.executor.placement import GPU_PLACE
-from retune.compiler.executor.stores import CudaStore
+from retune.compiler.executor.cuda_memory import CudaMemory
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.placement import FIRST_GPU
 from retune.compiler.runtime.cuda_driver import Driver
 from retune.compiler.runtime.cuda_program import Stopwatch
 
@@ -33,12 +33,12 @@ class OurNetwork:
         best: Mapping[str, KnownProgram],
         inputs: Mapping[str, NDArray[Any]],
     ) -> None:
-        store = CudaStore(driver, number)
+        store = CudaMemory(driver, number)
         compiled = compile_graph(network.graph, network.target, best, cut=network.partition)
         self.coverage = compiled.coverage
-        self._executor = HeterogeneousExecutor(compiled, [store])
+        self._executor = GraphExecutor(compiled, memories=[store])
         self._executor.run(**{name: np.asarray(array) for name, array in inputs.items()})
-        calls = self._executor.calls_on(GPU_PLACE)
+        calls = self._executor.calls_on(FIRST_GPU)
 
         def run() -> None:
             for call in calls:

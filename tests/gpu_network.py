@@ -9,10 +9,10 @@ import numpy as np
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.compile_network import BuildRequest, KnownProgram, compile_graph
 from retune.compiler.errors import LoweringError
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.cuda_memory import CudaMemory
+from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from retune.compiler.executor.stores import CudaStore
 from retune.compiler.graph.ir import Graph
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
@@ -71,6 +71,6 @@ def compiled_for_gpu(
 
 def run_on_gpu(network: CompiledNetwork, driver: DriverDouble, inputs: Mapping[str, Array]) -> list[Array]:
     """The outputs of a network, of which all kernels for a GPU are executed thread by thread."""
-    executor = HeterogeneousExecutor(network, [CudaStore(driver)])
+    executor = GraphExecutor(network, memories=[CudaMemory(driver)])
     executor.run(**inputs)
     return [executor.get_output(index) for index in range(executor.get_num_outputs())]

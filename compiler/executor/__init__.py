@@ -1,10 +1,8 @@
-"""In: a compiled network, which is plain data. Out: its outputs for given inputs.
+"""Runs compiled networks, which are plain data: needs the runtime only, no compiler pass."""
 
-Always: needs the runtime only, no compiler pass.
-"""
-
-from retune.compiler.executor.graph_executor import CallTime, GraphExecutor
+from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork, Coverage
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
+from retune.compiler.executor.timed_executor import CallTime
 
 __all__ = ["BufferKind", "BufferSpec", "Call", "CallTime", "CompiledNetwork", "Coverage", "GraphExecutor", "Plan"]

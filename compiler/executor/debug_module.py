@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any
 
 from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.argument_checks import copy_to
 from retune.compiler.executor.debug_report import NodeTime, Report, make_report, time_table, trace_json
-from retune.compiler.executor.given import copied
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.graph_json import NOP, GraphJson
 from retune.compiler.executor.graph_module import Devices, FunctionTable, GraphModule, create_executor
@@ -203,7 +203,7 @@ class GraphModuleDebug(GraphModule):
         with self.module.lock:
             for number in range(last + 1):
                 self.execute_node(number)
-            return copied(self.module.value(entry), spec, out, "the array for the value")
+            return copy_to(out, self.module.value(entry), spec, "the array for the value")
 
     def profile(self, collectors: Sequence[object] | None = None, **input_dict: Array) -> Report:
         """Time every node of one run, after three that are not timed. There are no `collectors` of further metrics.
@@ -238,15 +238,15 @@ class GraphModuleDebug(GraphModule):
         place = self._calls.get(number)
         if place is None:
             return BenchmarkResult((0.0,) * evaluator.repeat)
-        self.module.bring(place)
-        return evaluator(self.module.alone(place))
+        self.module.stage_inputs(place)
+        return evaluator(self.module.single_call(place))
 
     def _once(self, number: int) -> float:
         """Seconds of one call of a node; 0 for one that computes nothing."""
         if number not in self._calls:
             return 0.0
-        self.module.bring(self._calls[number])
-        call = self.module.alone(self._calls[number])
+        self.module.stage_inputs(self._calls[number])
+        call = self.module.single_call(self._calls[number])
         start = time.perf_counter_ns()
         call()
         return (time.perf_counter_ns() - start) / 1e9

@@ -1,16 +1,12 @@
-"""In: a compiled network, and devices. Out: what runs it there, on the processor or also on GPUs of this machine.
-
-Always: CUDA is asked for only by a network that has kernels for a GPU.
-"""
+"""Makes the executor of a network on devices of this machine: it has a memory on the CPU and on each GPU."""
 
 from collections.abc import Mapping, Sequence
 
 from retune.compiler.errors import DeviceError, OptionError
-from retune.compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
-from retune.compiler.executor.host_call import HostFunction
-from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.stores import CudaStore
+from retune.compiler.executor.cuda_memory import CudaMemory
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.host_function import HostFunction
+from retune.compiler.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.gpu_facts import runs_code
 from retune.compiler.runtime.cuda import driver
 from retune.compiler.runtime.cuda_driver import GpuDevice
@@ -19,43 +15,28 @@ from retune.compiler.runtime.loader import Kernel
 from retune.compiler.target import Target
 
 
-def uses_gpu(network: CompiledNetwork) -> bool:
-    """Whether some of its kernels run on a GPU."""
-    return gpu_count(network) > 0
-
-
-def gpu_count(network: CompiledNetwork) -> int:
-    """How many GPUs it runs on."""
-    return max((call.device for call in network.plan.calls), default=0)
-
-
-def executor_of(network: CompiledNetwork, threads: int) -> GraphExecutor:
-    """An executor of a network, on so many threads of the processor and as many GPUs as it needs, from number 0 on.
-
-    Raises: ArtifactError when the network is inconsistent or made for another machine; DeviceError when it needs a GPU
-    and there is none, or another one; OptionError when `threads` is none that can be started.
-    """
-    return executor_on(network, [cpu(), *map(cuda, range(gpu_count(network)))], threads)
-
-
-def executor_on(
+def executor_of(
     network: CompiledNetwork,
-    devices: Sequence[Device],
-    threads: int,
+    threads: int = 1,
+    devices: Sequence[Device] | None = None,
     kernels: Mapping[str, Kernel] | None = None,
     functions: Mapping[str, HostFunction] | None = None,
 ) -> GraphExecutor:
-    """An executor of a network on devices: the GPUs among them are devices 1, 2, … of its plan, in this order; the
-    processor is always there. `kernels` are those for the processor when they are loaded already.
+    """An executor of a network, on so many threads of the CPU. The GPUs among `devices` are devices 1, 2, ... of its
+    plan, in this order; by default these are as many GPUs as it needs, from number 0 on. The CPU is always there.
 
-    Raises: as `executor_of`; OptionError when the network runs on more GPUs than are given, or fewer.
+    CUDA is asked for only by a network that has kernels for a GPU.
+    Raises: as `GraphExecutor`; OptionError when the network runs on more GPUs than are given, or fewer; DeviceError
+    when it needs a GPU and there is none, or another one.
     """
+    require_network(network)
+    need = gpu_count(network)
+    if devices is None:
+        devices = [cuda(number) for number in range(need)]
     gpus = [device for device in devices if is_gpu(device)]
     for device in devices:
         if not is_gpu(device) and not same_device(device, cpu()):
             raise OptionError(f"networks run on cpu(0) and on GPUs such as cuda(0), not on {device}")
-    require_network(network)
-    need = gpu_count(network)
     if len(gpus) != need:
         given = ", ".join(map(str, gpus)) or "no GPU"
         what_to_do = {0: 'run it on cpu(0), or compile it for "cuda"', 1: "name it, such as cuda(0)"}.get(
@@ -68,14 +49,31 @@ def executor_on(
     if not gpus:
         return GraphExecutor(network, threads, kernels, functions)
     cuda_driver = driver()
-    for here in gpus_of(gpus):
-        check_gpu(network, here)
-    stores = [CudaStore(cuda_driver, device.device_id) for device in gpus]
-    return HeterogeneousExecutor(network, stores, threads, kernels, functions, replay=True)
+    for gpu in gpus_of(gpus):
+        check_gpu(network, gpu)
+    memories = [CudaMemory(cuda_driver, device.device_id, graphs=True) for device in gpus]
+    return GraphExecutor(network, threads, kernels, functions, memories)
+
+
+def executor_on(
+    network: CompiledNetwork, devices: Sequence[Device], threads: int, kernels: Mapping[str, Kernel]
+) -> GraphExecutor:
+    """`executor_of` for the virtual machine."""
+    return executor_of(network, threads, devices, kernels)
+
+
+def uses_gpu(network: CompiledNetwork) -> bool:
+    """Whether some of its kernels run on a GPU."""
+    return gpu_count(network) > 0
+
+
+def gpu_count(network: CompiledNetwork) -> int:
+    """How many GPUs it runs on."""
+    return max((call.device for call in network.plan.calls), default=0)
 
 
 def check_gpu(network: CompiledNetwork, here: GpuDevice) -> None:
-    """See that a GPU can run the network's kernels. Raises: DeviceError."""
+    """Check that a GPU can run the network's kernels. Raises: DeviceError."""
     for kernel in network.kernels:
         if kernel.device is None:
             continue
@@ -97,4 +95,4 @@ def gpus_of(devices: Sequence[Device]) -> tuple[GpuDevice, ...]:
 
 
 def _gpus(count: int) -> str:
-    return {0: "the processor alone", 1: "one GPU"}.get(count, f"{count} GPUs")
+    return {0: "the CPU alone", 1: "one GPU"}.get(count, f"{count} GPUs")

@@ -1,70 +1,45 @@
-"""An executor of a compiled network.
+"""The executor of a compiled network.
 
-It allocates and binds everything when it is made; a run is a loop over bound kernels and allocates nothing.
+It allocates and binds everything when it is made; a run is a loop over bound calls, and copies between devices, and
+allocates nothing.
 """
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from inspect import signature
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import NoReturn, cast
 
 import numpy as np
 
 from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.argument_checks import check_fit, copy_to, parameter_names, position_of
 from retune.compiler.executor.claims import Claims
-from retune.compiler.executor.given import copied, number_as, parameter_names, place_of
-from retune.compiler.executor.host_call import DeviceCall, HostCall, HostFunction
-from retune.compiler.executor.memory import Memory, MemoryUse, check_fit
-from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.device_copies import DeviceCopies
+from retune.compiler.executor.host_function import HostFunction
+from retune.compiler.executor.host_memory import HostMemory, missing_kernel
+from retune.compiler.executor.memory import DeviceMemory, MemoryUse
+from retune.compiler.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.executor.params import load_param_dict
-from retune.compiler.executor.plan import READ_ONLY, Call
-from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.executor.placement import HOST, Copy, Run, place_copies
+from retune.compiler.executor.plan import READ_ONLY, Plan
+from retune.compiler.executor.timed_executor import TimedExecutor
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.buffers import aligned_array
-from retune.compiler.runtime.device import AnyArray, Device, cpu, device_of, on_gpu, same_device
-from retune.compiler.runtime.loader import BoundKernel, Kernel, load_kernels
+from retune.compiler.runtime.device import AnyArray, Device, device_of, on_gpu, same_device
+from retune.compiler.runtime.loader import Kernel, load_kernels
 from retune.compiler.runtime.locks import add_lock
-from retune.compiler.runtime.processor import check_processor
-from retune.compiler.runtime.sequence import KernelSequence
-from retune.compiler.runtime.timed_functions import TimedFunctions
-from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
-
-_FUNCTIONS = (
-    "set_input",
-    "set_input_zero_copy",
-    "set_output_zero_copy",
-    "run",
-    "get_output",
-    "get_input",
-    "get_num_outputs",
-    "get_num_inputs",
-    "get_input_index",
-    "get_input_info",
-    "load_params",
-    "share_params",
-)
-"""The functions of an executor as a module."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTime:
-    """Time of one kernel call within a run: `seconds` is the median."""
-
-    kernel: str
-    label: str
-    seconds: float
-
-
-class GraphExecutor(TimedFunctions):
-    """Runs a compiled network. Threads may share one if each holds a lock of theirs from `set_input` to `get_output`;
-    without it the executor raises where a thread would use what another one has set or computed.
+class GraphExecutor(TimedExecutor):
+    """Runs a compiled network on the CPU, and on further devices where its calls name some. Threads may share an
+    executor if each holds a common lock from `set_input` to `get_output`; without it the executor raises where a
+    thread would use what another one has set or computed.
 
     executor = GraphExecutor(CompiledNetwork.load("resnet18.retune"), threads=2)
     executor.run(image=array)
     scores = executor.get_output(0)
+
+    An array may be of NumPy or, by DLPack, of another library; one of a network's GPU may lie there.
     """
 
     lock: threading.RLock
@@ -75,96 +50,83 @@ class GraphExecutor(TimedFunctions):
         threads: int = 1,
         kernels: Mapping[str, Kernel] | None = None,
         functions: Mapping[str, HostFunction] | None = None,
+        memories: Sequence[DeviceMemory] = (),
     ) -> None:
-        """Load the kernels and allocate all memory.
+        """Load the kernels, allocate all memory and bind all calls.
 
-        `kernels` are those of the network when they are loaded already. `functions` are Python functions that the plan
-        calls beside kernels: they get the inputs of a call, read-only, and then the outputs to fill.
-        Raises: ArtifactError when the network is inconsistent or made for another machine; OptionError when it is none,
-        or `threads` is none that can be started.
+        `kernels` are those of the network for the CPU when they are loaded already. `functions` are Python functions
+        that the plan calls beside kernels: they get the inputs of a call, read-only, and then the outputs to fill.
+        `memories` are those of the devices 1, 2, ... of the plan, such as `CudaMemory`; constants are copied there.
+        Raises: ArtifactError when the network is inconsistent, made for another machine, or names a device without a
+        memory; OptionError when it is none, `threads` is none that can be started, or a memory is that of another
+        executor; DeviceError.
         """
         require_network(network)
-        if not is_thread_count(threads):
-            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
-        for given in (kernels, functions):
-            if given is not None and not isinstance(given, Mapping):
-                raise OptionError(f"kernels and functions are given by their names, not as {given!r:.80}")
+        if not isinstance(memories, Sequence) or not all(hasattr(memory, "capture") for memory in memories):
+            raise OptionError(f"a list of memories is needed, such as CudaMemory, one a device, not {memories!r:.80}")
+        if functions is not None and not isinstance(functions, Mapping):
+            raise OptionError(f"functions are given by their names, not as {functions!r:.80}")
         functions = functions or {}
         network.verify(functions)
         check_machine(network)
+        _check_devices(network.plan, functions, len(memories))
+        if kernels is None:
+            kernels = load_kernels([kernel for kernel in network.kernels if kernel.device is None])
         plan = network.plan
         self.network = network
         self.threads = threads
-        self._memory = Memory(plan, network.constants)
-        here = [kernel for kernel in network.kernels if kernel.device is None]
-        self._workspace = max((kernel.workspace_bytes for kernel in here), default=0)
-        self._calls = self._bind(load_kernels(here) if kernels is None else kernels, functions)
-        self._memory.follow(self._calls)
+        self.placed = place_copies(plan, {kernel.name: kernel for kernel in network.kernels}, functions)
+        self._host = HostMemory(threads, kernels)
+        self._memories: tuple[DeviceMemory, ...] = (self._host, *memories)
+        for device, memory in enumerate(self._memories):
+            memory.open(plan, network.constants, self.placed.used(plan, device))
+        self._copies = DeviceCopies(plan, self.placed, self._host, self._memories)
+        self._calls = self._bind(functions)
         self._steps = self._in_order(self._calls)
         self._input_specs = [plan.buffers[number] for number in plan.inputs]
         self._output_specs = [plan.buffers[number] for number in plan.outputs]
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
+        self._output_index = {spec.name: place for place, spec in reversed(list(enumerate(self._output_specs)))}
         self._settable = parameter_names(plan)
         self._loaded: set[str] = set()
         self._lent: dict[int, int] = {}
-        """Which output has an array of the caller's, by the buffer that owns its memory."""
+        """Which output has an array of the caller, by the buffer that owns its memory."""
+        self._has_devices = bool(memories)
         add_lock(self)
         self._claims = Claims(len(plan.outputs))
 
-    def _bind(
-        self, kernels: Mapping[str, Kernel], functions: Mapping[str, HostFunction]
-    ) -> tuple[BoundKernel | HostCall | DeviceCall, ...]:
-        workspace = aligned_array((self._workspace,), "uint8") if self._workspace else 0
+    def _bind(self, functions: Mapping[str, HostFunction]) -> tuple[Callable[[], object], ...]:
         plan = self.network.plan
+        artifacts = {kernel.name: kernel for kernel in self.network.kernels}
         known = {number for number, spec in enumerate(plan.buffers) if spec.kind in READ_ONLY}
-        bound: list[BoundKernel | HostCall | DeviceCall] = []
+        bound: list[Callable[[], object]] = []
         for call in plan.calls:
-            arrays = [self._memory[number] for number in call.buffers]
             roots = [plan.buffers[number].storage for number in call.buffers]
-            if call.device:
-                bound.append(self._elsewhere(call))
-            elif call.kernel in kernels:
-                bound.append(kernels[call.kernel].bind([*arrays, workspace], self.threads))
+            if call.kernel in artifacts:
+                bound.append(self._memories[call.device].bind(artifacts[call.kernel], call.buffers))
             elif call.kernel in functions:  # what nothing has written yet is what the function writes
-                bound.append(HostCall(functions[call.kernel], arrays, sum(root in known for root in roots)))
+                inputs = sum(root in known for root in roots)
+                bound.append(self._host.bind_function(functions[call.kernel], call.buffers, inputs))
             else:
-                raise ArtifactError(self._homeless(call))
+                raise ArtifactError(missing_kernel(plan, call.kernel))
             known.update(roots)
         return tuple(bound)
 
-    def _elsewhere(self, call: Call) -> DeviceCall:
-        """The call, bound on the device that it runs on."""
-        raise ArtifactError(
-            f"network {self.network.plan.name} also runs on another device than the processor, in its call of "
-            f"{call.kernel}: retune.compiler.executor.executors.executor_of runs it"
-        )
-
-    def _homeless(self, call: Call) -> str:
-        """Why no kernel was given for a call on the processor."""
-        plan = self.network.plan.name
-        for kernel in self.network.kernels:
-            if kernel.name == call.kernel and kernel.device is not None:
-                return f"plan {plan}: {call.kernel} is code for {kernel.target}, not for a processor"
-        return f"plan {plan}: no kernel {call.kernel!r} is given"
-
-    def _in_order(self, calls: Sequence[BoundKernel | HostCall | DeviceCall]) -> tuple[Callable[[], object], ...]:
-        """What a run does, one after the other."""
-        return joined(calls)
-
-    def _changed(self, number: int) -> None:
-        """An input or a constant was set: whoever has copies of it brings them up to date."""
-
-    def _held(self, number: int) -> Array:
-        """What an input or output holds, in memory of the executor's or a copy of it."""
-        return self._memory[number]
+    def _in_order(self, calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
+        """The steps of a run: calls of one device that follow each other as one, and the copies between them."""
+        steps: list[Callable[[], object]] = []
+        for device, group in groupby(self.placed.steps, key=_device_of_step):
+            made = [calls[step.call] if isinstance(step, Run) else self._copies.step(step) for step in group]
+            steps += made if device is None else self._memories[device].capture(made)
+        return (*steps, *self._copies.finish)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What it runs on; the processor comes first."""
-        return (cpu(),)
+        """What it runs on; the CPU comes first."""
+        return tuple(memory.device for memory in self._memories)
 
     def check_device(self, where: Device) -> None:
-        """See that this runs on a device. Raises: OptionError."""
+        """Check that this runs on a device. Raises: OptionError."""
         if not any(same_device(where, device) for device in self.devices):
             here = " and ".join(map(str, self.devices))
             raise OptionError(f"network {self.network.plan.name} runs on {here}, not on {where}")
@@ -175,21 +137,12 @@ class GraphExecutor(TimedFunctions):
             "CompiledNetwork, executor.network"
         )
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        """The method of that name, as modules of functions give theirs.
-
-        Raises: AttributeError when there is none.
-        """
-        if not isinstance(name, str) or name not in _FUNCTIONS:
-            raise AttributeError(f"a graph executor has no function {name!r}; it has {', '.join(_FUNCTIONS)}")
-        method: Callable[..., Any] = getattr(self, name)
-        return method
-
     def set_input(self, key: str | int | None = None, value: AnyArray | None = None, /, **inputs: AnyArray) -> None:
         """Copy `value` into the input `key` (name or index), and every other named array into the input of its name. An
-        input without dimensions may be given as a number.
+        input without dimensions may be given as a number; an array on a GPU goes to the input if that GPU alone reads
+        it.
 
-        Raises: OptionError when there is no such input, or an array has another shape or dtype.
+        Raises: OptionError when there is no such input, or an array has another shape or dtype or lies elsewhere.
         """
         if key is None and value is not None:
             raise OptionError("no input given for the value: name it, or give its number")
@@ -202,93 +155,112 @@ class GraphExecutor(TimedFunctions):
                 self._set(self._place(name), array)
 
     def _set(self, place: int, value: AnyArray) -> None:
-        self._copy_input(place, value)
-        self._claims.note_set(self.network.plan.inputs[place], self._input_specs[place].name)
+        spec = self._input_specs[place]
+        if type(value) is np.ndarray or not on_gpu(value):
+            self._host.copy_in(spec, value, "input")
+            if self._has_devices:
+                self._copies.mark_written(spec.storage)
+        else:
+            self._copies.reader(spec.storage, value).copy_in(spec, value, "input")
+            self._copies.mark_resident(spec.storage)
+        self._claims.note_set(spec.storage, spec.name)
 
     def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
-        """Read the input from `value` in coming runs, in place, until it is set again.
+        """Read the input from `value` in coming runs, in place, until it is set again. An array on a GPU is read there;
+        one of the CPU that a GPU reads is copied to it in every run. What fills the array must be done when a run
+        begins.
 
-        Raises: OptionError when there is no such input, or the array does not fit, see `Memory.exchange`.
+        Raises: OptionError when there is no such input, or the array does not fit, see `HostMemory.borrow`, or lies on
+        a GPU and the input is read elsewhere.
         """
-        number = self.network.plan.inputs[self._place(key)]
+        spec = self._input_specs[self._place(key)]
         with self.lock:
-            self._read_from(number, value)
-            self._claims.note_set(number, self.network.plan.buffers[number].name)
-
-    def _read_from(self, number: int, value: AnyArray) -> None:
-        """Have an input read from the caller's array from now on."""
-        self._memory.exchange(number, value, "input")
+            if on_gpu(value):
+                self._copies.reader(spec.storage, value).borrow(spec, value, "input")
+                self._copies.mark_resident(spec.storage)
+            else:
+                self._host.borrow(spec, value, "input")
+                self._copies.mark_borrowed(spec.storage)
+            self._claims.note_set(spec.storage, spec.name)
 
     def set_output_zero_copy(self, key: str | int, value: AnyArray) -> None:
-        """Write the output into `value` in coming runs, in place.
+        """Write the output into `value` in coming runs, in place. Where it lies on the GPU that computes the output,
+        nothing is copied, nor to the CPU.
 
         Raises: OptionError when there is no such output, it is an input or a constant that is passed through, it shows
-        the memory of another output that has an array of the caller's already, or the array does not fit, see
-        `Memory.exchange`.
+        the memory of another output that has an array of the caller already, or the array does not fit, see
+        `HostMemory.borrow`, or lies on another GPU.
         """
         plan, place = self.network.plan, self._output_place(key)
-        root = plan.root(plan.outputs[place])
+        spec = self._output_specs[place]
+        root = plan.buffers[spec.storage]
         if root.kind in READ_ONLY:
             raise OptionError(f"the output {key!r} is {root.name} itself, which the network does not write")
-        first = self._lent.get(root.storage, place)
+        first = self._lent.get(spec.storage, place)
         if first != place:
             same = plan.outputs[first] == plan.outputs[place]
             shown = f"output {first}" if same else self._output_specs[first].name
             raise OptionError(
-                f"the array for the output {self._output_specs[place].name}: it shows the memory of {shown}, which is "
-                "in an array of the caller already; read it with get_output"
+                f"the array for the output {spec.name}: it shows the memory of {shown}, which is in an array of the "
+                "caller already; read it with get_output"
             )
         with self.lock:
-            self._write_to(place, value)
-            self._lent[root.storage] = place
-            self._claims.note_set(plan.outputs[place], self._output_specs[place].name)
+            if on_gpu(value):
+                self._writer(place, value).borrow(spec, value, "the array for the output")
+                self._host.release_borrow(spec.storage)  # nothing writes any more to the array that was given before
+                self._copies.mark_output_resident(spec.storage)
+            else:
+                self._host.borrow(spec, value, "the array for the output")
+                self._copies.mark_output_on_host(spec.storage)
+            self._lent[spec.storage] = place
+            self._claims.note_set(plan.outputs[place], spec.name)
 
-    def _write_to(self, place: int, value: AnyArray) -> None:
-        """Have an output written into the caller's array from now on."""
-        self._memory.exchange(self.network.plan.outputs[place], value, "the array for the output")
+    def _writer(self, place: int, value: AnyArray) -> DeviceMemory:
+        """The memory of the GPU that computes an output, on which the array must lie. Raises: OptionError."""
+        spec = self._output_specs[place]
+        memory = self._copies.home(spec.storage)
+        if memory is self._host or device_of(value) != memory.device:
+            lies = device_of(value)
+            raise OptionError(f"the output {spec.name} is computed on {memory.device}; the array lies on {lies}")
+        return memory
 
     def run(self, /, **inputs: AnyArray) -> None:
         """Set the given inputs and compute all outputs.
 
-        Raises: OptionError as `set_input` does, and when another thread has replaced an input that this one had set.
+        Raises: OptionError as `set_input` does, and when another thread has replaced an input that this one had set;
+        DeviceError.
         """
         with self.lock:
             if inputs:
                 self.set_input(**inputs)
             self._claims.take_inputs()
             self._claims.note_run()
-            self._compute()
-
-    def _compute(self) -> None:
-        """Take all steps of a run."""
-        for step in self._steps:
-            step()
+            for step in self._steps:
+                step()
 
     def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
-        """A copy of an output, by index or name, in `out` when given.
+        """A copy of an output, by index or name, in `out` when given, which may lie on the GPU that computes it.
 
-        Raises: OptionError when there is no such output, `out` has another shape or dtype, or another thread's run has
-        replaced what this one had computed.
+        Raises: OptionError when there is no such output, `out` has another shape or dtype or lies elsewhere, or another
+        thread's run has replaced what this one had computed; DeviceError.
         """
         place = self._output_place(index)
+        spec = self._output_specs[place]
         with self.lock:
             self._claims.note_read(place)
-            return self._fetch(place, out)
-
-    def _fetch(self, place: int, out: AnyArray | None) -> Array:
-        """A copy of an output, in `out` when given."""
-        spec = self._output_specs[place]
-        return copied(self._held(self.network.plan.outputs[place]), spec, out, "the array for the output")
+            if out is not None and type(out) is not np.ndarray and on_gpu(out):
+                self._writer(place, out).copy_out(spec, out, "the array for the output")
+                return cast("Array", out)
+            return copy_to(out, self._copies.value(self.network.plan.outputs[place]), spec, "the array for the output")
 
     def get_input(self, index: int | str, out: Array | None = None) -> Array:
         """A copy of what an input holds now, in `out` when given.
 
         Raises: OptionError when there is no such input, or `out` has another shape or dtype.
         """
-        place = self._place(index)
+        spec = self._input_specs[self._place(index)]
         with self.lock:
-            source = self._held(self.network.plan.inputs[place])
-            return copied(source, self._input_specs[place], out, "the array for the input")
+            return copy_to(out, self._copies.value(spec.storage), spec, "the array for the input")
 
     def get_num_inputs(self) -> int:
         """How many inputs the network has; constants are not counted."""
@@ -316,19 +288,20 @@ class GraphExecutor(TimedFunctions):
 
     def load_params(self, params_bytes: bytes | bytearray) -> None:
         """Copy parameters from what `save_param_dict` wrote into the inputs and constants of their names; a constant is
-        given as its kernel reads it, see `graph_of`. Names that the network does not have are skipped.
+        given as its kernel reads it, see `export_graph`. Names that the network does not have are skipped.
 
         Raises: ArtifactError when the bytes are damaged; OptionError when an array has another shape or dtype. Then
         nothing has been changed.
         """
+        buffers = self.network.plan.buffers
         found = self._known(load_param_dict(params_bytes))
         for number, array in found.items():
-            check_fit(array, self.network.plan.buffers[number], "parameter")
+            check_fit(array, buffers[number], "parameter")
         with self.lock:
             for number, array in found.items():
-                np.copyto(self._memory.own(number), array)
-                self._changed(number)
-                self._loaded.add(self.network.plan.buffers[number].name)
+                self._host.copy_in(buffers[number], array, "parameter")
+                self._copies.mark_written(number)
+                self._loaded.add(buffers[number].name)
 
     def share_params(self, other: "GraphExecutor", params_bytes: bytes | bytearray) -> None:
         """Read the parameters named in `params_bytes` from the memory of `other`, which may go away then.
@@ -338,19 +311,19 @@ class GraphExecutor(TimedFunctions):
         """
         if not isinstance(other, GraphExecutor):
             raise OptionError(f"parameters are shared with another executor, not {other!r:.80}")
+        buffers = self.network.plan.buffers
         found = {}
         for number in self._known(load_param_dict(params_bytes)):
-            spec = self.network.plan.buffers[number]
-            theirs = other._settable.get(spec.name)
+            theirs = other._settable.get(buffers[number].name)
             if theirs is None:
-                raise OptionError(f"the other executor has no parameter {spec.name} to share")
-            found[number] = other._held(theirs)
-            check_fit(found[number], spec, "parameter")
+                raise OptionError(f"the other executor has no parameter {buffers[number].name} to share")
+            found[number] = other._copies.value(theirs)
+            check_fit(found[number], buffers[number], "parameter")
         with self.lock:
             for number, array in found.items():
-                self._memory.exchange(number, array, "parameter")
-                self._changed(number)
-                self._loaded.add(self.network.plan.buffers[number].name)
+                self._host.borrow(buffers[number], array, "parameter")
+                self._copies.mark_written(number)
+                self._loaded.add(buffers[number].name)
 
     def _known(self, params: Mapping[str, Array]) -> dict[int, Array]:
         return {self._settable[name]: array for name, array in params.items() if name in self._settable}
@@ -361,149 +334,89 @@ class GraphExecutor(TimedFunctions):
         Raises: OptionError when there is no such call; what the function called raises.
         """
         with self.lock:
-            self.bring(index)
-            self.alone(index)()
+            self.stage_inputs(index)
+            self.single_call(index)()
 
-    def bring(self, index: int) -> None:
-        """See that a call that is made out of turn finds what it reads: the processor has all of it already.
+    def stage_inputs(self, index: int) -> None:
+        """Copy what a call reads to its device, from where it was written last, so that it can be made alone.
 
         Raises: OptionError when there is no such call.
         """
-        self._call(index)
+        self._copies.stage_inputs(self._call_place(index))
 
-    def alone(self, index: int) -> Callable[[], object]:
-        """The call of that number, done when it returns, to be timed: it comes after `bring`. Raises: as `bring`."""
-        return self._call(index)
+    def single_call(self, index: int) -> Callable[[], object]:
+        """The call of that number, done when it returns, to be timed after `stage_inputs`. Raises: as that."""
+        place = self._call_place(index)
+        call, device = self._calls[place], self.network.plan.calls[place].device
+        return call if device == HOST else _waiting(call, self._memories[device].wait)
 
-    def _call(self, index: int) -> BoundKernel | HostCall | DeviceCall:
-        place = place_of(index, {})
+    def calls_on(self, device: int) -> tuple[Callable[[], object], ...]:
+        """The calls of a run that a device makes, in order, without the copies that they need.
+
+        Raises: OptionError when there is no such device.
+        """
+        if not isinstance(device, int) or not 0 <= device < len(self._memories):
+            raise OptionError(f"there is no device {device!r:.80}; the last is number {len(self._memories) - 1}")
+        pairs = zip(self.network.plan.calls, self._calls, strict=True)
+        return tuple(bound for call, bound in pairs if call.device == device)
+
+    def _call_place(self, index: int) -> int:
+        place = position_of(index, {})
         if not 0 <= place < len(self._calls):
             raise OptionError(f"there is no call {index!r:.80}; the plan has {len(self._calls)}")
-        return self._calls[place]
+        return place
 
     def value(self, number: int) -> Array:
-        """The array of a buffer of the plan, not a copy: another call may write over it.
+        """What a buffer of the plan holds where it was written last: the array itself, which another call may write
+        over, or a copy of what is on another device.
 
         Raises: OptionError when there is no such buffer.
         """
-        place, count = place_of(number, {}), len(self.network.plan.buffers)
+        place, count = position_of(number, {}), len(self.network.plan.buffers)
         if not 0 <= place < count:
             raise OptionError(f"there is no buffer {number!r:.80}; the plan has {count}")
-        return self._memory[place]
+        return self._copies.last_value(place)
 
     def memory(self) -> MemoryUse:
-        """How many bytes this executor holds, by purpose, and in all."""
-        return self._memory.use(self._workspace)
-
-    def benchmark(
-        self,
-        *,
-        function: str = "run",
-        repeat: int = 5,
-        number: int = 5,
-        min_repeat_ms: float = 0.0,
-        limit_zero_time_iterations: int = 100,
-        cooldown_interval_ms: float = 0.0,
-        repeats_to_cooldown: int = 1,
-        end_to_end: bool = False,
-        inputs: Mapping[str, Array] | None = None,
-    ) -> BenchmarkResult:
-        """Seconds per run, one entry per repeat.
-
-        Inputs are set once and not timed, unless `end_to_end` asks to copy inputs in and outputs out with every run.
-        `function` is what is timed, by the name it has as a function of a module.
-        Raises: OptionError when an argument makes no sense, or the function cannot be called without arguments;
-        AttributeError when there is no such function.
-        """
-        if inputs is not None and not (isinstance(inputs, Mapping) and all(isinstance(each, str) for each in inputs)):
-            raise OptionError(f"inputs must map names to arrays, not be {inputs!r:.80}")
-        given = dict(inputs or {})
-        self.set_input(**given)
-        counts = (number, repeat, min_repeat_ms, limit_zero_time_iterations)
-        evaluator = TimeEvaluator(*counts, cooldown_interval_ms, repeats_to_cooldown)
-        if not end_to_end:
-            return evaluator(_alone(self[function]))
-        outputs = [self.get_output(index) for index in range(self.get_num_outputs())]
-
-        def whole() -> None:
-            self.run(**given)
-            for index, out in enumerate(outputs):
-                self.get_output(index, out)
-
-        return evaluator(whole)
-
-    def profile(self, repeat: int = 10) -> tuple[CallTime, ...]:
-        """Time of every kernel call, in running order: the median of `repeat` runs after one that is not timed."""
-        if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
-            raise OptionError(f"repeat must be a whole number of at least 1, not {repeat!r}")
-        samples = np.empty((repeat, len(self._calls)), np.int64)
-        with self.lock:
-            self.run()
-            calls = [self.alone(place) for place in range(len(self._calls))]
-            for row in samples:
-                for place, call in enumerate(calls):
-                    start = time.perf_counter_ns()
-                    call()
-                    row[place] = time.perf_counter_ns() - start
-        medians = np.median(samples, axis=0) / 1e9
-        return tuple(
-            CallTime(call.kernel, call.label, float(seconds))
-            for call, seconds in zip(self.network.plan.calls, medians, strict=True)
-        )
+        """How many bytes this executor holds, by purpose, and on other devices."""
+        return replace(self._host.use(), devices=sum(memory.nbytes for memory in self._memories[1:]))
 
     def _place(self, key: str | int) -> int:
-        place = place_of(key, self._index)
+        place = position_of(key, self._index)
         if not 0 <= place < len(self._input_specs):
             raise OptionError(f"no input {key!r}; the inputs are {', '.join(self._index)}")
         return place
 
     def _output_place(self, key: str | int) -> int:
-        names = [spec.name for spec in self._output_specs]
-        place = place_of(key, {name: names.index(name) for name in names})
-        if not 0 <= place < len(names):
-            raise OptionError(f"no output {key!r}; the outputs are {', '.join(names)}")
+        place = position_of(key, self._output_index)
+        if not 0 <= place < len(self._output_specs):
+            names = ", ".join(spec.name for spec in self._output_specs)
+            raise OptionError(f"no output {key!r}; the outputs are {names}")
         return place
 
-    def _copy_input(self, place: int, value: Any) -> None:
-        spec = self._input_specs[place]
-        if type(value) is not np.ndarray and on_gpu(value):
-            raise OptionError(f"input {spec.name} lies on {device_of(value)}; copy it to the processor, which reads it")
-        try:
-            array = number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
-        except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # nested lists of different lengths; 300
-            # as int8; a tensor of PyTorch that is on a GPU, or wants a gradient
-            raise OptionError(f"input {spec.name} is no array: {error}") from None
-        check_fit(array, spec, "input")
-        number = self.network.plan.inputs[place]
-        np.copyto(self._memory.own(number), array)
-        self._changed(number)
+
+def _check_devices(plan: Plan, functions: Mapping[str, HostFunction], memories: int) -> None:
+    """Check that every device has a memory, and that functions of Python run on none. Raises: ArtifactError."""
+    for call in plan.calls:
+        if call.device > memories:
+            raise ArtifactError(
+                f"network {plan.name} also runs on device {call.device}, in its call of {call.kernel}, and {memories} "
+                "memories of devices are given: retune.compiler.executor.executors.executor_of makes them"
+            )
+        if call.device and call.kernel in functions:
+            raise ArtifactError(f"network {plan.name}: {call.kernel} is a function of Python, which no device runs")
 
 
-def _alone(function: Callable[..., Any]) -> Callable[[], Any]:
-    """The function, which needs no arguments. Raises: OptionError when it does."""
-    try:
-        signature(function).bind()
-    except TypeError as error:
-        raise OptionError(f"{function.__name__} cannot be timed, {error}; time_evaluator passes arguments") from None
-    return function
+def _device_of_step(step: Run | Copy) -> int | None:
+    """The device that makes a call, None for a copy."""
+    return step.device if isinstance(step, Run) else None
 
 
-def require_network(network: object) -> None:
-    """See that it is a compiled network. Raises: OptionError."""
-    if not isinstance(network, CompiledNetwork):
-        raise OptionError(f"a CompiledNetwork is needed, not {network!r:.80}; Library.load reads one from a file")
+def _waiting(call: Callable[[], object], wait: Callable[[], None]) -> Callable[[], None]:
+    """A call on a device that is done when it returns."""
 
+    def done() -> None:
+        call()
+        wait()
 
-def check_machine(network: CompiledNetwork) -> None:
-    """See that this machine's processor can run the network. Raises: ArtifactError."""
-    check_processor(f"network {network.plan.name}", network.metadata)
-
-
-def joined(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
-    """The calls, kernels of the processor that stand side by side as one."""
-    steps: list[Callable[[], object]] = []
-    for compiled, group in groupby(calls, key=lambda call: isinstance(call, BoundKernel)):
-        members = list(group)
-        kernels = [call for call in members if isinstance(call, BoundKernel)]
-        steps += [KernelSequence(kernels)] if compiled and len(kernels) > 1 else members
-    return tuple(steps)
+    return done

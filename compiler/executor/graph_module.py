@@ -1,8 +1,4 @@
-"""In: the JSON of a graph, a library with its functions, a device. Out: a `GraphModule` that runs it.
-
-Always: the interface of TVM's graph executor; the work is done by a `GraphExecutor`, which where the graph has kernels
-for GPUs is a `HeterogeneousExecutor`.
-"""
+"""Graphs that can be run, with the interface of TVM's graph executor; a `GraphExecutor` does the work."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.executor.executors import executor_on
+from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.graph_json import COPY, NOP, GraphJson
 from retune.compiler.executor.graph_plan import plan_of
-from retune.compiler.executor.host_call import HostFunction
+from retune.compiler.executor.host_function import HostFunction
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.artifact import Array, KernelArtifact
@@ -53,8 +49,8 @@ def create_executor(graph: GraphJson, libmod: Library | FunctionTable, device: D
     artifacts += tuple(kernel for name, kernel in on_gpu.items() if name in called)
     if isinstance(libmod, Library):
         network = replace(libmod.network, plan=plan, kernels=artifacts, constants={})
-        return executor_on(network, devices, libmod.threads, kernels, functions)
-    return executor_on(CompiledNetwork(plan, artifacts, {}), devices, 1, kernels, functions)
+        return executor_of(network, libmod.threads, devices, kernels, functions)
+    return executor_of(CompiledNetwork(plan, artifacts, {}), 1, devices, kernels, functions)
 
 
 def get_device(libmod: object, device: Devices) -> tuple[list[Device], int, list[int]]:

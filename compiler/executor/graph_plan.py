@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.graph_json import DEVICE, NOP, EntrySpec, GraphJson, Node, Source
 from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.placement import GPU_PLACE, HOST
+from retune.compiler.executor.placement import FIRST_GPU, HOST
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
 
@@ -40,7 +40,7 @@ def plan_of(graph: GraphJson, name: str = "graph", on_gpu: Collection[str] = ())
             label = node.name if node.num_outputs == 1 else f"{node.name}:{entry - rows[number]}"
             buffers.append(BufferSpec(label, spec.shape, spec.dtype, kind, storage, offset))
         if not node.is_input and node.function != NOP:
-            device = _device_of(node, GPU_PLACE if node.function in on_gpu else HOST)
+            device = _device_of(node, FIRST_GPU if node.function in on_gpu else HOST)
             calls.append(Call(node.function, (*operands, *range(rows[number], rows[number + 1])), node.name, device))
     inputs = tuple(rows[number] for number in graph.arg_nodes)
     outputs = tuple(rows[head.node] + head.index for head in graph.heads)

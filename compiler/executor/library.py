@@ -9,11 +9,11 @@ from pathlib import Path
 
 from retune.compiler import config
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.executor.executors import executor_on
-from retune.compiler.executor.graph_executor import GraphExecutor, check_machine, require_network
+from retune.compiler.executor.executors import executor_of
+from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.graph_json import GraphJson
 from retune.compiler.executor.graph_plan import graph_of, plan_of
-from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import Array, KernelArtifact
@@ -116,7 +116,7 @@ class Library:
         if not self._complete:
             plan = plan_of(self.graph, self.network.plan.name, self.gpu_kernels)
             network = replace(self.network, plan=plan, constants={})
-        return executor_on(network, devices, self.threads, self.kernels)
+        return executor_of(network, self.threads, devices, self.kernels)
 
     def __iter__(self) -> Iterator[object]:
         """The graph's JSON text, this library, the parameters."""

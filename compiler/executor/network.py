@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.buffers import constant_array
+from retune.compiler.runtime.processor import check_processor
 
 KIND, VERSION = "network", 2
 _UNSEALED_VERSION = 1
@@ -117,6 +118,17 @@ class CompiledNetwork:
             network = read_network(Archive(path.read_bytes() if copy else path, KIND, VERSION))
             network.verify()
         return network
+
+
+def require_network(network: object) -> None:
+    """Check that it is a compiled network. Raises: OptionError."""
+    if not isinstance(network, CompiledNetwork):
+        raise OptionError(f"a CompiledNetwork is needed, not {network!r:.80}; Library.load reads one from a file")
+
+
+def check_machine(network: CompiledNetwork) -> None:
+    """Check that this machine's CPU can run the network. Raises: ArtifactError."""
+    check_processor(f"network {network.plan.name}", network.metadata)
 
 
 def network_parts(network: CompiledNetwork, *, with_code: bool = True) -> dict[str, object]:

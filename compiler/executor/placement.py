@@ -1,7 +1,7 @@
-"""In: a plan whose calls name devices. Out: the calls, and the copies between devices that they need, in order.
+"""Places the copies between devices that a plan needs among its calls.
 
-Always: before a call all that it reads is on its device, as it was written last; in the end the outputs are on device
-0, which has the inputs from the beginning. Nothing is copied twice, nor what nobody reads.
+Before a call all that it reads is on its device, as it was written last; in the end the outputs are on the host, which
+has the inputs from the beginning. Nothing is copied twice, nor what nothing reads.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,8 +14,7 @@ from retune.compiler.runtime.artifact import KernelArtifact
 HOST = 0
 """The number of the device that inputs come from and outputs go to."""
 
-
-GPU_PLACE = 1
+FIRST_GPU = 1
 """The number of the device that code for a GPU runs on, where nothing else is said."""
 
 
@@ -32,7 +31,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What is in the memory of buffer number `storage` goes from one device to another."""
+    """A copy of the memory of buffer number `storage` from one device to another."""
 
     storage: int
     source: int
@@ -44,9 +43,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPlan:
-    """What is done once, and what is done in every run: `constants` are the copies of what never changes. `needs` are
-    the copies before each call that is made out of turn, when what it reads is where it was written and nowhere else;
-    `homes` says where that is in the end, for every buffer that owns memory.
+    """The `steps` of every run, and the copies of `constants`, which are made once. `needs` are the copies before each
+    call when it is made alone and what it reads is where it was written and nowhere else; `homes` says on which device
+    a run writes each buffer that owns memory last.
     """
 
     constants: tuple[Copy, ...]
@@ -65,13 +64,23 @@ class PlacedPlan:
         """The copies of every run."""
         return tuple(step for step in self.steps if isinstance(step, Copy))
 
+    def used(self, plan: Plan, device: int) -> list[int]:
+        """The numbers of the buffers that own memory which a device needs."""
+        found: set[int] = set()
+        for step in (*self.constants, *self.steps):
+            if isinstance(step, Copy) and device in (step.source, step.target):
+                found.add(step.storage)
+            elif isinstance(step, Run) and step.device == device:
+                found |= {plan.buffers[number].storage for number in plan.calls[step.call].buffers}
+        return sorted(found)
+
     def __str__(self) -> str:
         return "\n".join([*(f"once: {copy}" for copy in self.constants), *map(str, self.steps)])
 
 
-def placed(plan: Plan, kernels: Mapping[str, KernelArtifact], functions: Collection[str] = ()) -> PlacedPlan:
-    """The calls of a plan with the copies that they need. What has been written before a call of one of `functions`,
-    which are not compiled, is what that reads; it writes the rest.
+def place_copies(plan: Plan, kernels: Mapping[str, KernelArtifact], functions: Collection[str] = ()) -> PlacedPlan:
+    """The calls of a plan with the copies that they need. One of `functions`, which are not compiled, reads those of
+    its buffers that were written before, and writes the others.
 
     Raises: ArtifactError when a call is of neither, or reads what nothing has written.
     """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from retune.compiler.errors import LoweringError
-from retune.compiler.executor.placement import GPU_PLACE
+from retune.compiler.executor.placement import FIRST_GPU
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.graph.derived import derived
 from retune.compiler.graph.ir import Graph
@@ -31,7 +31,7 @@ def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact])
             call.name,
             tuple(_arguments(table, call, kernels[call.name])),
             " + ".join(call.nodes),
-            0 if kernels[call.name].device is None else GPU_PLACE,
+            0 if kernels[call.name].device is None else FIRST_GPU,
         )
         for call in cut.kernels
     ]

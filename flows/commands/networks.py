@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from retune.compiler import config
-from retune.compiler.executor.executors import executor_on, gpu_count
+from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.library import Library
 from retune.compiler.frontend import zoo
 from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.runtime.cuda import gpus
-from retune.compiler.runtime.device import cpu, cuda, device, is_gpu
+from retune.compiler.runtime.device import device, is_gpu
 from retune.compiler.runtime.readable import busy_warning
 from retune.flows.commands.output import Json, Output, Quiet
 
@@ -39,8 +39,7 @@ def run(
     output = Output(as_json, quiet)
     chosen = config.thread_count(config.usable_cores()) if threads is None else threads
     library = Library.load(artifact)
-    devices = [cpu(), *map(cuda, range(gpu_count(library.network)))] if on is None else [device(on)]
-    executor = executor_on(library.network, devices, chosen, library.kernels)
+    executor = executor_of(library.network, chosen, None if on is None else [device(on)], library.kernels)
     where = ", ".join(gpus()[each.device_id].identity for each in executor.devices if is_gpu(each))
     shapes, dtypes = executor.get_input_info()
     executor.run()  # which makes the threads, so that the meter knows them

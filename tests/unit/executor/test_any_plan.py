@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from retune.compiler import te
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.errors import RetuneError
+from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.params import save_param_dict
 from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Call, Plan
-from retune.compiler.executor.stores import CudaStore
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.artifact import Array, KernelArtifact
@@ -240,7 +239,7 @@ class Pair:
             self.ours.call(index)
             self.plain.call(index)
             for number in self.plain.network.plan.calls[index].buffers[-1:]:
-                homes = self.ours.placed.homes  # type: ignore[attr-defined]
+                homes = self.ours.placed.homes
                 root = self.plain.network.plan.buffers[number].storage
                 if homes.get(root, 0) == self.ours.network.plan.calls[index].device:
                     np.testing.assert_array_equal(self.ours.value(number), self.plain.value(number))
@@ -289,10 +288,10 @@ SEEDS = st.integers(0, 999)
 
 def pair_of(network: CompiledNetwork, plan: Plan, gpus: LateGpus) -> tuple[GraphExecutor, GraphExecutor]:
     spread = replace(network, plan=plan)
-    stores = [CudaStore(gpus, 0), CudaStore(gpus, 1)]
+    memories = [CudaMemory(gpus, number, graphs=True) for number in range(2)]
     functions = {"negative": negative}
     return (
-        HeterogeneousExecutor(spread, stores, functions=functions, replay=True),
+        GraphExecutor(spread, functions=functions, memories=memories),
         GraphExecutor(network, functions=functions),
     )
 

@@ -5,10 +5,10 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.cuda_memory import CudaMemory
+from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from retune.compiler.executor.stores import CudaStore
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG
@@ -67,7 +67,7 @@ def _network(calls: Calls) -> tuple[CompiledNetwork, DriverDouble]:
     return CompiledNetwork(plan, tuple(kernels), {}), driver
 
 
-def _check(executor: HeterogeneousExecutor, calls: Calls, runs: int) -> None:
+def _check(executor: GraphExecutor, calls: Calls, runs: int) -> None:
     rng = np.random.default_rng(0)
     for _ in range(runs):
         arrays = {name: rng.integers(-9, 9, SHAPE).astype(np.float32) for name in "abcde"[: len(calls) + 1]}
@@ -89,7 +89,7 @@ def _check(executor: HeterogeneousExecutor, calls: Calls, runs: int) -> None:
 )
 def test_n12_copies_between_a_processor_and_a_gpu(calls: Calls, copies: int) -> None:
     network, driver = _network(calls)
-    executor = HeterogeneousExecutor(network, [CudaStore(driver)])
+    executor = GraphExecutor(network, memories=[CudaMemory(driver)])
     assert len(executor.placed.copies) == copies
     _check(executor, calls, 2)
 
@@ -106,7 +106,7 @@ def test_p7_what_a_gpu_recorded_computes_the_same() -> None:
     asked = {}
     for replay in (False, True):
         driver = DriverDouble([lower_for_gpu(replay_steps(dag, steps), "twice", GPU)])
-        executor = HeterogeneousExecutor(network, [CudaStore(driver)], replay=replay)
+        executor = GraphExecutor(network, memories=[CudaMemory(driver, graphs=replay)])
         for start in range(3):
             x = np.arange(start, start + 16, dtype=np.float32)
             executor.run(b0=x)

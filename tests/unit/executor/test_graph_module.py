@@ -35,7 +35,7 @@ def test_get_device() -> None:
     for elsewhere in (device("opencl"), device("cpu", 1)):
         with pytest.raises(OptionError, match=r"networks run on cpu\(0\) and on GPUs such as cuda\(0\), not on"):
             create(one_call().dumps(), ARITHMETIC, elsewhere)
-    with pytest.raises(OptionError, match=r"compiled for the processor alone, and given is cuda\(1\): run it on cpu"):
+    with pytest.raises(OptionError, match=r"compiled for the CPU alone, and given is cuda\(1\): run it on cpu"):
         create(one_call().dumps(), ARITHMETIC, device("cuda:1"))
     with pytest.raises(OptionError, match="cuda:1 names a number already, so 2 is one too many"):
         device("cuda:1", 2)

@@ -14,20 +14,21 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import ArtifactError, DeviceError, OptionError
 from retune.compiler.executor import executors
+from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.executors import check_gpu, executor_of, uses_gpu
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.host_memory import HostMemory
 from retune.compiler.executor.library import Library
+from retune.compiler.executor.memory import DeviceMemory
 from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.placement import Copy, Run, placed
+from retune.compiler.executor.placement import Copy, Run, place_copies
 from retune.compiler.executor.plan import Call, Plan
-from retune.compiler.executor.stores import CudaStore, HostStore, Store
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.winograd import winograd_for
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
-from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.device import cpu, cuda
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
@@ -56,7 +57,7 @@ def test_what_is_read_elsewhere_is_copied_once() -> None:
         Call("two", (2, 3, 4)),  # back
         Call("two", (4, 1, 5), device=1),  # the constant is there from the start
     )
-    found = placed(plan, KERNELS)
+    found = place_copies(plan, KERNELS)
     assert found.constants == (Copy(1, 0, 1),)
     assert found.steps == (
         Copy(0, 0, 1),
@@ -77,19 +78,19 @@ def test_what_is_written_anew_is_copied_anew() -> None:
     plan = plan_of(
         Call("one", (0, 2)), Call("one", (2, 3), device=1), Call("one", (3, 2), device=1), Call("one", (2, 5))
     )
-    assert placed(plan, KERNELS).copies == (Copy(2, 0, 1), Copy(2, 1, 0))
+    assert place_copies(plan, KERNELS).copies == (Copy(2, 0, 1), Copy(2, 1, 0))
 
 
 def test_on_one_device_nothing_is_copied() -> None:
     plan = plan_of(Call("two", (0, 1, 2)), Call("one", (2, 5)))
-    assert (placed(plan, KERNELS).copies, placed(plan, KERNELS).constants) == ((), ())
+    assert (place_copies(plan, KERNELS).copies, place_copies(plan, KERNELS).constants) == ((), ())
 
 
 def test_a_plan_that_reads_what_nobody_wrote_is_refused() -> None:
     with pytest.raises(ArtifactError, match="plan net: b3 is read before anything writes it"):
-        placed(plan_of(Call("one", (3, 5))), KERNELS)
+        place_copies(plan_of(Call("one", (3, 5))), KERNELS)
     with pytest.raises(ArtifactError, match="plan net: no kernel 'some_function' is given"):
-        placed(plan_of(Call("some_function", (0, 5))), KERNELS)
+        place_copies(plan_of(Call("some_function", (0, 5))), KERNELS)
 
 
 def spread(network: CompiledNetwork, homes: Sequence[int]) -> CompiledNetwork:
@@ -105,22 +106,22 @@ def test_a_network_on_three_devices_computes_what_it_does_on_one(graph: Graph, h
     x = np.random.default_rng(seed).random((1, 4, 4, 8), "float32")
     plain = GraphExecutor(network)
     plain.run(x=x)
-    executor = HeterogeneousExecutor(spread(network, homes), [HostStore(), HostStore()])
+    executor = GraphExecutor(spread(network, homes), memories=[HostMemory(), HostMemory()])
     for _ in range(2):
         executor.run(x=x)
         for index in range(len(network.plan.outputs)):
             np.testing.assert_array_equal(executor.get_output(index), plain.get_output(index))
 
 
-def mixed() -> tuple[CompiledNetwork, list[Store], DriverDouble]:
+def mixed() -> tuple[CompiledNetwork, list[DeviceMemory], DriverDouble]:
     """8 x on the processor, of which the second doubling is done on a GPU."""
     network, driver = network_with_gpu()
-    return network, [CudaStore(driver)], driver
+    return network, [CudaMemory(driver)], driver
 
 
 def test_a_processor_and_a_gpu() -> None:
     network, stores, driver = mixed()
-    executor = HeterogeneousExecutor(network, stores)
+    executor = GraphExecutor(network, memories=stores)
     for start in (0, 5):
         x = np.arange(start, start + 16, dtype="float32")
         executor.run(b0=x)
@@ -130,12 +131,10 @@ def test_a_processor_and_a_gpu() -> None:
 
 def test_a_device_that_is_not_given_and_code_for_another_one() -> None:
     network, _ = network_with_gpu()
-    with pytest.raises(ArtifactError, match="network net: runs on device 1 too, but 0 are given"):
-        HeterogeneousExecutor(network, [])
-    with pytest.raises(ArtifactError, match="gpu is code for cuda, not for a processor"):
-        HeterogeneousExecutor(network, [HostStore()])
-    with pytest.raises(ArtifactError, match="also runs on another device than the processor, in its call of gpu"):
+    with pytest.raises(ArtifactError, match="also runs on device 1, in its call of gpu, and 0 memories of devices are"):
         GraphExecutor(network)
+    with pytest.raises(ArtifactError, match="gpu is code for cuda, not for a CPU"):
+        GraphExecutor(network, memories=[HostMemory()])
 
 
 def test_code_for_a_gpu_is_nothing_for_a_shared_library_or_an_executor_of_the_processor(tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ def test_code_for_a_gpu_is_nothing_for_a_shared_library_or_an_executor_of_the_pr
 
 def test_inputs_and_outputs_that_are_not_there() -> None:
     network, stores, _ = mixed()
-    executor = HeterogeneousExecutor(network, stores)
+    executor = GraphExecutor(network, memories=stores)
     with pytest.raises(OptionError, match="no input 'y'; the inputs are b0"):
         executor.run(y=np.zeros(16, "float32"))
     with pytest.raises(OptionError, match=r"input b0 must be float32\[16\]"):
@@ -177,7 +176,7 @@ def test_a_network_on_a_gpu_computes_what_it_does_on_a_processor(graph: Graph, s
         lower_for_gpu(replay(task.dag, default_gpu_steps(task.dag)), task.name, task.hardware) for task in cut.tasks
     ]
     driver = DriverDouble(functions)
-    executor = HeterogeneousExecutor(network, [CudaStore(driver)])
+    executor = GraphExecutor(network, memories=[CudaMemory(driver)])
     x = np.random.default_rng(seed).random((1, 4, 4, 8), "float32")
     plain.run(x=x)
     executor.run(x=x)
@@ -191,7 +190,7 @@ def test_what_runs_a_network_follows_from_its_kernels(monkeypatch: pytest.Monkey
     network, _, driver = mixed()
     monkeypatch.setattr(executors, "driver", lambda: driver)
     executor = executor_of(network, 1)
-    assert isinstance(executor, HeterogeneousExecutor)
+    assert executor.devices == (cpu(), cuda(0))
     assert executor.get_input_info() == ({"b0": (16,)}, {"b0": "float32"})
     assert executor.get_num_outputs() == 1
     executor.set_input("b0", np.ones(16, "float32"))
@@ -237,7 +236,7 @@ def test_two_gpus_are_opened_in_turn() -> None:
     gpu = next(kernel for kernel in network.kernels if kernel.device is not None)
     plan = plan_of(Call("gpu", (0, 2), device=1), Call("gpu", (2, 3), device=2), Call("gpu", (3, 5), device=1))
     both = CompiledNetwork(plan, (gpu,), {1: np.zeros(16, "float32")})
-    executor = HeterogeneousExecutor(both, [CudaStore(driver, 0), CudaStore(driver, 1)])
+    executor = GraphExecutor(both, memories=[CudaMemory(driver, 0), CudaMemory(driver, 1)])
     executor.run(b0=np.ones(16, "float32"))
     np.testing.assert_array_equal(executor.get_output(0), np.full(16, 8.0))
     assert launched_on(driver) == [0, 1, 0]
@@ -250,8 +249,8 @@ def test_what_a_gpu_has_recorded_is_launched_with_that_gpu_open() -> None:
     gpu = next(kernel for kernel in network.kernels if kernel.device is not None)
     plan = plan_of(Call("gpu", (0, 2), device=1), Call("gpu", (0, 3), device=2), Call("gpu", (2, 5), device=1))
     both = CompiledNetwork(plan, (gpu,), {1: np.zeros(16, "float32")})
-    stores = (CudaStore(driver, 0), CudaStore(driver, 1))
-    executor = HeterogeneousExecutor(both, stores, replay=True)
+    memories = [CudaMemory(driver, number, graphs=True) for number in range(2)]
+    executor = GraphExecutor(both, memories=memories)
     for _ in range(2):
         driver.asked.clear()
         executor.run(b0=np.ones(16, "float32"))

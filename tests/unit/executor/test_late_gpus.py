@@ -14,11 +14,11 @@ import pytest
 from retune.compiler import te
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.errors import ArtifactError, DeviceError, OptionError
+from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
+from retune.compiler.executor.host_memory import HostMemory
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from retune.compiler.executor.stores import CudaStore, HostStore
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.cuda_array import DeviceArray
@@ -53,17 +53,17 @@ def tensor(gpus: LateGpus, shape: tuple[int, ...] = (16,)) -> DeviceArray:
     return array
 
 
-def test_a_store_is_of_one_executor() -> None:
+def test_a_memory_belongs_to_one_executor() -> None:
     network, gpus = made()
-    store = CudaStore(gpus)
-    executor = HeterogeneousExecutor(network, [store])
+    memory = CudaMemory(gpus)
+    executor = GraphExecutor(network, memories=[memory])
     executor.run(x=X)
-    with pytest.raises(OptionError, match="a store is the memory of one executor on one device; make another one"):
-        HeterogeneousExecutor(network, [store])
+    with pytest.raises(OptionError, match="this is the memory of another executor already; make another one for this"):
+        GraphExecutor(network, memories=[memory])
     np.testing.assert_array_equal(executor.get_output(0), 4 * X)
     nothing = replace(network, plan=replace(network.plan, calls=(), outputs=()))
-    with pytest.raises(OptionError, match="a store is the memory of one executor"):
-        HeterogeneousExecutor(nothing, [HostStore()] * 2)
+    with pytest.raises(OptionError, match="this is the memory of another executor already"):
+        GraphExecutor(nothing, memories=[HostMemory()] * 2)
 
 
 def test_an_executor_goes_with_its_memory_when_nobody_has_it() -> None:
@@ -71,9 +71,9 @@ def test_an_executor_goes_with_its_memory_when_nobody_has_it() -> None:
     gc.collect()
     gc.disable()
     try:
-        store = CudaStore(gpus)
-        executor, stream = HeterogeneousExecutor(network, [store], replay=True), store.stream
-        del store
+        memory = CudaMemory(gpus, graphs=True)
+        executor, stream = GraphExecutor(network, memories=[memory]), memory.stream
+        del memory
         executor.run(x=X)
         gone = weakref.ref(executor)
         del executor
@@ -86,7 +86,7 @@ def test_an_executor_goes_with_its_memory_when_nobody_has_it() -> None:
 
 def test_a_recording_that_failed_is_not_what_is_launched_then(monkeypatch: pytest.MonkeyPatch) -> None:
     network, gpus = made()
-    executor = HeterogeneousExecutor(network, [CudaStore(gpus)], replay=True)
+    executor = GraphExecutor(network, memories=[CudaMemory(gpus, graphs=True)])
     executor.run(x=X)
     first, second = tensor(gpus), tensor(gpus)
     executor.set_output_zero_copy("y", first)
@@ -107,7 +107,7 @@ def test_a_recording_that_failed_is_not_what_is_launched_then(monkeypatch: pytes
 
 def test_an_array_that_is_given_once_more_is_not_recorded_once_more() -> None:
     network, gpus = made()
-    executor = HeterogeneousExecutor(network, [CudaStore(gpus)], replay=True)
+    executor = GraphExecutor(network, memories=[CudaMemory(gpus, graphs=True)])
     array = tensor(gpus)
     for more in range(3):
         executor.set_output_zero_copy("y", array)
@@ -120,7 +120,7 @@ def test_an_array_that_is_given_once_more_is_not_recorded_once_more() -> None:
 @pytest.mark.parametrize("first_on_gpu", [False, True])
 def test_one_of_two_outputs_in_the_same_memory_goes_to_an_array(first_on_gpu: bool) -> None:
     network, gpus = made((2, 3, 2))
-    executor = HeterogeneousExecutor(network, [CudaStore(gpus)])
+    executor = GraphExecutor(network, memories=[CudaMemory(gpus)])
     flat = tensor(gpus, (4, 4)) if first_on_gpu else aligned_copy(X.reshape(4, 4))
     executor.set_output_zero_copy("flat", flat)
     for place in (0, 2):
@@ -134,7 +134,7 @@ def test_one_of_two_outputs_in_the_same_memory_goes_to_an_array(first_on_gpu: bo
 
 def test_an_output_that_is_there_twice_goes_to_one_array() -> None:
     network, gpus = made((2, 2))
-    executor = HeterogeneousExecutor(network, [CudaStore(gpus)])
+    executor = GraphExecutor(network, memories=[CudaMemory(gpus)])
     executor.set_output_zero_copy("y", aligned_copy(X))  # the first of the name
     with pytest.raises(OptionError, match="for the output y: it shows the memory of output 0, which is in an array"):
         executor.set_output_zero_copy(1, aligned_copy(X))
@@ -159,7 +159,7 @@ def test_calls_take_the_workspace_of_the_one_that_needs_most() -> None:
     calls = (Call("k16", (0, 2), device=1), Call("k128", (1, 3), device=1))
     network = CompiledNetwork(Plan("net", tuple(buffers), calls, (0, 1), (2, 3), 0), tuple(kernels), {})
     gpus = LateGpus(functions)
-    executor = HeterogeneousExecutor(network, [CudaStore(gpus)])
+    executor = GraphExecutor(network, memories=[CudaMemory(gpus)])
     assert executor.memory().devices == 2 * (64 + 512) + large
     wide = np.arange(128, dtype=np.float32)
     executor.run(b0=X, b1=wide)
@@ -173,7 +173,7 @@ _ENDS = (BufferKind.INPUT, BufferKind.OUTPUT)
 def test_executors_in_threads_of_their_own() -> None:
     """Each opens its GPU in the thread that runs it, and waits for its own work."""
     network, gpus = made(count=2)
-    executors = [HeterogeneousExecutor(network, [CudaStore(gpus, at % 2)], replay=True) for at in range(4)]
+    executors = [GraphExecutor(network, memories=[CudaMemory(gpus, at % 2, graphs=True)]) for at in range(4)]
 
     def work(at: int) -> None:
         for more in range(6):
@@ -186,7 +186,7 @@ def test_executors_in_threads_of_their_own() -> None:
 
 def test_a_call_before_any_run_finds_zeros_on_a_gpu() -> None:
     network, gpus = made()
-    executor = HeterogeneousExecutor(network, [CudaStore(gpus)])
+    executor = GraphExecutor(network, memories=[CudaMemory(gpus)])
     executor.call(1)
     np.testing.assert_array_equal(executor.value(2), 0 * X)
     for wrong in (-1, 2, True, "1"):
@@ -201,6 +201,6 @@ def test_an_input_that_shows_another_one_is_no_input() -> None:
     buffers = (*network.plan.buffers, BufferSpec("v", (4, 4), "float32", BufferKind.INPUT, 0))
     damaged = replace(network, plan=replace(network.plan, buffers=buffers, inputs=(0, 4)))
     with pytest.raises(ArtifactError, match="plan net: v is no input with memory of its own"):
-        HeterogeneousExecutor(damaged, [CudaStore(gpus)])
+        GraphExecutor(damaged, memories=[CudaMemory(gpus)])
     with pytest.raises(ArtifactError, match="plan net: t is no input with memory of its own"):
         GraphExecutor(replace(damaged, plan=replace(damaged.plan, inputs=(1,))))

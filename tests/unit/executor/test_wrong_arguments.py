@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from retune.compiler import debug_executor, graph_executor
+from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
-from retune.compiler.executor.stores import CudaStore, HostStore
+from retune.compiler.executor.host_memory import HostMemory
 from retune.compiler.graph_executor import GraphModule, Library, cpu, create, save_param_dict
 from tests.doubling_network import SHAPE, doubling_network
 from tests.gpu_network import network_with_gpu
@@ -63,7 +63,9 @@ GOOD: dict[str, Any] = {
     "device_type": 1,
     "device_id": 0,
     "results": (1.0,),
-    "replay": False,
+    "copy": True,
+    "graphs": False,
+    "memories": (),
 }
 """What fits a parameter of this name, of whichever function."""
 
@@ -81,11 +83,10 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "executor", GraphExecutor
     yield "default", library["default"]
     network, gpus = network_with_gpu()
-    GOOD["driver"], GOOD["stores"] = gpus, ()
-    yield "CudaStore", CudaStore
-    yield "HostStore", HostStore
-    yield "on GPUs", HeterogeneousExecutor
-    on_gpu = HeterogeneousExecutor(network, [CudaStore(gpus)])
+    GOOD["driver"] = gpus
+    yield "CudaMemory", CudaMemory
+    yield "HostMemory", HostMemory
+    on_gpu = GraphExecutor(network, memories=[CudaMemory(gpus)])
     for one in (weights, weights.module, library, debugging, on_gpu, GraphModule(on_gpu)):
         GOOD["other"] = one if isinstance(one, GraphModule) else on_gpu
         for name, _ in inspect.getmembers(type(one), inspect.isfunction):

@@ -1,0 +1,194 @@
+"""The memory of an executor on the CPU: an array for every buffer of its plan, and the calls that are bound to them.
+
+Arrays are aligned, of the buffer's shape and type; views follow the buffer that they show; nothing that is written
+shares memory with another buffer, except where the plan says so. Constants are those of the network, held once however
+many executors read them: only one that parameters are loaded into gets own memory for these.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.argument_checks import as_array, check_fit, copy_to, shared_array
+from retune.compiler.executor.host_function import HostCall, HostFunction
+from retune.compiler.executor.memory import MemoryUse, OneExecutor
+from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
+from retune.compiler.runtime.buffers import aligned_array, aligned_zeros, constant_array
+from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.loader import BoundKernel, Kernel, load_kernels
+from retune.compiler.runtime.sequence import KernelSequence
+
+
+class HostMemory(OneExecutor):
+    """The arrays of one executor by buffer number, `arrays`; kernels run on `threads` threads."""
+
+    device = cpu()
+
+    def __init__(self, threads: int = 1, kernels: Mapping[str, Kernel] | None = None) -> None:
+        """`kernels` are those that may be called, by name, when they are loaded already.
+
+        Raises: OptionError when `threads` is none that can be started, or `kernels` are not loaded kernels by name.
+        """
+        loaded = {} if kernels is None else kernels
+        if not isinstance(loaded, Mapping) or not all(isinstance(each, Kernel) for each in loaded.values()):
+            raise OptionError(f"kernels are given by their names, loaded, not as {kernels!r:.80}")
+        if not is_thread_count(threads):
+            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
+        self._threads = threads
+        self._kernels = kernels
+        self._workspace_bytes = max((each.artifact.workspace_bytes for each in loaded.values()), default=0)
+
+    def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
+        """Allocate all buffers: those that a device alone uses are never touched, so the system gives them no page."""
+        self._claim()
+        self._plan = plan
+        roots = [number for number, spec in enumerate(plan.buffers) if spec.storage == number]
+        self._borrowed = {number for number in roots if plan.buffers[number].kind is BufferKind.CONSTANT}
+        self._uses: dict[int, list[tuple[BoundKernel | HostCall, int, int]]] = {number: [] for number in roots}
+        """The arguments of calls that are, or show, the memory of a buffer: call, argument, number of the buffer."""
+        # zeros are legal indices for a call that is made out of order
+        self._arena = aligned_zeros((plan.arena_bytes,), "uint8")
+        nbytes = self._workspace_bytes
+        self._workspace = aligned_array((nbytes,), "uint8") if nbytes else 0
+        """What kernels may write to while they run; they run one after the other."""
+        owned = {n: constant_array(constants[n]) if n in self._borrowed else self._own_array(n) for n in roots}
+        self.arrays = [_view(owned[spec.storage], spec) for spec in plan.buffers]
+
+    def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
+        """A call of a kernel on buffers. Raises: ArtifactError when it is none for the CPU, or does not fit."""
+        name = artifact.name
+        if artifact.device is not None:
+            raise ArtifactError(f"plan {self._plan.name}: {name} is code for {artifact.target}, not for a CPU")
+        if self._kernels is None:
+            kernel = load_kernels([artifact])[name]
+        elif name in self._kernels:
+            kernel = self._kernels[name]
+        else:
+            raise ArtifactError(missing_kernel(self._plan, name))
+        arrays = [self.arrays[number] for number in buffers]
+        bound = kernel.bind(arrays if self._kernels is None else [*arrays, self._workspace], self._threads)
+        self._note_uses(bound, buffers)
+        return bound
+
+    def bind_function(self, function: HostFunction, buffers: tuple[int, ...], inputs: int) -> Callable[[], object]:
+        """A call of a Python function on buffers, of which the first `inputs` are read."""
+        bound = HostCall(function, [self.arrays[number] for number in buffers], inputs)
+        self._note_uses(bound, buffers)
+        return bound
+
+    def _note_uses(self, bound: BoundKernel | HostCall, buffers: Sequence[int]) -> None:
+        for place, number in enumerate(buffers):
+            self._uses[self._plan.buffers[number].storage].append((bound, place, number))
+
+    def capture(self, calls: Sequence[Callable[[], object]]) -> Sequence[Callable[[], object]]:
+        """The calls, kernels that follow each other as one."""
+        steps: list[Callable[[], object]] = []
+        for compiled, group in groupby(calls, key=lambda call: isinstance(call, BoundKernel)):
+            members = list(group)
+            kernels = [call for call in members if isinstance(call, BoundKernel)]
+            steps += [KernelSequence(kernels)] if compiled and len(kernels) > 1 else members
+        return steps
+
+    def use(self) -> MemoryUse:
+        """How many bytes there are; arrays of callers count too, and those that others share with this executor."""
+        sums = dict.fromkeys(BufferKind, 0)
+        for number, spec in enumerate(self._plan.buffers):
+            if spec.storage == number:
+                sums[spec.kind] += spec.nbytes
+        mine = sums[BufferKind.INPUT], sums[BufferKind.OUTPUT], sums[BufferKind.CONSTANT]
+        return MemoryUse(*mine, self._plan.arena_bytes, self._workspace_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arena, and of all arrays."""
+        return self.use().peak
+
+    def read(self, number: int, out: Array) -> None:
+        """Copy a buffer into an array of its type and size."""
+        np.copyto(out, self.arrays[number].reshape(out.shape))
+
+    def write(self, number: int, values: Array) -> None:
+        """Copy an array into a buffer."""
+        self.release_borrow(number)
+        np.copyto(self.arrays[number], values.reshape(self.arrays[number].shape))
+
+    def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Copy an array or a number into a buffer that owns memory, in own memory. Raises: OptionError."""
+        fitting = as_array(array, spec, what)
+        if spec.storage in self._borrowed:
+            self.release_borrow(spec.storage)
+        np.copyto(self.arrays[spec.storage], fitting)
+
+    def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Copy a buffer into an array, which may be of another library. Raises: OptionError when it does not fit."""
+        copy_to(array, _view(self.arrays[spec.storage], spec), spec, what)
+
+    def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
+        """Use the caller's array for a buffer and for all views of it; one of another library comes by DLPack.
+
+        Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable where that is
+        needed, or shares memory with another buffer of which one is written; when the buffer is only the beginning of
+        another one.
+        """
+        root = self._plan.buffers[spec.storage]
+        written = root.kind not in READ_ONLY
+        array = shared_array(array, f"{what} {spec.name}")
+        check_fit(array, spec, what)
+        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+            raise OptionError(
+                f"{what} {spec.name}: an array that is used without a copy must be dense and start at a multiple of "
+                f"{ALIGNMENT} bytes; retune.compiler.graph_executor.empty makes such arrays"
+            )
+        if written and not array.flags.writeable:
+            raise OptionError(f"{what} {spec.name}: the array is read-only, and the network writes to it")
+        if spec.nbytes != root.nbytes:
+            raise OptionError(f"{what} {spec.name}: it is the beginning of {root.name}, and goes nowhere else")
+        for other in self._others(spec.storage):
+            both_read = not written and self._plan.buffers[other].kind in READ_ONLY
+            if not both_read and np.may_share_memory(array, self.arrays[other]):
+                shared = f"shares memory with {self._plan.buffers[other].name}, and one of them is written"
+                raise OptionError(f"{what} {spec.name}: the array {shared}")
+        self._borrowed.add(spec.storage)
+        self._put(spec.storage, array)
+
+    def release_borrow(self, number: int) -> None:
+        """Use own memory for a buffer again, new where an array of the caller or a constant stood for it."""
+        if number in self._borrowed:
+            self._borrowed.remove(number)
+            self._put(number, self._own_array(number))
+
+    def wait(self) -> None:
+        """Calls are done when they return."""
+
+    def _others(self, root: int) -> Iterator[int]:
+        return (number for number in self._uses if number != root)
+
+    def _put(self, root: int, array: Array) -> None:
+        for number, spec in enumerate(self._plan.buffers):
+            if spec.storage == root:
+                self.arrays[number] = _view(array, spec)
+        for bound, place, number in self._uses[root]:
+            bound.rebind(place, self.arrays[number])
+
+    def _own_array(self, number: int) -> Array:
+        spec = self._plan.buffers[number]
+        if spec.kind is BufferKind.INTERMEDIATE:
+            return self._arena[spec.offset : spec.offset + spec.nbytes].view(spec.dtype)
+        return aligned_zeros(spec.shape, spec.dtype)
+
+
+def missing_kernel(plan: Plan, name: str) -> str:
+    """What to say of a call of a kernel that is not given."""
+    return f"plan {plan.name}: no kernel {name!r} is given"
+
+
+def _view(array: Array, spec: BufferSpec) -> Array:
+    if array.dtype != np.dtype(spec.dtype):
+        raise ArtifactError(f"buffer {spec.name} is {spec.dtype}, but shares memory of {array.dtype.name}")
+    return array.reshape(-1)[: prod(spec.shape)].reshape(spec.shape)  # a view may show the first elements alone
