@@ -1,7 +1,4 @@
-"""In: README and docs. Out: the files, modules and names that they mention, each looked for in the tree.
-
-Always: by reading; nothing is imported.
-"""
+"""Every file, module and name that README, docs and the other pages mention exists. Nothing is imported."""
 
 import ast
 import re
@@ -11,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 OURS = ("benchmarks", "compiler", "deployments", "docs", "flows", "storage", "tasks", "tests")
 
 _CODE = re.compile(r"^```.*?^```|`[^`]+`", re.M | re.S)
@@ -85,6 +82,15 @@ def test_nothing_says_to_install_from_pypi_what_is_another_project_there() -> No
 
 
 def test_the_map_in_the_readme_is_whole() -> None:
-    text = PAGES[0].read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     folders = {*OURS, *(path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("compiler/*/__init__.py"))}
     assert {folder for folder in folders - {"tests", "compiler"} if f"`{folder}/`" not in text} == set()
+
+
+def test_contributing_names_every_file_with_slow_tests() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    slow = re.compile(r"\bmark\.slow\b")
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if slow.search(path.read_text(encoding="utf-8"))]
+    folders = ("tests/property/", "tests/backend/")
+    missing = {path.name for path in files if not path.relative_to(ROOT).as_posix().startswith(folders)}
+    assert {name for name in missing if f"{name}`" not in text} == set()

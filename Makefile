@@ -1,0 +1,23 @@
+# The commands one uses. `make VENV=path` takes another environment than .venv.
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: test smoke check format ci
+
+test:
+	$(BIN)/pytest
+
+smoke:
+	$(BIN)/pytest -n0 -q tests/test_layering.py tests/unit/test_errors.py tests/unit/test_target.py tests/unit/ir
+
+check:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format:
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+ci:
+	.ci/run
