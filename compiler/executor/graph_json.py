@@ -23,6 +23,7 @@ from typing import Any
 
 from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.archive import DAMAGE
 
 DEVICE = "device"
 """The attribute of a node that says on which device of the plan it runs, where that is not the processor."""
@@ -127,7 +128,7 @@ class GraphJson:
         """
         try:
             graph = _graph_of(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        except DAMAGE as error:
             raise ArtifactError(f"the graph JSON cannot be read: {type(error).__name__}: {error}") from error
         graph.verify()
         return graph

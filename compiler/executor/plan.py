@@ -19,6 +19,7 @@ from typing import Any
 
 from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.archive import DAMAGE
 from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
 PLAN_VERSION = 1
@@ -156,7 +157,7 @@ class Plan:
             if version != PLAN_VERSION:
                 raise ArtifactError(f"the plan has version {version!r}; this Retune reads version {PLAN_VERSION}")
             return _from_data(data)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except DAMAGE as error:
             raise ArtifactError(f"the plan cannot be read: {type(error).__name__}: {error}") from error
 
     def __str__(self) -> str:

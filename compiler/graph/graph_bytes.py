@@ -14,6 +14,7 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import ArtifactError, RetuneError
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.ops import verify
+from retune.compiler.runtime.archive import DAMAGE
 
 _LENGTH = 8
 
@@ -53,7 +54,7 @@ def graph_from_bytes(data: bytes) -> Graph:
         verify(graph)
     except RetuneError as error:
         raise ArtifactError(f"these bytes are not a graph: {error}") from None
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except DAMAGE as error:
         raise ArtifactError(f"these bytes are not a graph: {type(error).__name__}: {error}") from None
     return graph
 

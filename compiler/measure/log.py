@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from retune.compiler.errors import LogFormatError, ScheduleError, TargetError
 from retune.compiler.measure.record import MOMENTS, MeasureRecord, MeasureStatus
+from retune.compiler.runtime.archive import DAMAGE
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.steps.base import step_from_row
@@ -41,8 +42,6 @@ _LONGEST_NAME = 100
 _TIMES = "x"
 _PARAMETER = 2**31 - 1
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_NO_TASK = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
-"""What reading a row raises that is none."""
 _GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch", "-math")
 """Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
 
@@ -108,7 +107,7 @@ def read_line(text: str) -> LoggedTrial:
         )
     except ScheduleError as error:
         raise LogFormatError(f"the line {_shortened(text)} holds a step that cannot be read: {error}") from None
-    except _NO_TASK as error:
+    except DAMAGE as error:
         raise LogFormatError(
             f"the line {_shortened(text)} is no record of a tuning log ({type(error).__name__}: {error})"
         ) from None
@@ -228,7 +227,7 @@ def from_record(record: MeasureRecord) -> LoggedTrial:
     if known is not None:
         try:
             task = _task_of([record.task_key, *known])
-        except _NO_TASK as error:
+        except DAMAGE as error:
             raise LogFormatError(f"record {record.record_id}: its options name no task: {error}") from None
     elapsed = record.build_seconds + record.run_seconds
     costs = record.costs if record.status is MeasureStatus.OK else ()

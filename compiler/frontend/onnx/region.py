@@ -21,6 +21,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Array, Graph, Value
 from retune.compiler.graph.region import Dimension, Param, Shape
+from retune.compiler.runtime.archive import DAMAGE
 
 KIND = "onnx"
 
@@ -133,7 +134,7 @@ class OnnxRegion:
             results = tuple(_param(*row) for row in head["results"])
             region = cls(name=str(head["name"]), graph=graph, opset=int(head["opset"]), results=results, **lists)
             check_bodies(graph)
-        except (DecodeError, ValueError, TypeError, LookupError, RecursionError, ModelFormatError) as error:
+        except (*DAMAGE, DecodeError, ModelFormatError) as error:
             raise ArtifactError(f"these bytes are not a region: {type(error).__name__}: {error}") from None
         fault = region._fault()
         if fault:
