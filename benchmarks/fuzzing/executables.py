@@ -1,6 +1,6 @@
-"""In: nothing. Out: the loaders of bytecode and of whole executables of the virtual machine, as `FuzzCase`.
+"""Fuzz cases for the loaders of bytecode and of whole executables of the virtual machine.
 
-Always: executables are read and verified, and printed; none is run.
+Executables are read and verified, and printed; none is run.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from retune.compiler.errors import ArtifactError
 from retune.compiler.vm.bytecode import decode_contents, encode_contents
 from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
 from retune.compiler.vm.executable import Executable
-from retune.compiler.vm.instructions import Goto, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
+from retune.compiler.vm.instructions import Goto, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret, RunRegion
 
 _DIGEST = 32
 _NUMBERS = (*LENGTHS, -1, -2, -(1 << 31), -(1 << 63))
@@ -38,7 +38,15 @@ _NUMBERS = (*LENGTHS, -1, -2, -(1 << 31), -(1 << 63))
 def _by_hand() -> Contents:
     """Two functions, constants of several types, a primitive."""
     constants = (np.ones((2, 3), np.float32), LateBound("weights"), np.array(True), np.zeros((0, 4), np.int64))
-    code = (LoadConst(0, 0, 2), InvokePacked(0, 1, (0, 1, 2)), Invoke(1, 3, (2,)), LoadConsti(-7, 4), Goto(1), Ret(3))
+    code = (
+        LoadConst(0, 0, 2),
+        InvokePacked(0, 1, (0, 1, 2)),
+        RunRegion(0, 1, (0, 1, 2)),
+        Invoke(1, 3, (2,)),
+        LoadConsti(-7, 4),
+        Goto(1),
+        Ret(3),
+    )
     main = VMFunction("main", ("x", "y"), 5, code, (0, 0))
     other = VMFunction("other", ("z",), 2, (Move(0, 1), Ret(1)), (0,))
     return Contents((main, other), constants, (Primitive("add", {"kind": "kernel"}),), constant_devices=(0,) * 4)

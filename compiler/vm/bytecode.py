@@ -1,8 +1,8 @@
-"""In: the contents of an executable, or bytes. Out: the other. Always: damage is refused, nothing is unpickled.
+"""Reads and writes the contents of an executable as bytes. Damage is refused, nothing is unpickled.
 
 Numbers are little-endian; a text is its length (uint64) and UTF-8, a list its length (uint64) and its entries.
 
-    uint64   magic                       text      version, which must be ours
+    uint64   magic                       text      version, which must be known
     devices  [type, number: int32]       int64     number of the host among them
     names    [text], the functions       constants [0: int64, tensor | 1: int64, late-bound], then [device: int64]
     primitives [text], then their attributes [[key, value]]
@@ -34,7 +34,9 @@ from retune.compiler.vm.instructions import Instruction, checksum, decode, encod
 
 _MAGIC = 0xD225DE2F4214151D
 _TENSOR_MAGIC = 0xDD5E40F096B4A13F
-VERSION = "retune-vm-2"
+VERSION = "retune-vm-3"
+_READABLE = ("retune-vm-2", VERSION)
+"""Version 2 has no `run_plan` and `run_region`."""
 _ARRAY, _NAME = 0, 1
 _DIGEST = 32
 _MOST_DIMENSIONS = 64
@@ -68,8 +70,8 @@ def decode_contents(data: bytes) -> Contents:
     source = _Reader(memoryview(data)[: len(data) - _DIGEST], 8)
     try:
         version = source.text()
-        if version != VERSION:
-            raise ArtifactError(f"the bytecode has version {version!r}; this Retune reads {VERSION!r}")
+        if version not in _READABLE:
+            raise ArtifactError(f"the bytecode has version {version!r}; this Retune reads {' and '.join(_READABLE)}")
         if hashlib.sha256(source.data).digest() != data[-_DIGEST:]:
             raise ArtifactError("the bytecode is damaged or cut off: its checksum differs")
         return _contents(source)

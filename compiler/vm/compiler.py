@@ -27,6 +27,7 @@ from retune.compiler.graph.program import MAIN, Call, Function, Program, of_grap
 from retune.compiler.graph.region import GraphRegion, Param
 from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from retune.compiler.target import Target
+from retune.compiler.vm.contents import PLAN
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.lowering import Lowered, Lowering
@@ -130,7 +131,7 @@ class VMCompiler:
             raise MachineError("there is nothing to generate code for: call lower first")
         lowering = self._lowering
         done = lowering.lowered()
-        programs = lowering.tuned.best if done.regions else ()
+        programs = lowering.tuned.best if any(one.kind != PLAN for one in done.regions.values()) else ()
         about = _about(lowering, done)
         library = VMLibrary(done.kernels, done.regions, done.arrays, programs=programs, about=about)
         self._executable = Executable(done.contents, library)

@@ -23,14 +23,16 @@ from retune.compiler.vm.instructions import (
     DeviceCopy,
     Instruction,
     Invoke,
-    InvokePacked,
     LoadConst,
+    PrimitiveCall,
     jumps,
     reads,
-    written,
+    writes,
 )
 
 MAIN = "main"
+KERNEL, PLAN, REGION, HOST, LOOP = "kernel", "plan", "region", "host", "loop"
+"""Kinds of primitives, see `retune.compiler.vm.primitives`."""
 _MOST_REGISTERS = 1 << 24
 
 
@@ -58,6 +60,16 @@ class Primitive:
 
     name: str
     attrs: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_constants(attrs: Mapping[str, str]) -> dict[int, int]:
+    """The constants of a plan: their numbers by the numbers of the plan's buffers. Raises: ArtifactError."""
+    text = attrs.get("constants", "")
+    pairs = (pair.partition(":") for pair in text.split())
+    try:
+        return {int(buffer): int(constant) for buffer, _, constant in pairs}
+    except ValueError as error:
+        raise ArtifactError(f"the constants of a plan make no sense: {text!r:.80}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +147,8 @@ class Contents:
         self._check(function.param_devices, len(self.devices), where, "device")
         for number, instruction in enumerate(function.instructions):
             here = f"{where}, instruction {number} ({instruction})"
-            target = written(instruction)
-            registers = [*reads(instruction), *(() if target is None else (target,))]
-            self._check(registers, function.registers, here, "register")
             self._verify_tables(instruction, here)
+            self._check((*reads(instruction), *writes(instruction)), function.registers, here, "register")
             for offset in jumps(instruction):
                 if not offset or not 0 <= number + offset < len(function.instructions):
                     raise ArtifactError(f"{here}: it leads to no instruction")
@@ -152,7 +162,7 @@ class Contents:
                 wanted = len(self.functions[number].params)
                 if len(args) != wanted and (isinstance(instruction, Invoke) or len(args) > wanted):
                     raise ArtifactError(f"{here}: {self.functions[number].name} takes {wanted} arguments")
-            case InvokePacked():
+            case PrimitiveCall():
                 self._check((instruction.packed,), len(self.primitives), here, "primitive")
                 if not 0 <= instruction.output_size <= len(instruction.args):
                     raise ArtifactError(f"{here}: {instruction.output_size} of its arguments are outputs")

@@ -1,38 +1,50 @@
-"""In: a network with kernels for a GPU, and that GPU. Out: a call that fills arrays of the caller with its outputs.
+"""Runs a compiled network with kernels for a GPU on arrays, and returns its outputs as new arrays.
 
-Always: as `PlanRun`. Inputs are copied to the GPU, and outputs back, in every call; constants are there once, whatever
-shapes they are read for.
+Inputs are copied to the GPU, and outputs back, in every call; constants are there once, whatever shapes they are read
+for.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from retune.compiler.executor.executors import executor_on
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.plan_run import POOL, check_arrays, facts_of
+from retune.compiler.vm.memory import Allocator
+from retune.compiler.vm.plan_run import POOL, Source, facts_of
 
 
 class DeviceRun:
     """The kernels of a network, some of which run on a GPU, on arrays of the caller."""
 
     def __init__(
-        self, network: CompiledNetwork, kernels: Mapping[str, Kernel], threads: int, devices: Sequence[Device]
+        self,
+        network: CompiledNetwork,
+        kernels: Mapping[str, Kernel],
+        threads: int,
+        devices: Sequence[Device],
+        allocator: Allocator,
     ) -> None:
-        """`kernels` are those for the processor, loaded. Raises: as `executor_on`."""
+        """`kernels` are those for the processor, loaded; outputs come from the allocator. Raises: as `executor_on`."""
         plan = network.plan
-        self._inputs, self._outputs = facts_of(plan, plan.inputs), facts_of(plan, plan.outputs)
+        self._sources = tuple(Source(fact) for fact in facts_of(plan, plan.inputs))
+        outputs = [plan.buffers[number] for number in plan.outputs]
+        self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
+        self._allocator = allocator
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
         self._executor = executor_on(replace(network, constants=constants), devices, threads, kernels)
 
-    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute. Raises: MachineError when an array is not what the network takes or gives; DeviceError."""
-        check_arrays(self._inputs, inputs)
-        check_arrays(self._outputs, outputs)
-        for place, array in enumerate(inputs):
+    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        """The outputs, new arrays. Raises: MachineError when an array is not what the network takes; DeviceError."""
+        for place, (source, array) in enumerate(zip(self._sources, inputs, strict=True)):
+            source.take(array)
             self._executor.set_input(place, array)
         self._executor.run()
+        outputs = [self._allocator.array(shape, dtype, nbytes)[0] for shape, dtype, nbytes in self._outputs]
         for place, array in enumerate(outputs):
             self._executor.get_output(place, array)
+        return outputs

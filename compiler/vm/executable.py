@@ -12,13 +12,15 @@ import numpy as np
 
 from retune.compiler.errors import ArtifactError, MachineError, OptionError
 from retune.compiler.executor.params import load_param_dict_from_file, save_param_dict_to_file
+from retune.compiler.executor.plan import Plan
 from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.vm.bytecode import decode_contents, encode_contents
-from retune.compiler.vm.contents import Constant, Contents, LateBound
+from retune.compiler.vm.contents import PLAN, Constant, Contents, LateBound, Primitive, plan_constants
 from retune.compiler.vm.library import KIND, VERSION, VMLibrary
+from retune.compiler.vm.plan_text import plan_lines
 from retune.compiler.vm.values import argument
 
 _CODE, _PART = "bytecode", "constants/{}.npy"
@@ -62,9 +64,34 @@ class Executable:
 
     @property
     def bytecode(self) -> str:
-        """All functions as text."""
-        texts = (f"VM Function[{number}]: {each}" for number, each in enumerate(self.contents.functions))
-        return "\n\n".join(texts) + "\n"
+        """All functions as text, and the networks of known shapes that they run, as TVM's instructions."""
+        texts = [f"VM Function[{number}]: {each}" for number, each in enumerate(self.contents.functions)]
+        return "\n\n".join([*texts, *self._plans()]) + "\n"
+
+    def _plan_of(self, primitive: Primitive) -> Plan | None:
+        """The plan of a network of known shapes; None for another primitive, or without the library.
+
+        Raises: ArtifactError when it is damaged.
+        """
+        stored = self.library.regions.get(primitive.attrs.get("region", ""))
+        if primitive.attrs.get("kind") != PLAN or stored is None:
+            return None
+        plan = Plan.loads(stored.data.decode(errors="replace"))
+        plan.verify({}, {call.kernel for call in plan.calls})
+        return plan
+
+    def _kernels_of(self, primitive: Primitive) -> list[str]:
+        plan = self._plan_of(primitive)
+        return [] if plan is None else list(dict.fromkeys(call.kernel for call in plan.calls))
+
+    def _plans(self) -> Iterator[str]:
+        kernels = {kernel.name: kernel for kernel in self.library.kernels}
+        for number, each in enumerate(self.contents.primitives):
+            plan = self._plan_of(each)
+            if plan is not None:
+                lines = plan_lines(plan, kernels, plan_constants(each.attrs))
+                inputs = ", ".join(f"%{buffer}" for buffer in plan.inputs)
+                yield "\n".join([f"VM Plan[{number}]: {each.name}({inputs})", *(f"  {line}" for line in lines)])
 
     @property
     def constants(self) -> str:
@@ -86,13 +113,19 @@ class Executable:
         lines = []
         for number, each in enumerate(self.contents.primitives):
             attrs = " ".join(f"{key}={value}" for key, value in sorted(each.attrs.items()))
-            lines.append(f"VM Primitive[{number}]: {each.name}{f' {{{attrs}}}' if attrs else ''}")
+            kernels = f" runs {', '.join(self._kernels_of(each))}" if each.attrs.get("kind") == PLAN else ""
+            lines.append(f"VM Primitive[{number}]: {each.name}{f' {{{attrs}}}' if attrs else ''}{kernels}")
         return "\n".join(lines)
 
     @property
     def primitive_ops(self) -> list[str]:
-        """The names of the primitives."""
-        return [each.name for each in self.contents.primitives]
+        """The names of the primitives; of a network of known shapes those of the kernels that it runs."""
+        names = [
+            name
+            for each in self.contents.primitives
+            for name in (self._kernels_of(each) if each.attrs.get("kind") == PLAN else (each.name,))
+        ]
+        return list(dict.fromkeys(names))
 
     @property
     def stats(self) -> str:

@@ -1,5 +1,7 @@
-"""In: numbers. Out: typed instructions of the virtual machine, and back. Always: a class says all of its instruction:
-its text, and by the types of its fields what it reads and writes and how it is written as numbers.
+"""The instructions of the virtual machine, and the numbers that they are written as.
+
+The first 21 are TVM's. A class says all of its instruction: its text, and by the types of its fields what it reads and
+writes and how it is written as numbers.
 
 The numbers are the fields in their order, an element type three of them; a list stands last, its length before the
 number in front of it. Opcodes count the classes. Registers are places of a frame, counted from 0; arguments lie in the
@@ -112,25 +114,34 @@ class InvokeClosure(Instruction):
     args: Sources
 
 
+class PrimitiveCall(Instruction):
+    """Calls the primitive with the number `packed`; the last `output_size` of `args` are outputs."""
+
+    __slots__ = ()
+    packed: int
+    output_size: int
+    args: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The registers of what the primitive takes."""
+        return self.args[: len(self.args) - self.output_size]
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The registers of what the primitive gives."""
+        return self.args[len(self.args) - self.output_size :]
+
+
 @_instruction("invoke_packed primitive[{packed}] (in: {inputs}, out: {outputs})")
-class InvokePacked(Instruction):
-    """Call the primitive with the number `packed`; the last `output_size` arguments are written. Structures among the
-    arguments stand for their fields. Nothing is called for a single output without elements.
+class InvokePacked(PrimitiveCall):
+    """Have the primitive fill the arrays in the output registers. Structures among the arguments stand for their
+    fields. Nothing is called for a single output without elements.
     """
 
     packed: int
     output_size: int
     args: Sources
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The registers that are only read."""
-        return self.args[: len(self.args) - self.output_size]
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """The registers whose arrays are written."""
-        return self.args[len(self.args) - self.output_size :]
 
 
 @_instruction("alloc_tensor {dst} {storage} {offset} {shape} {dtype}")
@@ -275,6 +286,24 @@ class KillRegister(Instruction):
     dst: Target
 
 
+@_instruction("run_plan primitive[{packed}] (in: {inputs}, out: {outputs})")
+class RunPlan(PrimitiveCall):
+    """outputs = new arrays, what a compiled network of known shapes makes of the inputs"""
+
+    packed: int
+    output_size: int
+    args: tuple[int, ...]
+
+
+@_instruction("run_region primitive[{packed}] (in: {inputs}, out: {outputs})")
+class RunRegion(PrimitiveCall):
+    """outputs = new arrays, what a region whose shapes depend on the inputs makes of them"""
+
+    packed: int
+    output_size: int
+    args: tuple[int, ...]
+
+
 def encode(instruction: Instruction) -> tuple[int, ...]:
     """The fields of an instruction as numbers, without its opcode."""
     numbers: list[int] = []
@@ -313,12 +342,17 @@ def reads(instruction: Instruction) -> Iterator[int]:
         if part.use is _Use.READ:
             value = getattr(instruction, part.name)
             yield from value if part.many else (value,)
+    if isinstance(instruction, RunPlan | RunRegion):
+        yield from instruction.inputs
 
 
-def written(instruction: Instruction) -> int | None:
-    """The register that an instruction sets, if it sets one."""
-    names = [part.name for part in instruction.parts if part.use is _Use.WRITTEN]
-    return int(getattr(instruction, names[0])) if names else None
+def writes(instruction: Instruction) -> Iterator[int]:
+    """The registers that an instruction sets."""
+    for part in instruction.parts:
+        if part.use is _Use.WRITTEN:
+            yield getattr(instruction, part.name)
+    if isinstance(instruction, RunPlan | RunRegion):
+        yield from instruction.outputs
 
 
 def jumps(instruction: Instruction) -> tuple[int, ...]:
@@ -348,7 +382,7 @@ def _words(instruction: Instruction) -> dict[str, str]:
             words[part.name] = _registers(value) if part.use else str(list(value))
         else:
             words[part.name] = f"${value}" if part.use else str(value)
-    if isinstance(instruction, InvokePacked):
+    if isinstance(instruction, PrimitiveCall):
         words["inputs"], words["outputs"] = _registers(instruction.inputs), _registers(instruction.outputs)
     return words
 

@@ -1,40 +1,40 @@
-"""In: an executable and what it works with. Out: results of its functions.
+"""Runs the functions of an executable.
 
-Always: calls of functions do not nest in Python, so how deep they go is bounded by a number, not by Python's stack.
+Calls of functions do not nest in Python, so how deep they go is bounded by a number, not by Python's stack.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from retune.compiler.errors import MachineError
-from retune.compiler.vm.blocks import link
 from retune.compiler.vm.contents import Contents
-from retune.compiler.vm.instructions import Instruction
-from retune.compiler.vm.steps import CALL, Registers, Step, Surroundings, step_of
+from retune.compiler.vm.instructions import Instruction, PrimitiveCall
+from retune.compiler.vm.kernel_run import Note
+from retune.compiler.vm.steps import CALL, Registers, Step, TimedCallee, VMContext, run_step, step_of
 
 _MOST_FRAMES = 100_000
-Note = Callable[[Instruction, float], None]
 
 
 class Interpreter:
     """Runs functions. Not for several threads at once."""
 
-    def __init__(self, contents: Contents, around: Surroundings) -> None:
+    def __init__(self, contents: Contents, context: VMContext) -> None:
         self._functions = contents.functions
-        self._around = around
+        self._context = context
         self._empty: list[Registers] = [[None] * each.registers for each in contents.functions]
-        self._singles: dict[int, list[Step]] = {}
-        self._linked: dict[int, list[Step]] = {}
+        self._primitives = contents.primitives
+        self._steps: dict[int, list[Step]] = {}
 
     def run(self, function: int, args: Sequence[Any], note: Note | None = None) -> Any:
-        """The result of a function. With `note` instructions go one by one, and it is told how many seconds each took.
+        """The result of a function. `note` is told how many seconds every instruction took, and every kernel of a
+        network of known shapes.
 
         Raises: MachineError that says at which instruction; what a primitive raises.
         """
-        steps_of = self._linked_steps if note is None else partial(self._noted_steps, note)
-        control = self._around.control
+        steps_of = self._steps_of if note is None else partial(self._noted_steps, note)
+        control = self._context.control
         frames: list[tuple[int, list[Step], Registers, int, int]] = []
         steps, registers = steps_of(function), self._frame(function, args)
         here = following = 0
@@ -71,30 +71,48 @@ class Interpreter:
         registers[: len(args)] = args
         return registers
 
-    def _single_steps(self, function: int) -> list[Step]:
-        if function not in self._singles:
-            instructions = self._functions[function].instructions
-            self._singles[function] = [step_of(each, here, self._around) for here, each in enumerate(instructions)]
-        return self._singles[function]
-
-    def _linked_steps(self, function: int) -> list[Step]:
-        steps = self._linked.get(function)
+    def _steps_of(self, function: int) -> list[Step]:
+        steps = self._steps.get(function)
         if steps is None:
-            which, singles = self._functions[function], self._single_steps(function)
-            steps = link(which.instructions, len(which.params), singles, self._around)
-            self._linked[function] = steps
+            instructions = self._functions[function].instructions
+            steps = [step_of(each, here, self._context) for here, each in enumerate(instructions)]
+            self._steps[function] = steps
         return steps
 
     def _noted_steps(self, note: Note, function: int) -> list[Step]:
-        pairs = zip(self._single_steps(function), self._functions[function].instructions, strict=True)
-        return [_noted(step, instruction, note) for step, instruction in pairs]
+        pairs = zip(self._steps_of(function), self._functions[function].instructions, strict=True)
+        return [self._noted(step, each, here, note) for here, (step, each) in enumerate(pairs)]
+
+    def _noted(self, step: Step, instruction: Instruction, here: int, note: Note) -> Step:
+        name = type(instruction).__name__
+        if isinstance(instruction, PrimitiveCall):
+            name = self._primitives[instruction.packed].name
+            timed = self._context.primitives[instruction.packed].timed
+            if timed is not None:
+                return _noted_kernels(timed, instruction, here, name, note)
+        return _timed(step, name, note)
 
 
-def _noted(step: Step, instruction: Instruction, note: Note) -> Step:
+def _noted_kernels(timed: TimedCallee, call: PrimitiveCall, here: int, name: str, note: Note) -> Step:
+    """A step that tells of its kernels one by one, and under its own name of what is left of its time."""
+    kernels: list[float] = []
+
+    def take(kernel: str, seconds: float) -> None:
+        kernels.append(seconds)
+        note(kernel, seconds)
+
+    def rest(_: str, seconds: float) -> None:
+        note(name, max(0.0, seconds - sum(kernels)))
+        kernels.clear()
+
+    return _timed(run_step(call, here, lambda inputs: timed(inputs, take)), name, rest)
+
+
+def _timed(step: Step, name: str, note: Note) -> Step:
     def timed(registers: Registers) -> int:
         start = time.perf_counter()
         following = step(registers)
-        note(instruction, time.perf_counter() - start)
+        note(name, time.perf_counter() - start)
         return following
 
     return timed

@@ -1,16 +1,17 @@
-"""In: kernels, and where their arguments lie. Out: one call that runs all of them.
+"""Runs kernels one after the other in one call: between them the interpreter has no part.
 
-Always: between the kernels the interpreter has no part. Arguments are constants, or lie at an offset in one of a few
-*slots*, whose addresses are given with every call; only what has moved since the last call is written anew.
+Arguments are constants, or lie at an offset in one of a few *slots*, whose addresses are given with every call; only
+what has moved since the last call is written again.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import address, aligned_array
-from retune.compiler.runtime.loader import Kernel
+from retune.compiler.runtime.loader import BoundKernel, Kernel
 from retune.compiler.runtime.sequence import KernelSequence
 
 
@@ -23,6 +24,8 @@ class Place:
 
 
 Operand = Place | Array
+Note = Callable[[str, float], None]
+"""Told the name of something that ran and the seconds that it took."""
 
 
 class Workspace:
@@ -60,10 +63,12 @@ class KernelRun:
         self._workspace = workspace
         self._addresses: list[int] = []
         self._uses: list[list[tuple[Callable[[int, int], None], int, int]]] = []
+        self._bound: list[BoundKernel] = []
         self._sequence: KernelSequence | None = None
 
-    def __call__(self, addresses: Sequence[int]) -> None:
-        """Run all; slot number i begins at `addresses[i]`, a list, and what lies there is large enough.
+    def __call__(self, addresses: Sequence[int], note: Note | None = None) -> None:
+        """Run all; slot number i begins at `addresses[i]`, a list, and what lies there is large enough. With `note`
+        each kernel runs in a call of its own, and is timed.
 
         Raises: ArtifactError when an address is no multiple of 64, when a kernel fails or, the first time, when what is
         written overlaps another argument.
@@ -72,7 +77,16 @@ class KernelRun:
             self._sequence = self._bind(addresses)
         elif addresses != self._addresses:
             self._move(addresses)
-        self._sequence()
+        if note is None:
+            self._sequence()
+        else:
+            self._run_timed(note)
+
+    def _run_timed(self, note: Note) -> None:
+        for (kernel, _), bound in zip(self._calls, self._bound, strict=True):
+            start = time.perf_counter()
+            bound()
+            note(kernel.artifact.name, time.perf_counter() - start)
 
     def _move(self, addresses: Sequence[int]) -> None:
         for slot, (place, before) in enumerate(zip(addresses, self._addresses, strict=True)):
@@ -87,13 +101,13 @@ class KernelRun:
         self._uses = [[] for _ in addresses]
         nbytes = max((kernel.artifact.workspace_bytes for kernel, _ in self._calls), default=0)
         workspace = self._workspace.array(nbytes) if nbytes else 0
-        bound_kernels = []
+        self._bound = []
         for kernel, operands in self._calls:
             buffers = [one if not isinstance(one, Place) else addresses[one.slot] + one.offset for one in operands]
             bound = kernel.bind([*buffers, workspace], self._threads)
             for number, one in enumerate(operands):
                 if isinstance(one, Place):
                     self._uses[one.slot].append((bound.move, number, one.offset))
-            bound_kernels.append(bound)
+            self._bound.append(bound)
         self._addresses = list(addresses)
-        return KernelSequence(bound_kernels)
+        return KernelSequence(self._bound)

@@ -54,9 +54,9 @@ class TunedProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VMLibrary:
-    """Kernels; regions that are compiled when their shapes are known, with the `arrays` that they read and the tuned
-    `programs` that may serve them; `late` are arrays by name that are missing from these until they are bound; `about`
-    is JSON: target, threads, parameters and what kernels were built from.
+    """What primitives need. A region is the plan of a network of known shapes, or is compiled when its shapes are
+    known: then it reads `arrays`, and the tuned `programs` may serve it. `late` are arrays by name that are missing
+    until they are bound; `about` is JSON: target, threads, parameters and what kernels were built from.
     """
 
     kernels: tuple[KernelArtifact, ...] = ()

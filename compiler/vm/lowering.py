@@ -1,9 +1,8 @@
-"""In: a program, a target, tuned programs. Out: contents and library of an executable.
+"""Lowers a program for a target to the contents and the library of an executable.
 
-Always: a region whose shapes are known is compiled here and becomes a call of kernels after another in planned memory;
-any other, and any for a GPU, becomes shape function, memory, and one primitive that is compiled when it runs and its
-shapes are known. Branches become jumps, loops a jump back with a counter, the function of a loop's body a closure over
-what it takes from around it.
+A region whose shapes are known is compiled here, and is called by `run_plan`. Any other, and any for a GPU, is called
+by `run_region`, and compiled when it runs and its shapes are known. Branches become jumps, loops a jump back with a
+counter, the function of a loop's body a closure over what it takes from around it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +26,24 @@ from retune.compiler.graph.program import (
 from retune.compiler.graph.region import Region
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.target import Target
-from retune.compiler.vm.contents import MAIN, Contents, VMFunction
-from retune.compiler.vm.instructions import AllocADT, AllocClosure, GetField, Invoke, InvokeClosure, Move, Ret
+from retune.compiler.vm.contents import HOST, MAIN, PLAN, REGION, Contents, VMFunction
+from retune.compiler.vm.instructions import (
+    AllocADT,
+    AllocClosure,
+    GetField,
+    Invoke,
+    InvokeClosure,
+    Move,
+    Ret,
+    RunPlan,
+    RunRegion,
+)
 from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.loop_code import LoopCode
-from retune.compiler.vm.network_code import write_network
 from retune.compiler.vm.piece import TunedPrograms, compile_piece
-from retune.compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, RANK_FUNC, REGION, SHAPE_FUNC
 from retune.compiler.vm.shape_flow import ShapeFlow, Shapes
 from retune.compiler.vm.values import TUPLE
-from retune.compiler.vm.writer import FunctionWriter, Shaped, Tables, sizes_of, write_shaped
+from retune.compiler.vm.writer import FunctionWriter, Tables
 
 
 @dataclass(slots=True)
@@ -71,8 +78,8 @@ class Lowering:
         self.flow = ShapeFlow(self.program)
 
     def lowered(self) -> Lowered:
-        """Lower all that `main` may call. Raises: what compiling a graph raises; DefinitionError for a region of whose
-        results nobody knows the dtypes.
+        """Lower all that `main` may call. Raises: what compiling a graph raises; DefinitionError for a loop that
+        collects what nobody knows the dtype of.
         """
         self.function(MAIN, 0)
         contents = self.tables.contents()
@@ -103,30 +110,31 @@ class Lowering:
             self.coverage[one.task] = one if known is None else replace(one, weight=one.weight + known.weight)
         return network
 
-    def shaped(self, region: Region, fixed: Mapping[str, str], *, host: bool) -> Shaped:
-        """The primitives of a region that is compiled later; `fixed` are inputs that are constants of the program."""
-        key = (f"{region.key} {host}", tuple(sorted(fixed.items())))
+    def plan(self, network: CompiledNetwork, title: str) -> int:
+        """The primitive of a network of known shapes."""
+        name = self._free_name(title)
+        self.regions[name] = StoredRegion(PLAN, network.plan.dumps().encode())
+        constants = {number: self.tables.constant(array) for number, array in network.constants.items()}
+        pairs = " ".join(f"{buffer}:{constant}" for buffer, constant in constants.items())
+        return self.tables.primitive(name, {"kind": PLAN, "region": name, "constants": pairs})
+
+    def region(self, region: Region, fixed: Mapping[str, str], kind: str) -> int:
+        """The primitive of a region that is compiled later; `fixed` are inputs that are constants of the program."""
+        key = (f"{region.key} {kind}", tuple(sorted(fixed.items())))
         if key not in self._region_names:
-            name, count = region.name, 0
-            while name in self.regions:
-                count += 1
-                name = f"{region.name}_{count}"
-            self._region_names[key] = name
+            self._region_names[key] = name = self._free_name(region.name)
             self.regions[name] = StoredRegion(region.kind, region.to_bytes(), dict(fixed))
             for source in (*region.constants, *fixed.values()):
                 self.arrays[source] = self.program.constants[source]
         name = self._region_names[key]
-        sizes = sizes_of(region.results)
+        return self.tables.primitive(name, {"kind": kind, "region": name})
 
-        def primitive(kind: str, title: str) -> int:
-            return self.tables.primitive(title, {"kind": kind, "region": name, "item_bytes": sizes})
-
-        unknown = any(result.dims is None for result in region.results)
-        return Shaped(
-            primitive(RANK_FUNC, f"{RANK_FUNC}.{name}") if unknown else None,
-            primitive(HOST_SHAPE_FUNC if host else SHAPE_FUNC, f"{SHAPE_FUNC}.{name}"),
-            primitive(HOST if host else REGION, name),
-        )
+    def _free_name(self, title: str) -> str:
+        name, count = title, 0
+        while name in self.regions:
+            count += 1
+            name = f"{title}_{count}"
+        return name
 
 
 class FunctionLowering:
@@ -151,6 +159,8 @@ class FunctionLowering:
         last = {name: number for number, each in enumerate(self._function.body) for name in reads(each)}
         for number, statement in enumerate(self._function.body):
             self._statement(statement)
+            if number + 1 == len(self._function.body):
+                break  # the frame ends with the next instruction, and all that it holds
             dead = [name for name in (*reads(statement), *defines(statement)) if last.get(name, -1) <= number]
             for name in dict.fromkeys(dead):
                 if name in self._registers and name not in kept:
@@ -201,11 +211,12 @@ class FunctionLowering:
             sources = dict(pairs)
             names = [sources[network.plan.buffers[number].name] for number in network.plan.inputs]
             registers = [self.register(name) for name in names]
-            outputs = write_network(self.writer, network, registers)
+            plan = self._lowering.plan(network, region.name)
+            outputs = self.writer.run(RunPlan, plan, registers, len(network.plan.outputs))
         else:
-            shaped = self._lowering.shaped(region, fixed, host=isinstance(call, HostCall))
+            primitive = self._lowering.region(region, fixed, HOST if isinstance(call, HostCall) else REGION)
             registers = [self._registers[name] for mine, name in pairs if mine not in fixed]
-            outputs = write_shaped(self.writer, shaped, registers, region.results)
+            outputs = self.writer.run(RunRegion, primitive, registers, len(region.outputs))
         self._define(call.outputs, outputs)
 
     def _static(self, call: Call) -> CompiledNetwork | None:

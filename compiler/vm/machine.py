@@ -27,13 +27,12 @@ from retune.compiler.target import Target
 from retune.compiler.vm.contents import MAIN, LateBound
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.interpreter import Interpreter
-from retune.compiler.vm.kernel_run import Workspace
 from retune.compiler.vm.memory import NAIVE, POOLED, allocator
 from retune.compiler.vm.options import VMOptions
 from retune.compiler.vm.plan_run import POOL
 from retune.compiler.vm.primitives import Primitives
 from retune.compiler.vm.profile import Profile
-from retune.compiler.vm.steps import Surroundings
+from retune.compiler.vm.steps import VMContext
 from retune.compiler.vm.values import ADT, argument, arrays_in, described, result
 
 MemoryConfig = str | int | Mapping[Device, str | int] | None
@@ -93,17 +92,19 @@ class VirtualMachine:
 
     def _link(self) -> None:
         """Make everything that depends on constants. Raises: ArtifactError when the library lacks something."""
-        arena, library, contents = Workspace(), self._exe.library, self._exe.contents
-        self._primitives = Primitives(library, self._kernels, self.threads, arena, self.options, self.devices)
-        self._around = Surroundings(
-            constants=[None if isinstance(each, LateBound) else POOL.interned(each) for each in contents.constants],
-            primitives=[self._primitives.callee(each) for each in contents.primitives],
+        library, contents = self._exe.library, self._exe.contents
+        constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in contents.constants]
+        self._primitives = Primitives(
+            library, self._kernels, constants, self._allocator, self.threads, self.options, self.devices
+        )
+        context = VMContext(
+            constants=constants,
+            primitives=[self._primitives.bound(each) for each in contents.primitives],
             allocator=self._allocator,
-            arena=arena,
             devices=contents.devices,
             parameters=[len(function.params) for function in contents.functions],
         )
-        self._interpreter = Interpreter(contents, self._around)
+        self._interpreter = Interpreter(contents, context)
 
     # Inputs
 
@@ -253,11 +254,11 @@ class VirtualMachine:
         return evaluator(whole)
 
     def profile(self, *args: Any, func_name: str = MAIN, **kwargs: Any) -> Report:
-        """How long every kind of instruction and every primitive of one call takes, one instruction after the other,
-        after a call that is not timed. Raises: as `invoke`.
+        """How long every kind of instruction, every region and every kernel of known shapes takes in one call, after a
+        call that is not timed. Raises: as `invoke`.
         """
         self.invoke(func_name, *args, **kwargs)
-        profile = Profile(self._exe.contents)
+        profile = Profile()
         with self.lock:
             self._interpreter.run(*self._call(func_name), profile.note)
         return profile.report(str(cpu(0)), self.threads)

@@ -1,13 +1,13 @@
-"""In: a compiled network. Out: a call that fills arrays of the caller with its outputs.
+"""Runs a compiled network of known shapes on arrays, and returns its outputs as new arrays.
 
-Always: constants that other networks of the process have too are in memory once, and memory for what lies between
-kernels is shared with other calls of the machine.
+Constants that other networks of the process have too are in memory once, and memory for what lies between kernels is
+shared with other calls of the machine.
 """
 
 import threading
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from retune.compiler.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, constant_array
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.kernel_run import KernelRun, Operand, Place, Workspace
+from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, Place, Workspace
+from retune.compiler.vm.memory import Allocator
 from retune.compiler.vm.values import described
 
 
@@ -70,11 +71,28 @@ def facts_of(plan: Plan, numbers: Sequence[int]) -> list[Fact]:
     return [(spec.name, np.dtype(spec.dtype), spec.shape) for spec in specs]
 
 
-def check_arrays(facts: Sequence[Fact], arrays: Sequence[Array]) -> None:
-    """See that arrays are what they should be. Raises: MachineError."""
-    for (name, dtype, shape), array in zip(facts, arrays, strict=True):
-        if array.dtype != dtype or array.shape != shape:
-            raise MachineError(f"{name} is {dtype.name}{list(shape)}, not {described(array)}")
+def _nothing() -> None:
+    """A reference to no array."""
+
+
+class Source:
+    """An input of a network, and the array that it was given last. Nobody changes the type, shape or place of an array
+    that a register holds, so that very array fits again and is where it was.
+    """
+
+    __slots__ = ("_dtype", "_name", "_shape", "address", "known")
+
+    def __init__(self, fact: Fact) -> None:
+        self._name, self._dtype, self._shape = fact
+        self.known: Callable[[], Array | None] = _nothing
+        self.address = 0
+
+    def take(self, array: Array) -> None:
+        """Make this the last array. Raises: MachineError when it is not what the network takes."""
+        if type(array) is not np.ndarray or array.dtype != self._dtype or array.shape != self._shape:
+            kind = f"{self._dtype.name}{list(self._shape)}"
+            raise MachineError(f"{self._name} is {kind}, not {described(array)}")
+        self.known, self.address = weakref.ref(array), address(array)
 
 
 class PlanRun:
@@ -87,13 +105,17 @@ class PlanRun:
         threads: int,
         arena: Workspace,
         workspace: Workspace,
+        allocator: Allocator,
     ) -> None:
-        """`kernels` are those of the network, loaded."""
+        """`kernels` are those of the network, loaded; outputs come from the allocator."""
         plan = network.plan
         by_name = {kernel.artifact.name: kernel for kernel in kernels}
         self._arena = arena
         self._arena_bytes = plan.arena_bytes
-        self._inputs, self._outputs = facts_of(plan, plan.inputs), facts_of(plan, plan.outputs)
+        self._array_of = allocator.array
+        self._sources = tuple(enumerate(Source(fact) for fact in facts_of(plan, plan.inputs)))
+        outputs = [plan.buffers[number] for number in plan.outputs]
+        self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
         slots = {number: Place(slot) for slot, number in enumerate(plan.inputs)}
         self._copies: list[tuple[int, Array | int]] = []
@@ -119,14 +141,31 @@ class PlanRun:
             return constants[root] if root in constants else slots[root]
 
         calls = [(by_name[call.kernel], [operand(number) for number in call.buffers]) for call in plan.calls]
-        self._run = KernelRun(calls, threads, workspace) if calls else None
+        has_elements = any(nbytes for _, _, nbytes in self._outputs)
+        self._run = KernelRun(calls, threads, workspace) if calls and has_elements else None
 
-    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute. Raises: MachineError when an array is not what the network takes or gives."""
-        check_arrays(self._inputs, inputs)
-        check_arrays(self._outputs, outputs)
+    def __call__(self, inputs: Sequence[Array], note: Note | None = None) -> list[Array]:
+        """The outputs, new arrays. With `note` kernels run one by one, and it is told how many seconds each took.
+
+        Raises: MachineError when an array is not what the network takes.
+        """
+        if len(inputs) != len(self._sources):
+            raise MachineError(f"a network of {len(self._sources)} inputs is given {len(inputs)} arrays")
+        addresses = []
+        for place, source in self._sources:
+            array = inputs[place]
+            if array is None or source.known() is not array:
+                source.take(array)
+            addresses.append(source.address)
+        array_of, outputs = self._array_of, []
+        for shape, dtype, nbytes in self._outputs:
+            array, begin = array_of(shape, dtype, nbytes)
+            outputs.append(array)
+            addresses.append(begin)
         if self._run is not None:
-            self._run([*map(address, inputs), *map(address, outputs), self._arena.address(self._arena_bytes)])
-        for place, source in self._copies:
-            array = source if not isinstance(source, int) else [*inputs, *outputs][source]
+            addresses.append(self._arena.address(self._arena_bytes))
+            self._run(addresses, note)
+        for place, origin in self._copies:
+            array = origin if not isinstance(origin, int) else [*inputs, *outputs][origin]
             np.copyto(outputs[place], array.reshape(outputs[place].shape))
+        return outputs

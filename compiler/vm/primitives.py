@@ -1,42 +1,46 @@
-"""In: the primitives of an executable. Out: for each what `InvokePacked` calls.
+"""Binds the primitives of an executable: says for each what the instructions that name it call.
 
 What a primitive is says its attribute `kind`:
 
-    kernel      (or none) a kernel of the library
-    loop        `goes_on`, `next_turn`, `rank_of_stack`, `shape_of_stack`, `stack`: what a loop needs besides its body
-    rank_func   the rank of a result of a region, which nothing says beforehand
-    shape_func  shapes and bytes of the results of a region, of its inputs
-    region      the region itself, compiled when its shapes are known
-    host_shape_func, host    the same of a region that NumPy computes, because its data decides on shapes
+    kernel    (or none) a kernel of the library, for `invoke_packed`
+    plan      a compiled network of known shapes, for `run_plan`: the region that holds its plan, and its constants by
+              number of the plan's buffer and number of the executable's constant, such as "3:0 5:1"
+    region    a region that is compiled when its shapes are known, for `run_region`
+    host      a region that NumPy computes, because its data decides on shapes, for `run_region`
+    loop      `goes_on`, `next_turn`, `stack`: what a loop needs besides its body, for `run_region`
 
-Always: a primitive fills the arrays that it is given, or raises.
+Bytecode of version 2 calls regions and parts of loops by `invoke_packed`, and has the kinds rank_func, shape_func and
+host_shape_func, and the loop functions `rank_of_stack` and `shape_of_stack`: see `StoredCall`.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from retune.compiler.errors import ArtifactError, MachineError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import Plan
 from retune.compiler.runtime.artifact import ArgSpec, Array
 from retune.compiler.runtime.buffers import address
 from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.contents import Primitive
+from retune.compiler.vm.contents import HOST, KERNEL, Primitive, plan_constants
 from retune.compiler.vm.kernel_run import KernelRun, Place, Workspace
-from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.library import StoredRegion, VMLibrary
+from retune.compiler.vm.memory import Allocator
 from retune.compiler.vm.options import VMOptions
-from retune.compiler.vm.steps import Callee
-from retune.compiler.vm.values import ADT, described, whole_number
+from retune.compiler.vm.plan_run import PlanRun
+from retune.compiler.vm.steps import BoundPrimitive, Callee
+from retune.compiler.vm.stored_calls import StoredCall
+from retune.compiler.vm.unbound import Unbound
+from retune.compiler.vm.values import ADT, TUPLE, described, whole_number
 
-Shape = tuple[int, ...]
-KERNEL, LOOP = "kernel", "loop"
-RANK_FUNC, SHAPE_FUNC, REGION = "rank_func", "shape_func", "region"
-HOST_SHAPE_FUNC, HOST = "host_shape_func", "host"
 UNKNOWN = "?"
 """A dimension that is no number, in the attribute `dims`."""
+_BOOL, _INT64 = np.dtype(np.bool_), np.dtype(np.int64)
 
 
 class KernelPrimitive:
@@ -68,142 +72,51 @@ def check(array: Any, spec: ArgSpec, where: str) -> None:
         raise MachineError(f"{where} is {spec.dtype}{list(spec.shape)}, not {described(array)}")
 
 
-class LazyRegion(Protocol):
-    """A region that is made ready for the shapes that turn up."""
-
-    def shapes(self, inputs: Sequence[Array]) -> Sequence[Shape]:
-        """The shapes of the results. Raises: an error of ours when the shapes of the inputs do not fit."""
-        ...
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Fill the results."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RankFunction:
-    """outputs[i] = the rank of result i"""
-
-    region: LazyRegion
-
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        for shape, out in zip(self.region.shapes(inputs), outputs, strict=True):
-            out[...] = len(shape)
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeFunction:
-    """outputs = shape and bytes of every result, in turn"""
-
-    region: LazyRegion
-    item_bytes: tuple[int, ...]
-
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        shapes = self.region.shapes(inputs)
-        for number, (shape, item) in enumerate(zip(shapes, self.item_bytes, strict=True)):
-            _write_shape(shape, item, outputs[2 * number], outputs[2 * number + 1])
-
-
-@dataclass(frozen=True, slots=True)
-class RegionFunction:
-    """outputs = the results of a region"""
-
-    region: LazyRegion
-
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        self.region.run(inputs, outputs)
-
-
-def _write_shape(shape: Shape, item: int, extents: Array, nbytes: Array) -> None:
-    if extents.shape != (len(shape),):
-        raise MachineError(f"a result has the shape {list(shape)}, and its rank was said to be {extents.size}")
-    extents[...] = shape
-    for extent in shape:
-        item *= extent
-    nbytes[...] = item
-
-
-def _goes_on(attrs: Mapping[str, str]) -> Callee:
+def _goes_on(inputs: Sequence[Any], *, allocator: Allocator, counts: bool) -> Sequence[Array]:
     """Whether a loop makes another turn: of the turn and the count, if it has one, and the condition."""
-    counts = attrs.get("counts") == "1"
-
-    def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        if len(inputs) != 1 + 2 * counts:
-            raise MachineError(f"a loop's test takes {1 + 2 * counts} values, not {len(inputs)}")
-        holds = whole_number(inputs[-1], "the condition of a loop") != 0
-        outputs[0][...] = holds and (
-            not counts or whole_number(inputs[0], "the turn") < whole_number(inputs[1], "the number of turns")
-        )
-
-    return call
+    if len(inputs) != 1 + 2 * counts:
+        raise MachineError(f"a loop's test takes {1 + 2 * counts} values, not {len(inputs)}")
+    goes_on = whole_number(inputs[-1], "the condition of a loop") != 0
+    if goes_on and counts:
+        goes_on = whole_number(inputs[0], "the turn") < whole_number(inputs[1], "the number of turns")
+    array, _ = allocator.array((), _BOOL, 1)
+    array[...] = goes_on
+    return (array,)
 
 
-def _next_turn(_: Mapping[str, str]) -> Callee:
-    def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = whole_number(inputs[0], "the turn") + 1
+def _next_turn(inputs: Sequence[Any], *, allocator: Allocator) -> Sequence[Array]:
+    array, _ = allocator.array((), _INT64, 8)
+    array[...] = whole_number(inputs[0], "the turn") + 1
+    return (array,)
 
-    return call
 
+def _stack(inputs: Sequence[Any], *, allocator: Allocator, dims: str, dtype: "np.dtype[Any]") -> Sequence[Array]:
+    """The arrays of a list, whose last one comes first, as rows of one array.
 
-def _stacked(inputs: Sequence[Any], attrs: Mapping[str, str]) -> tuple[list[Array], Shape]:
-    """The rows of a list, whose last one comes first, and the shape of all of them together.
-
-    Raises: MachineError when they differ in shape.
+    Raises: MachineError when they differ in shape or type.
     """
-    rows = list(_rows(inputs))[::-1]
+    rows = list(_rows(inputs[0]))[::-1]
     if not rows:
-        dims = attrs["dims"].split() if attrs.get("dims") else []
-        return [], (0, *(0 if dim == UNKNOWN else int(dim) for dim in dims))
-    if any(row.shape != rows[0].shape for row in rows):
-        shapes = sorted({str(list(row.shape)) for row in rows})
-        raise MachineError(f"a loop collects arrays of different shapes: {', '.join(shapes)}")
-    return rows, (len(rows), *rows[0].shape)
+        shape = (0, *(0 if dim == UNKNOWN else int(dim) for dim in dims.split()))
+        return (allocator.array(shape, dtype, 0)[0],)
+    kinds = sorted({described(row) for row in rows})
+    if len(kinds) != 1:
+        raise MachineError(f"a loop collects arrays of different shapes: {', '.join(kinds)}")
+    stacked, _ = allocator.array((len(rows), *rows[0].shape), rows[0].dtype, len(rows) * rows[0].nbytes)
+    for number, row in enumerate(rows):
+        stacked[number] = row
+    return (stacked,)
 
 
-def _rows(inputs: Sequence[Any]) -> Iterator[Array]:
-    """The heads of a list of which the first cell was taken apart."""
-    while inputs:
-        head, tail = inputs
+def _rows(cell: Any) -> Iterator[Array]:
+    """The heads of a list."""
+    while True:
+        if not isinstance(cell, ADT):
+            raise MachineError(f"the rest of a list is {described(cell)}")
+        if not cell.fields:
+            return
+        head, cell = cell.fields
         yield head
-        if not isinstance(tail, ADT):
-            raise MachineError(f"the rest of a list is {described(tail)}")
-        inputs = tail.fields
-
-
-def _rank_of_stack(attrs: Mapping[str, str]) -> Callee:
-    def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = len(_stacked(inputs, attrs)[1])
-
-    return call
-
-
-def _shape_of_stack(attrs: Mapping[str, str]) -> Callee:
-    item = int(attrs["item_bytes"])
-
-    def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        _write_shape(_stacked(inputs, attrs)[1], item, *outputs)
-
-    return call
-
-
-def _stack(attrs: Mapping[str, str]) -> Callee:
-    def call(inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        rows, shape = _stacked(inputs, attrs)
-        if rows and (rows[0].dtype != outputs[0].dtype or shape != outputs[0].shape):
-            raise MachineError(f"a loop collects {described(rows[0])} into {described(outputs[0])}")
-        for number, row in enumerate(rows):
-            outputs[0][number] = row
-
-    return call
-
-
-_LOOPS: Mapping[str, Callable[[Mapping[str, str]], Callee]] = {
-    "goes_on": _goes_on,
-    "next_turn": _next_turn,
-    "rank_of_stack": _rank_of_stack,
-    "shape_of_stack": _shape_of_stack,
-    "stack": _stack,
-}
 
 
 class Primitives:
@@ -213,20 +126,23 @@ class Primitives:
         self,
         library: VMLibrary,
         kernels: Mapping[str, Kernel],
+        constants: Sequence[Array | None],
+        allocator: Allocator,
         threads: int,
-        arena: Workspace,
         options: VMOptions,
         devices: Sequence[Device],
     ) -> None:
-        """`arena` is memory for what lies between kernels; `devices` are those that regions run on."""
+        """`constants` are None where one is not bound yet; `devices` are those that regions run on."""
         self._library = library
         self._kernels = kernels
+        self._constants = constants
+        self._allocator = allocator
         self._threads = threads
-        self._arena = arena
         self._options = options
         self._devices = devices
-        self._workspace = Workspace()
-        self._regions: dict[str, LazyRegion] = {}
+        self._arena, self._workspace = Workspace(), Workspace()
+        self._regions: dict[str, Callee] = {}
+        self._stored: dict[str, StoredCall] = {}
         self._compiler: Any = None
 
     @property
@@ -234,41 +150,93 @@ class Primitives:
         """The regions by name."""
         return self._regions
 
-    def callee(self, primitive: Primitive) -> Callee:
-        """What a primitive calls. Raises: ArtifactError when the library does not have it."""
+    def bound(self, primitive: Primitive) -> BoundPrimitive:
+        """What a primitive stands for. Raises: ArtifactError when the library does not have it."""
         attrs = primitive.attrs
+        kind = attrs.get("kind", KERNEL)
         try:
-            match attrs.get("kind", KERNEL):
+            match kind:
                 case "kernel":
-                    return KernelPrimitive(self._kernel(primitive.name), self._threads, self._workspace)
+                    kernel = self._kernel(primitive.name)
+                    return BoundPrimitive(fill=KernelPrimitive(kernel, self._threads, self._workspace))
+                case "plan":
+                    return self._plan(primitive.name, attrs)
                 case "loop":
-                    return _LOOPS[attrs["function"]](attrs)
-                case "rank_func":
-                    return RankFunction(self._region(attrs))
-                case "shape_func" | "host_shape_func":
-                    return ShapeFunction(self._region(attrs), tuple(map(int, attrs["item_bytes"].split())))
+                    return self._loop(attrs)
                 case "region" | "host":
-                    return RegionFunction(self._region(attrs))
-                case kind:
-                    raise ArtifactError(f"primitive {primitive.name} is of an unknown kind, {kind!r}")
-        except (KeyError, ValueError) as error:
+                    region = self._region(attrs["region"], is_host=kind == HOST)
+                    return BoundPrimitive(run=region, fill=self._stored_call(attrs).fill)
+                case "rank_func":
+                    return BoundPrimitive(fill=self._stored_call(attrs).ranks)
+                case "shape_func" | "host_shape_func":
+                    return BoundPrimitive(fill=self._stored_call(attrs).shapes)
+        except (KeyError, ValueError, TypeError) as error:
             raise ArtifactError(f"primitive {primitive.name}: its attributes make no sense: {error}") from error
+        raise ArtifactError(f"primitive {primitive.name} is of an unknown kind, {kind!r}")
 
     def _kernel(self, name: str) -> Kernel:
         if name not in self._kernels:
             raise ArtifactError(f"the library has no kernel {name!r}")
         return self._kernels[name]
 
-    def _region(self, attrs: Mapping[str, str]) -> LazyRegion:
-        """The region of a primitive; one object for all primitives that are about it and read the same constants."""
-        name = attrs["region"]
+    def _stored_region(self, name: str) -> StoredRegion:
+        if name not in self._library.regions:
+            raise ArtifactError(f"the library has no region {name!r}")
+        return self._library.regions[name]
+
+    def _plan(self, name: str, attrs: Mapping[str, str]) -> BoundPrimitive:
+        """A network of known shapes. Raises: ArtifactError when plan, kernels and constants do not fit each other."""
+        plan = Plan.loads(self._stored_region(attrs["region"]).data.decode())
+        numbers = plan_constants(attrs)
+        if any(not 0 <= constant < len(self._constants) for constant in numbers.values()):
+            raise ArtifactError(f"primitive {name} names constants that the executable does not have")
+        missing = [f"constant[{constant}]" for constant in numbers.values() if self._constants[constant] is None]
+        if missing:
+            return BoundPrimitive(Unbound(name, tuple(missing)))
+        arrays = {buffer: self._constants[constant] for buffer, constant in numbers.items()}
+        kernels = [self._kernel(each) for each in dict.fromkeys(call.kernel for call in plan.calls)]
+        constants = {buffer: array for buffer, array in arrays.items() if array is not None}
+        network = CompiledNetwork(plan, tuple(kernel.artifact for kernel in kernels), constants)
+        network.verify()
+        run = PlanRun(network, kernels, self._threads, self._arena, self._workspace, self._allocator)
+        return BoundPrimitive(run, timed=run)
+
+    def _loop(self, attrs: Mapping[str, str]) -> BoundPrimitive:
+        name, allocator = attrs["function"], self._allocator
+        callee: Callee
+        if name == "goes_on":
+            callee = partial(_goes_on, allocator=allocator, counts=attrs.get("counts") == "1")
+        elif name == "next_turn":
+            callee = partial(_next_turn, allocator=allocator)
+        else:
+            dtype = np.dtype(attrs.get("dtype", "float32"))  # version 2 gives none, and allocates empty lists itself
+            callee = partial(_stack, allocator=allocator, dims=attrs["dims"], dtype=dtype)
+            stored = StoredCall(lambda fields: callee([ADT(TUPLE, tuple(fields))]))
+            fills = {"stack": stored.fill, "rank_of_stack": stored.ranks, "shape_of_stack": stored.shapes}
+            return BoundPrimitive(callee, fills[name])
+        return BoundPrimitive(callee, StoredCall(callee).fill)
+
+    def _stored_call(self, attrs: Mapping[str, str]) -> StoredCall:
+        """What the primitives of a region share in bytecode of version 2."""
+        name, is_host = attrs["region"], attrs["kind"] in (HOST, "host_shape_func")
+        if name not in self._stored:
+            self._stored[name] = StoredCall(self._region(name, is_host=is_host))
+        return self._stored[name]
+
+    def _region(self, name: str, *, is_host: bool) -> Callee:
+        """A region; one object for all primitives that are about it."""
         if name not in self._regions:
-            if name not in self._library.regions:
-                raise ArtifactError(f"the library has no region {name!r}")
+            stored = self._stored_region(name)
             if self._compiler is None:  # a static network needs no compiler to run
                 module = importlib.import_module("retune.compiler.vm.specialise")
                 self._compiler = module.RegionCompiler(
-                    self._library, self._threads, self._arena, self._workspace, self._options, self._devices
+                    self._library,
+                    self._threads,
+                    self._arena,
+                    self._workspace,
+                    self._allocator,
+                    self._options,
+                    self._devices,
                 )
-            self._regions[name] = self._compiler.region(name, attrs)
+            self._regions[name] = self._compiler.region(name, stored, is_host=is_host)
         return self._regions[name]

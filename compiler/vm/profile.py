@@ -1,27 +1,20 @@
-"""In: instructions that were carried out, and how long each took. Out: a report of where the time went.
-
-Always: a row for every primitive and for every other kind of instruction.
+"""Sums up the time that a call of the virtual machine took: a row for every kernel, every other primitive, and every
+other kind of instruction.
 """
 
 from collections.abc import Mapping
 
 from retune.compiler.executor.debug_report import Report, Value
-from retune.compiler.vm.contents import Contents
-from retune.compiler.vm.instructions import Instruction, InvokePacked
 
 
 class Profile:
     """The sums of one call."""
 
-    def __init__(self, contents: Contents) -> None:
-        self._contents = contents
+    def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
 
-    def note(self, instruction: Instruction, seconds: float) -> None:
-        """Take in one instruction. What a function takes that is called is noted with its own instructions."""
-        name = type(instruction).__name__
-        if isinstance(instruction, InvokePacked):
-            name = self._contents.primitives[instruction.packed].name
+    def note(self, name: str, seconds: float) -> None:
+        """Take in one instruction or kernel. The time of a function that is called is that of its instructions."""
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = total + seconds, count + 1
 

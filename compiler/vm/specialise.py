@@ -1,11 +1,10 @@
-"""In: regions of an executable. Out: regions that are compiled for the shapes that turn up.
+"""Compiles the regions of an executable for the shapes that turn up.
 
-Always: what a region gives does not depend on whether it was compiled: until it is, NumPy computes it. It stays ready
-for the shapes (and values of determining inputs) that it met last.
+What a region gives does not depend on whether it was compiled: until it is, NumPy computes it. It stays ready for the
+shapes (and values of determining inputs) that it met last.
 """
 
 import logging
-import operator
 import threading
 import time
 from collections import OrderedDict
@@ -13,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -30,11 +28,13 @@ from retune.compiler.target import Target
 from retune.compiler.vm.device_run import DeviceRun
 from retune.compiler.vm.kernel_run import Workspace
 from retune.compiler.vm.kernel_store import STORE
-from retune.compiler.vm.library import VMLibrary
+from retune.compiler.vm.library import StoredRegion, VMLibrary
+from retune.compiler.vm.memory import Allocator
 from retune.compiler.vm.options import BACKGROUND, NEVER, VMOptions
 from retune.compiler.vm.piece import TunedPrograms, compile_piece
 from retune.compiler.vm.plan_run import PlanRun
-from retune.compiler.vm.primitives import HOST, HOST_SHAPE_FUNC, LazyRegion
+from retune.compiler.vm.steps import Callee
+from retune.compiler.vm.unbound import Unbound
 from retune.compiler.vm.values import described
 
 _log = logging.getLogger(__name__)
@@ -63,9 +63,8 @@ class Specialisation:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known for one key: shapes of the results, the graph until it is compiled, and what it was compiled to."""
+    """What is known for one key: the graph until it is compiled, and what it was compiled to."""
 
-    shapes: tuple[Shape, ...]
     passed: tuple[int, ...]
     graph: Graph | None
     run: Run | None = None
@@ -82,6 +81,7 @@ class RegionCompiler:
         threads: int,
         arena: Workspace,
         workspace: Workspace,
+        allocator: Allocator,
         options: VMOptions,
         devices: Sequence[Device],
     ) -> None:
@@ -92,6 +92,7 @@ class RegionCompiler:
         self._devices = devices
         self._arena = arena
         self._workspace = workspace
+        self._allocator = allocator
         self._programs = TunedPrograms(library.programs)
         self._told: set[str] = set()
         self.derived = DerivedConstants(options.prepared_bytes)
@@ -106,20 +107,28 @@ class RegionCompiler:
         """Where regions are compiled in the background, one after the other."""
         return ThreadPoolExecutor(1, "retune-vm")
 
-    def region(self, name: str, attrs: Mapping[str, str]) -> LazyRegion:
-        """The region of that name, by NumPy alone when the attributes say so. Raises: ArtifactError."""
-        stored = self.library.regions[name]
+    def region(self, name: str, stored: StoredRegion, *, is_host: bool) -> Callee:
+        """A region, which NumPy alone computes if `is_host`. Raises: ArtifactError."""
         region = region_from_bytes(stored.kind, stored.data)
         arrays = self.library.arrays
         missing = sorted({*region.constants, *stored.fixed.values()} - set(arrays))
         if missing and set(missing) <= set(self.library.late):
-            return UnboundRegion(name, tuple(self.library.late[each].name for each in missing))
+            return Unbound(f"region {name}", tuple(self.library.late[each].name for each in missing))
         if missing:
             raise ArtifactError(f"region {name}: the library has no array {', '.join(missing)}")
         fixed = {name: arrays[source] for name, source in stored.fixed.items()}
-        if attrs["kind"] in (HOST, HOST_SHAPE_FUNC):
-            return HostRegion(region, fixed, arrays)
+        if is_host:
+            return HostRegion(region, fixed, self)
         return SpecialisedRegion(name, region, fixed, self)
+
+    def evaluated(self, region: Region, arrays: Mapping[str, Array]) -> list[Array]:
+        """What NumPy makes of a region, in arrays that kernels can read. Raises: what `evaluate` raises."""
+        copies = []
+        for found in region.evaluate(arrays, self.library.arrays):
+            array, _ = self._allocator.array(found.shape, found.dtype, found.nbytes)
+            np.copyto(array, found)
+            copies.append(array)
+        return copies
 
     def tell(self, name: str, shapes: Mapping[str, Shape], error: Exception) -> None:
         """Say, once for each error, that a region could not be compiled."""
@@ -137,9 +146,10 @@ class RegionCompiler:
         kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
         run: Run
         if uses_gpu(network):
-            run = DeviceRun(network, kernels, self.threads, self._devices)
+            run = DeviceRun(network, kernels, self.threads, self._devices, self._allocator)
         else:
-            run = PlanRun(network, list(kernels.values()), self.threads, self._arena, self._workspace)
+            loaded = list(kernels.values())
+            run = PlanRun(network, loaded, self.threads, self._arena, self._workspace, self._allocator)
         built = STORE.use.built - before
         return run, Specialisation(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
 
@@ -155,7 +165,6 @@ class SpecialisedRegion:
         self._passed = [each for each in region.inputs if each not in fixed]
         self._needed = {each for each in region.determining if each not in fixed}
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
-        self._asked: tuple[Sequence[Array], _Entry] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -164,23 +173,15 @@ class SpecialisedRegion:
         with self._lock:
             return tuple(entry.report for entry in self._entries.values() if entry.report is not None)
 
-    def shapes(self, inputs: Sequence[Array]) -> tuple[Shape, ...]:
-        """The shapes of the results. Raises: an error of ours when the inputs do not fit."""
+    def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """The results. Raises: an error of ours when the inputs do not fit."""
         entry = self._entry(inputs)
-        self._asked = inputs, entry
-        return entry.shapes
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Fill the results. Raises: as `shapes`."""
-        asked, self._asked = self._asked, None
-        entry = asked[1] if asked is not None and _same(asked[0], inputs) else self._entry(inputs)
         if entry.waits is not None and entry.waits.done():
             entry.waits = None
         if entry.run is not None:
-            entry.run([inputs[number] for number in entry.passed], outputs)
-            return
+            return entry.run([inputs[number] for number in entry.passed])
         arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
-        _fill(self._region.evaluate(arrays, self._compiler.library.arrays), outputs, self.name)
+        return self._compiler.evaluated(self._region, arrays)
 
     def wait(self) -> None:
         """Wait for what is compiled in the background."""
@@ -218,7 +219,7 @@ class SpecialisedRegion:
         graph = self._graph(shapes, inputs)
         places = {name: number for number, name in enumerate(self._passed)}
         passed = tuple(places[value.name] for value in graph.inputs if value.name in places)
-        entry = _Entry(tuple(value.shape for value in graph.output_values()), passed, graph)
+        entry = _Entry(passed, graph)
         policy = self._compiler.options.specialise
         if policy == BACKGROUND:
             entry.waits = self._compiler.pool.submit(self._compile_quietly, entry, shapes)
@@ -260,57 +261,16 @@ class SpecialisedRegion:
             self._compiler.tell(self.name, shapes, error)
 
 
-@dataclass(frozen=True, slots=True)
-class UnboundRegion:
-    """A region some of whose constants are bound late, and are not bound yet."""
-
-    name: str
-    missing: tuple[str, ...]
-
-    def shapes(self, _: Sequence[Array]) -> tuple[Shape, ...]:
-        """Raises: MachineError."""
-        names = ", ".join(self.missing)
-        raise MachineError(f"region {self.name}: no array was given for {names}, which it reads and are bound late")
-
-    def run(self, inputs: Sequence[Array], _: Sequence[Array]) -> None:
-        """Raises: MachineError."""
-        self.shapes(inputs)
-
-
 class HostRegion:
     """A region that NumPy computes, because the data decides on shapes."""
 
-    def __init__(self, region: Region, fixed: Mapping[str, Array], constants: Mapping[str, Array]) -> None:
+    def __init__(self, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
         self._region = region
         self._fixed = dict(fixed)
-        self._constants = constants
+        self._compiler = compiler
         self._passed = [each for each in region.inputs if each not in fixed]
-        self._last: tuple[list[Any], tuple[Array, ...]] | None = None
 
-    def shapes(self, inputs: Sequence[Array]) -> tuple[Shape, ...]:
-        """The shapes of the results, which are kept for `run`. Raises: what `evaluate` raises."""
-        results = self._evaluated(inputs)
-        self._last = (list(inputs), results)
-        return tuple(array.shape for array in results)
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Fill the results; those that `shapes` found, when it was asked about these very arrays last."""
-        last, self._last = self._last, None
-        results = last[1] if last is not None and _same(last[0], inputs) else self._evaluated(inputs)
-        _fill(results, outputs, self._region.name)
-
-    def _evaluated(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """The results. Raises: what `evaluate` raises."""
         arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
-        return self._region.evaluate(arrays, self._constants)
-
-
-def _same(known: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Whether these are the very same values."""
-    return len(known) == len(given) and all(map(operator.is_, known, given))
-
-
-def _fill(results: Sequence[Array], outputs: Sequence[Array], name: str) -> None:
-    for found, out in zip(results, outputs, strict=True):
-        if found.shape != out.shape or found.dtype != out.dtype:
-            raise MachineError(f"region {name} gives {described(found)} where {described(out)} was expected")
-        np.copyto(out, found)
+        return self._compiler.evaluated(self._region, arrays)

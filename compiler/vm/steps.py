@@ -1,12 +1,13 @@
-"""In: instructions. Out: steps, functions that carry one out on the registers of a frame and say where to go on.
+"""Makes a step of each instruction: a function that carries it out on the registers of a frame and says where to go on.
 
-Always: a register holds what its instruction expects, or the step ends in a `MachineError`; constants stay as they are.
+A register holds what its instruction expects, or the step ends in a `MachineError`; constants stay as they are.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +35,14 @@ from retune.compiler.vm.instructions import (
     LoadConst,
     LoadConsti,
     Move,
+    PrimitiveCall,
     ReshapeTensor,
     Ret,
+    RunPlan,
+    RunRegion,
     ShapeOf,
 )
-from retune.compiler.vm.kernel_run import Workspace
+from retune.compiler.vm.kernel_run import Note
 from retune.compiler.vm.memory import Allocator, Storage
 from retune.compiler.vm.values import ADT, Closure, described, whole_number
 
@@ -48,10 +52,30 @@ CALL, RETURN = -1, -2
 """Where to go on: into a function, or back."""
 
 
-class Callee(Protocol):
-    """What `InvokePacked` calls: it reads values and fills arrays."""
+Callee = Callable[[Sequence[Any]], Sequence[Array]]
+"""What `run_plan` and `run_region` call: it takes values and returns new arrays."""
+TimedCallee = Callable[[Sequence[Any], Note], Sequence[Array]]
+"""The same, and tells how many seconds each kernel took."""
+PackedFunction = Callable[[Sequence[Any], Sequence[Array]], None]
+"""What `invoke_packed` calls: it takes values and fills arrays."""
 
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], /) -> None: ...
+
+def _cannot_run(_: Sequence[Any]) -> Sequence[Array]:
+    raise MachineError("this primitive fills arrays that it is given; it must be called by invoke_packed")
+
+
+def _cannot_fill(_: Sequence[Any], __: Sequence[Array]) -> None:
+    raise MachineError("this primitive makes new arrays; it must be called by run_plan or run_region")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPrimitive:
+    """What the calls of one primitive do."""
+
+    run: Callee = _cannot_run
+    fill: PackedFunction = _cannot_fill
+    timed: TimedCallee | None = None
+    """As `run`; None of what does not run kernel by kernel."""
 
 
 @dataclass(slots=True)
@@ -66,31 +90,16 @@ class Control:
 
 
 @dataclass(slots=True)
-class Surroundings:
-    """What steps work with: constants by number (None when one is not bound), primitives, memory for values, memory for
-    what nobody sees after a step, devices.
-    """
+class VMContext:
+    """What steps work with. A constant is None while it is not bound; the allocator has memory for values."""
 
     constants: Sequence[Array | None]
-    primitives: Sequence[Callee]
+    primitives: Sequence[BoundPrimitive]
     allocator: Allocator
-    arena: Workspace
     devices: Sequence[Device]
     parameters: Sequence[int]
     """How many every function has."""
     control: Control = field(default_factory=Control)
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Instructions of a function that follow each other and become one step: their steps one by one, the registers that
-    nothing but they set, the place behind them, and its step when that says where to go on.
-    """
-
-    singles: tuple[Step, ...]
-    inside: Set[int]
-    stop: int
-    tail: Step | None
 
 
 def carve(storage: Storage, offset: int, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
@@ -149,7 +158,7 @@ def fixed(array: Array) -> Array:
     return array
 
 
-def _move(i: Move, here: int, _: Surroundings) -> Step:
+def _move(i: Move, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         registers[i.dst] = registers[i.source]
         return here + 1
@@ -157,16 +166,16 @@ def _move(i: Move, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _ret(i: Ret, _: int, around: Surroundings) -> Step:
+def _ret(i: Ret, _: int, context: VMContext) -> Step:
     def step(registers: Registers) -> int:
-        around.control.value = registers[i.result]
+        context.control.value = registers[i.result]
         return RETURN
 
     return step
 
 
-def _invoke(i: Invoke, here: int, around: Surroundings) -> Step:
-    control = around.control
+def _invoke(i: Invoke, here: int, context: VMContext) -> Step:
+    control = context.control
 
     def step(registers: Registers) -> int:
         control.function, control.dst, control.back = i.function, i.dst, here + 1
@@ -176,13 +185,13 @@ def _invoke(i: Invoke, here: int, around: Surroundings) -> Step:
     return step
 
 
-def _invoke_closure(i: InvokeClosure, here: int, around: Surroundings) -> Step:
-    control = around.control
+def _invoke_closure(i: InvokeClosure, here: int, context: VMContext) -> Step:
+    control = context.control
 
     def step(registers: Registers) -> int:
         closure = _kind_in(registers, i.closure, Closure, "a closure")
         args = (*closure.free, *(registers[number] for number in i.args))
-        if len(args) != around.parameters[closure.function]:
+        if len(args) != context.parameters[closure.function]:
             raise MachineError(f"a closure is given {len(i.args)} arguments, which is not what it takes")
         control.function, control.args, control.dst, control.back = closure.function, args, i.dst, here + 1
         return CALL
@@ -190,8 +199,8 @@ def _invoke_closure(i: InvokeClosure, here: int, around: Surroundings) -> Step:
     return step
 
 
-def _invoke_packed(i: InvokePacked, here: int, around: Surroundings) -> Step:
-    callee, inputs, outputs = around.primitives[i.packed], i.inputs, i.outputs
+def _invoke_packed(i: InvokePacked, here: int, context: VMContext) -> Step:
+    fill, inputs, outputs = context.primitives[i.packed].fill, i.inputs, i.outputs
 
     def step(registers: Registers) -> int:
         results = flattened([registers[number] for number in outputs])
@@ -199,13 +208,46 @@ def _invoke_packed(i: InvokePacked, here: int, around: Surroundings) -> Step:
             if not isinstance(each, np.ndarray) or not each.flags.writeable:
                 raise MachineError(f"what a primitive writes must be an array that may change, not {described(each)}")
         if len(results) != 1 or results[0].size:
-            callee(flattened([registers[number] for number in inputs]), results)
+            fill(flattened([registers[number] for number in inputs]), results)
         return here + 1
 
     return step
 
 
-def _alloc_tensor(i: AllocTensor, here: int, _: Surroundings) -> Step:
+def run_step(i: PrimitiveCall, here: int, callee: Callee) -> Step:
+    """The step of `run_plan` or `run_region`."""
+    inputs, outputs, count, following = i.inputs, i.outputs, i.output_size, here + 1
+    # Between small kernels these lines are most of the time: a comprehension and `zip` would take a microsecond more.
+    if len(inputs) == len(outputs) == 1:
+        ((source,), (target,)) = inputs, outputs
+
+        def step_of_one(registers: Registers) -> int:
+            results = callee((registers[source],))
+            if len(results) != 1:
+                raise MachineError(f"a primitive has {len(results)} results, not 1")
+            registers[target] = results[0]
+            return following
+
+        return step_of_one
+    places = tuple(enumerate(outputs))
+    several = itemgetter(*inputs) if len(inputs) > 1 else None
+
+    def step(registers: Registers) -> int:
+        results = callee(several(registers) if several else [registers[number] for number in inputs])
+        if len(results) != count:
+            raise MachineError(f"a primitive has {len(results)} results, not {count}")
+        for place, number in places:
+            registers[number] = results[place]
+        return following
+
+    return step
+
+
+def _run(i: PrimitiveCall, here: int, context: VMContext) -> Step:
+    return run_step(i, here, context.primitives[i.packed].run)
+
+
+def _alloc_tensor(i: AllocTensor, here: int, _: VMContext) -> Step:
     dtype = np.dtype(i.dtype)
 
     def step(registers: Registers) -> int:
@@ -216,7 +258,7 @@ def _alloc_tensor(i: AllocTensor, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _alloc_tensor_reg(i: AllocTensorReg, here: int, _: Surroundings) -> Step:
+def _alloc_tensor_reg(i: AllocTensorReg, here: int, _: VMContext) -> Step:
     dtype = np.dtype(i.dtype)
 
     def step(registers: Registers) -> int:
@@ -231,7 +273,7 @@ def _alloc_tensor_reg(i: AllocTensorReg, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _alloc_adt(i: AllocADT, here: int, _: Surroundings) -> Step:
+def _alloc_adt(i: AllocADT, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         registers[i.dst] = ADT(i.tag, tuple(registers[number] for number in i.fields))
         return here + 1
@@ -239,7 +281,7 @@ def _alloc_adt(i: AllocADT, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _alloc_closure(i: AllocClosure, here: int, _: Surroundings) -> Step:
+def _alloc_closure(i: AllocClosure, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         registers[i.dst] = Closure(i.function, tuple(registers[number] for number in i.free))
         return here + 1
@@ -247,7 +289,7 @@ def _alloc_closure(i: AllocClosure, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _get_field(i: GetField, here: int, _: Surroundings) -> Step:
+def _get_field(i: GetField, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         structure = _kind_in(registers, i.object, ADT, "a structure")
         if not 0 <= i.index < len(structure):
@@ -258,7 +300,7 @@ def _get_field(i: GetField, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _if(i: If, here: int, _: Surroundings) -> Step:
+def _if(i: If, here: int, _: VMContext) -> Step:
     yes, no = here + i.true_offset, here + i.false_offset
 
     def step(registers: Registers) -> int:
@@ -268,9 +310,9 @@ def _if(i: If, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _load_const(i: LoadConst, here: int, around: Surroundings) -> Step:
+def _load_const(i: LoadConst, here: int, context: VMContext) -> Step:
     def step(registers: Registers) -> int:
-        constant = around.constants[i.constant]
+        constant = context.constants[i.constant]
         if constant is None:
             raise MachineError(f"constant[{i.constant}] is bound late, and no array was given for it")
         registers[i.dst] = constant
@@ -279,12 +321,12 @@ def _load_const(i: LoadConst, here: int, around: Surroundings) -> Step:
     return step
 
 
-def _goto(i: Goto, here: int, _: Surroundings) -> Step:
+def _goto(i: Goto, here: int, _: VMContext) -> Step:
     target = here + i.offset
     return lambda _: target
 
 
-def _get_tag(i: GetTag, here: int, _: Surroundings) -> Step:
+def _get_tag(i: GetTag, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         structure = _kind_in(registers, i.object, ADT, "a structure")
         registers[i.dst] = aligned_copy(np.array([structure.tag], np.int32))
@@ -293,7 +335,7 @@ def _get_tag(i: GetTag, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _load_consti(i: LoadConsti, here: int, _: Surroundings) -> Step:
+def _load_consti(i: LoadConsti, here: int, _: VMContext) -> Step:
     number = fixed(aligned_copy(np.array([i.value], np.int64)))
 
     def step(registers: Registers) -> int:
@@ -303,26 +345,26 @@ def _load_consti(i: LoadConsti, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _fatal(_: Fatal, here: int, __: Surroundings) -> Step:
+def _fatal(_: Fatal, here: int, __: VMContext) -> Step:
     def step(_: Registers) -> int:
         raise MachineError(f"instruction {here}: no case of a match was met")
 
     return step
 
 
-def _alloc_storage(i: AllocStorage, here: int, around: Surroundings) -> Step:
+def _alloc_storage(i: AllocStorage, here: int, context: VMContext) -> Step:
     def step(registers: Registers) -> int:
         if i.shape:
             raise MachineError("memory of two dimensions is asked for; a processor has none")
         if i.alignment > ALIGNMENT:
             raise MachineError(f"memory at multiples of {i.alignment} bytes is asked for; there is some at {ALIGNMENT}")
-        registers[i.dst] = around.allocator.allocate(whole_number(registers[i.size], "a size"))
+        registers[i.dst] = context.allocator.allocate(whole_number(registers[i.size], "a size"))
         return here + 1
 
     return step
 
 
-def _shape_of(i: ShapeOf, here: int, _: Surroundings) -> Step:
+def _shape_of(i: ShapeOf, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         registers[i.dst] = aligned_copy(np.array(array_in(registers, i.tensor).shape, np.int64))
         return here + 1
@@ -330,7 +372,7 @@ def _shape_of(i: ShapeOf, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _reshape(i: ReshapeTensor, here: int, _: Surroundings) -> Step:
+def _reshape(i: ReshapeTensor, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         registers[i.dst] = reshaped(array_in(registers, i.tensor), array_in(registers, i.shape))
         return here + 1
@@ -338,20 +380,21 @@ def _reshape(i: ReshapeTensor, here: int, _: Surroundings) -> Step:
     return step
 
 
-def _device_copy(i: DeviceCopy, here: int, around: Surroundings) -> Step:
-    host = around.devices[0]
+def _device_copy(i: DeviceCopy, here: int, context: VMContext) -> Step:
+    host = context.devices[0]
 
     def step(registers: Registers) -> int:
         for number in (i.source_device, i.target_device):
-            if around.devices[number] != host:
-                raise MachineError(f"arrays cannot be copied to or from {around.devices[number]}: there is only {host}")
+            if context.devices[number] != host:
+                there = context.devices[number]
+                raise MachineError(f"arrays cannot be copied to or from {there}: there is only {host}")
         registers[i.dst] = aligned_copy(array_in(registers, i.tensor))
         return here + 1
 
     return step
 
 
-def _kill(i: KillRegister, here: int, _: Surroundings) -> Step:
+def _kill(i: KillRegister, here: int, _: VMContext) -> Step:
     def step(registers: Registers) -> int:
         registers[i.dst] = None
         return here + 1
@@ -359,7 +402,7 @@ def _kill(i: KillRegister, here: int, _: Surroundings) -> Step:
     return step
 
 
-_MAKERS: Mapping[type[Instruction], Callable[[Any, int, Surroundings], Step]] = {
+_MAKERS: Mapping[type[Instruction], Callable[[Any, int, VMContext], Step]] = {
     Move: _move,
     Ret: _ret,
     Invoke: _invoke,
@@ -381,9 +424,11 @@ _MAKERS: Mapping[type[Instruction], Callable[[Any, int, Surroundings], Step]] = 
     ReshapeTensor: _reshape,
     DeviceCopy: _device_copy,
     KillRegister: _kill,
+    RunPlan: _run,
+    RunRegion: _run,
 }
 
 
-def step_of(instruction: Instruction, here: int, around: Surroundings) -> Step:
+def step_of(instruction: Instruction, here: int, context: VMContext) -> Step:
     """The step of an instruction that stands at the place `here` of its function."""
-    return _MAKERS[type(instruction)](instruction, here, around)
+    return _MAKERS[type(instruction)](instruction, here, context)

@@ -1,6 +1,6 @@
-"""In: what functions of an executable are to do. Out: their instructions, and the tables that these name.
+"""Writes the functions of an executable: their instructions, and the tables that these name.
 
-Always: every value gets a register of its own; what is not needed any longer is killed by whoever wrote it.
+Every value gets a register of its own; what is not needed any longer is killed by whoever wrote it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes
-from retune.compiler.errors import DefinitionError
-from retune.compiler.graph.region import Param
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.vm.contents import Contents, Primitive, VMFunction
 from retune.compiler.vm.instructions import (
     AllocStorage,
-    AllocTensor,
-    AllocTensorReg,
     Goto,
     If,
     Instruction,
@@ -24,10 +19,9 @@ from retune.compiler.vm.instructions import (
     KillRegister,
     LoadConst,
     LoadConsti,
+    RunPlan,
+    RunRegion,
 )
-
-_SHAPE_BYTES = 512
-"""Room for a shape: NumPy has no arrays of more than 64 dimensions."""
 
 
 @dataclass(slots=True)
@@ -129,93 +123,16 @@ class FunctionWriter:
         return register
 
     def invoke(self, primitive: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Call a primitive."""
+        """Have a primitive fill arrays."""
         self.emit(InvokePacked(primitive, len(outputs), (*inputs, *outputs)))
 
-
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """Primitives: the ranks of results, where one is not known; their shapes and bytes; the results."""
-
-    rank: int | None
-    shape: int
-    run: int
-
-
-def write_shaped(writer: FunctionWriter, shaped: Shaped, inputs: Sequence[int], results: Sequence[Param]) -> list[int]:
-    """Call something whose results have shapes that are known only when it is called: ask for the shapes, make room,
-    and call it. The registers of the results.
-
-    Raises: DefinitionError when nothing says which elements a result has.
-    """
-    scratch = _Scratch(writer, len(results))
-    ranks: list[int] = []
-    if shaped.rank is not None:
-        ranks = [scratch.small(number, "int64", (1,)) for number in range(len(results))]
-        writer.invoke(shaped.rank, inputs, ranks)
-    told = []
-    for number, result in enumerate(results):
-        known = result.dims is not None and not ranks
-        shape = scratch.shape(number, len(result.dims or ())) if known else scratch.shape_by_rank(number, ranks[number])
-        told += [shape, scratch.small(number, "int64", (1,), 1)]
-    writer.invoke(shaped.shape, inputs, told)
-    outputs = []
-    zero = writer.number(0)
-    for result, shape, size in zip(results, told[::2], told[1::2], strict=True):
-        if result.dtype is None:
-            raise DefinitionError(f"nothing says which elements {result.name} has, so no room can be made for it")
-        storage, output = writer.fresh(), writer.fresh()
-        writer.emit(AllocStorage(size, ALIGNMENT, result.dtype, 0, storage))
-        writer.emit(AllocTensorReg(storage, zero, shape, result.dtype, output))
-        writer.kill(storage)
-        outputs.append(output)
-    writer.invoke(shaped.run, inputs, outputs)
-    writer.kill(zero, *told, *ranks)
-    scratch.end()
-    return outputs
-
-
-class _Scratch:
-    """Small memory for ranks, shapes and sizes of results: a stretch for each result, in one storage."""
-
-    _STRETCH = _SHAPE_BYTES + 2 * ALIGNMENT
-
-    def __init__(self, writer: FunctionWriter, results: int) -> None:
-        self._writer = writer
-        self._storage = writer.storage(self._STRETCH * results, "int64")
-
-    def small(self, result: int, dtype: str, shape: tuple[int, ...], place: int = 0) -> int:
-        """The first or second small array of a result."""
-        return self._tensor(self._STRETCH * result + ALIGNMENT * place, dtype, shape)
-
-    def shape(self, result: int, rank: int) -> int:
-        """Room for the shape of a result."""
-        return self._tensor(self._STRETCH * result + 2 * ALIGNMENT, "int64", (rank,))
-
-    def shape_by_rank(self, result: int, rank: int) -> int:
-        """The same, of a rank that a register holds."""
-        offset, register = self._writer.number(self._STRETCH * result + 2 * ALIGNMENT), self._writer.fresh()
-        self._writer.emit(AllocTensorReg(self._storage, offset, rank, "int64", register))
-        self._writer.kill(offset)
-        return register
-
-    def end(self) -> None:
-        """The memory is not needed any longer."""
-        self._writer.kill(self._storage)
-
-    def _tensor(self, offset: int, dtype: str, shape: tuple[int, ...]) -> int:
-        place, register = self._writer.number(offset), self._writer.fresh()
-        self._writer.emit(AllocTensor(self._storage, place, dtype, register, shape))
-        self._writer.kill(place)
-        return register
-
-
-def sizes_of(results: Sequence[Param]) -> str:
-    """Bytes of an element of every result, as an attribute. Raises: DefinitionError as `write_shaped`."""
-    for result in results:
-        if result.dtype is None:
-            raise DefinitionError(f"nothing says which elements {result.name} has, so no room can be made for it")
-    return " ".join(str(item_bytes(result.dtype or "")) for result in results)
+    def run(
+        self, kind: type[RunPlan | RunRegion], primitive: int, inputs: Sequence[int], results: int
+    ) -> list[int]:
+        """Call a primitive that makes so many new arrays. Their registers."""
+        outputs = [self.fresh() for _ in range(results)]
+        self.emit(kind(primitive, results, (*inputs, *outputs)))
+        return outputs
 
 
 def scalar(value: int | bool) -> Array:

@@ -14,7 +14,18 @@ from retune.compiler.runtime.device import cpu, cuda
 from retune.compiler.vm.bytecode import decode_contents, encode_contents
 from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
 from retune.compiler.vm.executable import Executable
-from retune.compiler.vm.instructions import Goto, Instruction, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret
+from retune.compiler.vm.instructions import (
+    Goto,
+    Instruction,
+    Invoke,
+    InvokePacked,
+    LoadConst,
+    LoadConsti,
+    Move,
+    Ret,
+    RunPlan,
+    RunRegion,
+)
 
 _SPLIT = 32
 
@@ -95,7 +106,7 @@ def test_an_instruction_whose_checksum_differs_is_refused() -> None:
 
 
 def test_another_version_is_named() -> None:
-    damaged = bytearray(SMALL[:-_SPLIT].replace(b"retune-vm-2", b"retune-vm-9"))
+    damaged = bytearray(SMALL[:-_SPLIT].replace(b"retune-vm-3", b"retune-vm-9"))
     damaged += hashlib.sha256(damaged).digest()
     with pytest.raises(ArtifactError, match="'retune-vm-9'"):
         decode_contents(bytes(damaged))
@@ -118,6 +129,8 @@ def test_something_else_is_no_bytecode() -> None:
         ((Invoke(4, 1, (0,)), Ret(1)), "function 4"),
         ((Invoke(0, 1, (0, 1)), Ret(1)), "takes 1 arguments"),
         ((InvokePacked(0, 0, ()), Ret(0)), "primitive 0"),
+        ((RunPlan(0, 0, ()), Ret(0)), "primitive 0"),
+        ((RunRegion(0, 2, (0,)), Ret(0)), "primitive 0"),
         ((LoadConst(2, 0, 1), Ret(1)), "constant 2"),
         ((), "no instructions"),
     ],
@@ -126,6 +139,22 @@ def test_what_an_instruction_names_must_be_there(instructions: tuple[Instruction
     function = VMFunction("main", ("x",), 2, instructions)
     with pytest.raises(ArtifactError, match=message):
         Executable(Contents((function,)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (RunPlan(0, 1, (0, 7)), "register 7"),
+        (RunRegion(0, 1, (0, 7)), "register 7"),
+        (RunRegion(0, 1, (7, 1)), "register 7"),
+        (RunRegion(0, 3, (0, 1)), "3 of its arguments are outputs"),
+        (InvokePacked(0, -1, (0, 1)), "-1 of its arguments are outputs"),
+    ],
+)
+def test_what_a_call_of_a_primitive_names_must_be_there(call: Instruction, message: str) -> None:
+    function = VMFunction("main", ("x",), 2, (call, Ret(1)))
+    with pytest.raises(ArtifactError, match=message):
+        Executable(Contents((function,), primitives=(Primitive("add"),)))
 
 
 def test_contents_must_hold_together() -> None:

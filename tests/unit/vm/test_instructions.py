@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from retune.compiler.errors import ArtifactError
 from retune.compiler.vm import instructions as vm
-from retune.compiler.vm.instructions import Instruction, decode, encode, jumps, reads, written
+from retune.compiler.vm.instructions import Instruction, decode, encode, jumps, reads, writes
 
 registers = st.integers(0, 2**31)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -17,9 +17,9 @@ dtypes = st.sampled_from(["bool", "int8", "int64", "uint8", "uint64", "float16",
 shapes = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
 
 
-def _packed(draw: Any) -> vm.InvokePacked:
+def _called(draw: Any, kind: type[vm.InvokePacked | vm.RunPlan | vm.RunRegion]) -> Instruction:
     args = draw(many)
-    return vm.InvokePacked(draw(registers), draw(st.integers(0, len(args))), args)
+    return kind(draw(registers), draw(st.integers(0, len(args))), args)
 
 
 @st.composite
@@ -30,7 +30,9 @@ def any_instruction(draw: st.DrawFn) -> Instruction:
         lambda: vm.Ret(r()),
         lambda: vm.Invoke(r(), r(), draw(many)),
         lambda: vm.InvokeClosure(r(), r(), draw(many)),
-        lambda: _packed(draw),
+        lambda: _called(draw, vm.InvokePacked),
+        lambda: _called(draw, vm.RunPlan),
+        lambda: _called(draw, vm.RunRegion),
         lambda: vm.AllocTensor(r(), r(), draw(dtypes), r(), draw(shapes)),
         lambda: vm.AllocTensorReg(r(), r(), r(), draw(dtypes), r()),
         lambda: vm.AllocADT(n(), r(), draw(many)),
@@ -90,13 +92,15 @@ def test_every_opcode_has_its_number_and_order_of_fields() -> None:
         (vm.ReshapeTensor(1, 2, 3), (1, 2, 3)),
         (vm.DeviceCopy(1, 0, 1, 2), (1, 0, 1, 2)),
         (vm.KillRegister(1), (1,)),
+        (vm.RunPlan(3, 1, (4, 5)), (3, 2, 1, 4, 5)),
+        (vm.RunRegion(3, 2, (4, 5, 6)), (3, 3, 2, 4, 5, 6)),
     ]
     assert [(each.opcode, encode(each)) for each, _ in expected] == [
         (number, fields) for number, (_, fields) in enumerate(expected)
     ]
 
 
-@pytest.mark.parametrize("opcode", [-1, 21, 1000])
+@pytest.mark.parametrize("opcode", [-1, 23, 1000])
 def test_other_opcodes_are_refused(opcode: int) -> None:
     with pytest.raises(ArtifactError, match="opcode"):
         decode(opcode, ())
@@ -112,10 +116,12 @@ def test_unknown_element_types_are_refused() -> None:
 def test_instructions_say_what_they_read_write_and_where_they_lead() -> None:
     call = vm.InvokePacked(3, 1, (4, 5))
     assert list(reads(call)) == [4, 5]
-    assert written(call) is None
+    assert list(writes(call)) == []
+    for run in (vm.RunPlan(3, 2, (4, 5, 6)), vm.RunRegion(3, 2, (4, 5, 6))):
+        assert (list(reads(run)), list(writes(run))) == ([4], [5, 6])
     alloc = vm.AllocTensor(1, 2, "float32", 3, (7,))
     assert list(reads(alloc)) == [1, 2]
-    assert written(alloc) == 3
+    assert list(writes(alloc)) == [3]
     assert jumps(vm.If(1, 2, 3, -4)) == (3, -4)
     assert jumps(vm.Ret(0)) == jumps(vm.Fatal()) == ()
     assert jumps(vm.Goto(-2)) == (-2,)
@@ -123,6 +129,7 @@ def test_instructions_say_what_they_read_write_and_where_they_lead() -> None:
 
 def test_texts_name_registers() -> None:
     assert str(vm.InvokePacked(3, 1, (4, 5, 6))) == "invoke_packed primitive[3] (in: $4, $5, out: $6)"
+    assert str(vm.RunPlan(3, 1, (4, 5, 6))) == "run_plan primitive[3] (in: $4, $5, out: $6)"
     assert str(vm.AllocTensor(1, 2, "float32", 3, (7, 8))) == "alloc_tensor $3 $1 $2 [7, 8] float32"
     assert str(vm.LoadConsti(-5, 2)) == "load_consti $2 -5"
     assert str(vm.Fatal()) == "fatal"
