@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
+from retune.compiler.ops import OPS, Attribute
+from retune.compiler.ops.norm import layer_norm
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.te.ops import OpCall
-from retune.compiler.te.ops.call import Attribute
-from retune.compiler.te.ops.conv import convolution
-from retune.compiler.te.ops.norm import layer_norm
-from retune.compiler.te.ops.reduce import softmax
 
 Array = NDArray[Any]
 MODES = ("fp32", "tf32", "f16")
@@ -87,18 +84,16 @@ class GpuCase:
                     "groups": 1,
                     "layout": "NHWC",
                 }
-                call = OpCall("y", (x, w), attrs, (1, size, size, made), dtype, "y")
-                return ComputeDAG([x, w, convolution(call)])
+                return ComputeDAG([x, w, OPS["conv2d"].tensor((x, w), attrs, name="y")])
             case "softmax", shape:
                 x = te.placeholder(shape, dtype, "x")
-                return ComputeDAG([x, softmax(OpCall("y", (x,), {"axis": 1}, shape, dtype, "y"))])
+                return ComputeDAG([x, OPS["softmax"].tensor((x,), {"axis": 1}, name="y")])
             case "layer_norm", shape:
-                tensors = tuple(
+                x, scale, bias = (
                     te.placeholder(each, dtype, name)
                     for each, name in ((shape, "x"), (shape[1:], "scale"), (shape[1:], "bias"))
                 )
-                norm: dict[str, Attribute] = {"axis": 1, "epsilon": EPSILON}
-                return ComputeDAG([*tensors, layer_norm(OpCall("y", tensors, norm, shape, dtype, "y"))])
+                return ComputeDAG([x, scale, bias, layer_norm(x, scale, bias, axis=1, epsilon=EPSILON, name="y")])
         raise ValueError(f"no operator {self.kind} of the sizes {self.sizes}")
 
     @staticmethod

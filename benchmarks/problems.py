@@ -14,14 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler import te
+from retune.compiler.ops import OPS, Attribute
+from retune.compiler.ops.conv import CONVOLUTIONS
+from retune.compiler.ops.norm import layer_norm
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.te.ops import OpCall
-from retune.compiler.te.ops.call import Attribute
-from retune.compiler.te.ops.conv import convolution
-from retune.compiler.te.ops.conv_transpose import conv_transpose2d
-from retune.compiler.te.ops.matmul import batch_matmul, dense
-from retune.compiler.te.ops.norm import layer_norm
-from retune.compiler.te.ops.reduce import softmax
 from retune.compiler.te.tensor import Tensor
 
 Floats = NDArray[np.float32]
@@ -92,7 +88,7 @@ class Convolution:
             "layout": LAYOUTS[rank],
         }
         shape = (1, *self.output, self.channels[1])
-        made = convolution(OpCall("conv", (x, w), attrs, shape, "float32", "conv", frozenset({w})))
+        made = CONVOLUTIONS[rank].tensor((x, w), attrs, name="conv", constants=frozenset({w}))
         if not self.epilogue:
             return ComputeDAG([x, w, made])
         scale, bias = (te.placeholder(shape[-1:], name=name) for name in ("scale", "bias"))
@@ -143,8 +139,7 @@ class TransposedConvolution:
         """Inputs x and w."""
         x, w = (te.placeholder(shape, name=name) for shape, name in zip(self.shapes, ("x", "w"), strict=True))
         attrs: dict[str, Attribute] = {"layout": "NHWC", "strides": (self.stride,) * 2, "pads": (self.pad,) * 4}
-        shape = (1, *self.output, self.channels[1])
-        y = conv_transpose2d(OpCall("conv_transpose2d", (x, w), attrs, shape, "float32", "conv", frozenset({w})))
+        y = OPS["conv_transpose2d"].tensor((x, w), attrs, name="conv", constants=frozenset({w}))
         return ComputeDAG([x, w, y])
 
     def reference(self, arrays: Mapping[str, Floats]) -> Doubles:
@@ -174,8 +169,8 @@ class Product:
         x = te.placeholder((*first, self.rows, self.inner), name="x")
         w = te.placeholder((*first, self.inner, self.columns), name="w")
         constants = frozenset[Tensor]() if self.batch else frozenset({w})
-        call = OpCall("dense", (x, w), {}, (*first, self.rows, self.columns), "float32", "product", constants)
-        return ComputeDAG([x, w, batch_matmul(call) if self.batch else dense(call)])
+        op = OPS["batch_matmul" if self.batch else "dense"]
+        return ComputeDAG([x, w, op.tensor((x, w), name="product", constants=constants)])
 
     def reference(self, arrays: Mapping[str, Floats]) -> Doubles:
         """NumPy's own product."""
@@ -191,7 +186,7 @@ class Softmax:
     def graph(self) -> ComputeDAG:
         """Input x."""
         x = te.placeholder(self.shape, name="x")
-        return ComputeDAG([x, softmax(OpCall("softmax", (x,), {"axis": 1}, self.shape, "float32", "softmax"))])
+        return ComputeDAG([x, OPS["softmax"].tensor((x,), {"axis": 1})])
 
     def reference(self, arrays: Mapping[str, Floats]) -> Doubles:
         """Row by row."""
@@ -210,9 +205,7 @@ class LayerNorm:
         """Inputs x, scale and bias."""
         x = te.placeholder(self.shape, name="x")
         scale, bias = (te.placeholder(self.shape[1:], name=name) for name in ("scale", "bias"))
-        attrs: dict[str, Attribute] = {"axis": 1, "epsilon": EPSILON}
-        call = OpCall("layer_norm", (x, scale, bias), attrs, self.shape, "float32", "norm")
-        return ComputeDAG([x, scale, bias, layer_norm(call)])
+        return ComputeDAG([x, scale, bias, layer_norm(x, scale, bias, axis=1, epsilon=EPSILON)])
 
     def reference(self, arrays: Mapping[str, Floats]) -> Doubles:
         """Row by row."""

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler import te
-from retune.compiler.graph.ir import Attribute, Node, Value
-from retune.compiler.graph.ops import infer_value
-from retune.compiler.te.ops import OpCall, lower_op
+from retune.compiler.graph.ir import Attribute, Node
+from retune.compiler.ops import OPS
 from retune.compiler.te.tensor import Tensor
 from tests.attributes import CONV, POOL
 
@@ -92,6 +91,7 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("normalize", ((3, 4, 9),), {"axes": (2,), "epsilon": 1e-5, "centred": True}),
     ("normalize", ((3, 4, 9),), {"axes": (2,), "epsilon": 1e-5, "centred": False}),
     ("normalize", ((3, 4, 5),), {"axes": (0, 2), "epsilon": 1e-3, "centred": True}),
+    ("batch_norm", ((2, 3, 4), *((3,),) * 4), {"axis": 1, "epsilon": 100.0}),
     ("reshape", ((2, 3, 4),), {"shape": (4, 6)}),
     ("reshape", ((2, 6),), {"shape": (2, 1, 3, 2)}),
     ("reshape", ((1, 1),), {"shape": ()}),
@@ -112,6 +112,7 @@ _DATA = _RNG.standard_normal((4, 3, 5)).astype(np.float32)
 _ALONG = np.array([[[2, 0, 1, -1, 2]], [[0, -3, 1, 1, 0]]])
 _ROWS = np.array([[0, 2], [3, -1], [1, 0]])
 _SLICES = _RNG.standard_normal((3, 5)).astype(np.float32)
+_SCALES = np.array([0.5, 0.25, 0.125], np.float32)
 _SCATTERED: tuple[str, ...] = ("none", "add", "mul", "max", "min")
 
 
@@ -163,6 +164,11 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     ("qconv2d", [_bytes("uint8", 1, 5, 5, 16), _bytes("int8", 3, 3, 16)], {**CONV, "groups": 16, "pad_value": 255}),
     ("qdense", [_bytes("uint8", 5, 12), _bytes("int8", 12, 16)], {}),
     ("qdense", [_bytes("int8", 5, 7), _bytes("int8", 7, 3)], {}),
+    ("quantize", [_DATA, _SCALES, np.array([3, -2, 0], np.int8)], {"axis": 1}),
+    ("quantize", [_DATA, _SCALES[0], np.array(7, np.uint8)], {"axis": 1}),
+    ("quantize", [_DATA, _SCALES[:1], np.array([7], np.uint8)], {"axis": 0}),
+    ("dequantize", [_bytes("int8", 4, 3, 5), _SCALES, np.array([3, -2, 0], np.int8)], {"axis": 1}),
+    ("dequantize", [_bytes("uint8", 4, 3, 5), _SCALES[0], np.array(7, np.uint8)], {"axis": 2}),
     ("qbatch_matmul", [_bytes("int8", 2, 5, 8), _bytes("int8", 2, 8, 16)], {}),
 ]
 """Operators with operands of other types than float32, or of a part of its range."""
@@ -171,10 +177,8 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
 def lowered(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> tuple[Tensor, list[Tensor], Node]:
     """The operator as a tensor, its placeholders, and the graph node that it stands for."""
     node = Node(op, tuple(f"x{place}" for place in range(len(arrays))), ("y",), attrs)
-    values = tuple(Value(name, a.shape, a.dtype.name) for name, a in zip(node.inputs, arrays, strict=True))
-    result = infer_value(node, values)
-    tensors = [te.placeholder(value.shape, value.dtype, f"p{place}") for place, value in enumerate(values)]
-    return lower_op(OpCall(op, tuple(tensors), attrs, result.shape, result.dtype, op)), tensors, node
+    tensors = [te.placeholder(array.shape, array.dtype.name, f"p{place}") for place, array in enumerate(arrays)]
+    return OPS[op].tensor(tensors, attrs), tensors, node
 
 
 def random_arrays(shapes: Shapes) -> list[NDArray[Any]]:

@@ -43,6 +43,7 @@ RANK = {
     "executor": 2,
     "graph_executor": 3,
     "debug_executor": 3,
+    "ops": 3,
     "schedule": 3,
     "lower": 4,
     "codegen": 5,

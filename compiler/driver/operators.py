@@ -5,7 +5,7 @@ Always: what is asked for is one line of text, so it travels wherever the name o
     operator:["retune.matmul", 512, 512, 512]            an operator of the table here
     operator:my_package.workloads:["gemm", 64, 64]       a workload that importing the module registers
 
-The operators here take float32 and are those of `retune.compiler.te.ops`; activations are channels last, weights
+The operators here take float32 and are those of `retune.compiler.ops`; activations are channels last, weights
 constants that a kernel may pack. Padding keeps the size where the stride is 1.
 """
 
@@ -21,15 +21,11 @@ from typing import Any
 from retune.compiler import te
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import DefinitionError, OptionError, WorkloadError
+from retune.compiler.ops import OPS, Attribute
+from retune.compiler.ops.norm import layer_norm
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.schedule.workload_registry import register_workload
 from retune.compiler.target import Target
-from retune.compiler.te.ops import OpCall
-from retune.compiler.te.ops.call import Attribute
-from retune.compiler.te.ops.conv import convolution
-from retune.compiler.te.ops.matmul import batch_matmul, dense
-from retune.compiler.te.ops.norm import layer_norm
-from retune.compiler.te.ops.reduce import softmax
 from retune.compiler.te.tensor import Tensor
 
 PREFIX = "operator:"
@@ -41,13 +37,13 @@ Argument = int | float | str | list[Any] | None
 def matmul(rows: int, columns: int, inner: int) -> list[Tensor]:
     """(rows × inner) by a constant (inner × columns)."""
     x, w = te.placeholder((rows, inner), name="x"), te.placeholder((inner, columns), name="w")
-    return [x, w, dense(OpCall("dense", (x, w), {}, (rows, columns), "float32", "product", frozenset({w})))]
+    return [x, w, OPS["dense"].tensor((x, w), name="product", constants=frozenset({w}))]
 
 
 def batched_matmul(batch: int, rows: int, columns: int, inner: int) -> list[Tensor]:
     """`batch` products of two activations, (rows × inner) by (inner × columns)."""
     x, w = te.placeholder((batch, rows, inner), name="x"), te.placeholder((batch, inner, columns), name="w")
-    return [x, w, batch_matmul(OpCall("batch_matmul", (x, w), {}, (batch, rows, columns), "float32", "product"))]
+    return [x, w, OPS["batch_matmul"].tensor((x, w), name="product")]
 
 
 def conv2d(
@@ -65,15 +61,14 @@ def depthwise_conv2d(height: int, width: int, channels: int, kernel: int, stride
 def row_softmax(rows: int, columns: int) -> list[Tensor]:
     """Softmax of every row."""
     x = te.placeholder((rows, columns), name="x")
-    return [x, softmax(OpCall("softmax", (x,), {"axis": 1}, x.shape, "float32", "softmax"))]
+    return [x, OPS["softmax"].tensor((x,), {"axis": 1})]
 
 
 def row_norm(rows: int, columns: int) -> list[Tensor]:
     """Layer normalisation of every row, with scale and bias."""
     x = te.placeholder((rows, columns), name="x")
     scale, bias = (te.placeholder((columns,), name=name) for name in ("scale", "bias"))
-    attrs: dict[str, Attribute] = {"axis": 1, "epsilon": _EPSILON}
-    return [x, scale, bias, layer_norm(OpCall("layer_norm", (x, scale, bias), attrs, x.shape, "float32", "norm"))]
+    return [x, scale, bias, layer_norm(x, scale, bias, axis=1, epsilon=_EPSILON)]
 
 
 def _convolution(
@@ -81,8 +76,6 @@ def _convolution(
 ) -> list[Tensor]:
     taken, made = channels
     pad = (kernel - 1) * dilation // 2
-    reach = (kernel - 1) * dilation + 1
-    output = tuple((extent + 2 * pad - reach) // stride + 1 for extent in size)
     window = (kernel, kernel, made) if groups > 1 else (kernel, kernel, taken, made)
     x, w = te.placeholder((1, *size, taken), name="x"), te.placeholder(window, name="w")
     attrs: dict[str, Attribute] = {
@@ -92,8 +85,7 @@ def _convolution(
         "groups": groups,
         "layout": "NHWC",
     }
-    call = OpCall("conv2d", (x, w), attrs, (1, *output, made), "float32", "conv", frozenset({w}))
-    return [x, w, convolution(call)]
+    return [x, w, OPS["conv2d"].tensor((x, w), attrs, name="conv", constants=frozenset({w}))]
 
 
 OPERATORS: Mapping[str, Callable[..., list[Tensor]]] = {

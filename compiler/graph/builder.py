@@ -7,9 +7,8 @@ import numpy as np
 from retune.compiler.errors import DefinitionError
 from retune.compiler.graph.derived import derived
 from retune.compiler.graph.evaluate import evaluate_node
-from retune.compiler.graph.infer import misfit
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
-from retune.compiler.graph.ops import infer_value
+from retune.compiler.graph.verify import call_of, infer_value
 
 _KEPT = ("identity", "dequantize")
 """Nodes that stay where they read constants alone: the bytes of a weight are worth more than its numbers."""
@@ -79,13 +78,13 @@ class GraphBuilder:
             return self.emit(op, inputs, attrs, name=name, output=wish)
         output = self._fresh(wish)
         node = Node(op, tuple(inputs), (output,), dict(attrs or {}), name)
-        described = tuple([self._values[operand] for operand in inputs])
+        described = [self._values[operand] for operand in inputs]
         value = infer_value(node, described)
         if value.size > _MOST_ELEMENTS:
-            raise misfit(node, described, f"{value} has too many elements")
+            raise call_of(node, described).misfit(f"{value} has too many elements")
         if op not in _KEPT and all(operand in self._constants for operand in inputs):
             if value.size > max(_MOST_FOLDED, *(operand.size for operand in described)):
-                raise misfit(node, described, f"{value} has too many elements for a constant")
+                raise call_of(node, described).misfit(f"{value} has too many elements for a constant")
             known = [self._constants[operand] for operand in inputs]
             what = (op, tuple(sorted(node.attrs.items())))
             return self.constant(derived(what, known, lambda: evaluate_node(node, known)), wish)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.ops import OPS, FusionKind
+from retune.compiler.ops import OPS, FusionKind
 
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _BYTES = ("int8", "uint8")
@@ -30,8 +30,6 @@ recursively: each of these nodes is some twenty of Python's thousand frames.
 _LARGEST = 64
 """Nodes of that expression, in which a node stands as often as it is read: `x + x`, of itself, doubles with each node.
 """
-_REPEATED = {"sign": 3, "silu": 2, "hard_swish": 2, "gelu": 2, "gelu_tanh": 4, "leaky_relu": 3, "fmod": 3}
-"""Operators whose expressions read an operand several times."""
 _PADDED = ("conv2d", "conv3d")
 """Operators whose padding may read the operands of a concatenation where they lie."""
 _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
@@ -165,7 +163,7 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
         for index, node in zip(region, nodes, strict=True):
             read = [flow.number[name] for name in node.inputs if flow.number.get(name) in depth]
             depth[index] = 1 + max(depth[one] for one in read)
-            size[index] = 1 + _REPEATED.get(node.op, 1) * sum(size[one] for one in read)
+            size[index] = 1 + OPS[node.op].reads * sum(size[one] for one in read)
         if depth[region[-1]] > _DEEPEST or size[region[-1]] > _LARGEST:
             break
         for index in region:

@@ -13,7 +13,7 @@ import numpy as np
 from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import ArtifactError, RetuneError
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
-from retune.compiler.graph.ops import verify
+from retune.compiler.graph.verify import verify
 from retune.compiler.runtime.archive import DAMAGE
 
 _LENGTH = 8

@@ -1,7 +1,7 @@
-"""In: values, nodes, constants. Out: an immutable `Graph` in topological order. Always: its text is deterministic.
+"""The graph of a network: an immutable `Graph` of nodes in topological order, with a deterministic text.
 
 Graph     = inputs, nodes, outputs, constants, values
-Node      = outputs <- op(inputs) {attrs}          op: a name of `retune.compiler.graph.ops.OPS`
+Node      = outputs <- op(inputs) {attrs}          op: a name of `retune.compiler.ops.OPS`
 Value     = name: dtype[shape]                     every input, constant and node output has one
 Attribute = int | float | bool | str | (int, ...)
 """
@@ -9,16 +9,14 @@ Attribute = int | float | bool | str | (int, ...)
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import DefinitionError
+from retune.compiler.ops.op import Array, Attribute, Attributed
 
-Attribute = int | float | bool | str | tuple[int, ...]
-Array = NDArray[Any]
+__all__ = ["Array", "Attribute", "Graph", "Node", "Value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(Attributed):
     """One operation. `name` is for people (messages, reports); identity of data is by value names."""
 
     op: str
@@ -61,41 +59,6 @@ class Node:
         """The name of the only output."""
         (name,) = self.outputs
         return name
-
-    def ints(self, key: str) -> tuple[int, ...]:
-        """The attribute `key`, a tuple of ints. Raises: DefinitionError when it is absent or of another type."""
-        value = self.attrs.get(key)
-        if not isinstance(value, tuple):
-            raise DefinitionError(f"{self}: attribute {key!r} must be a tuple of ints")
-        return value
-
-    def integer(self, key: str) -> int:
-        """The attribute `key`, an int. Raises: DefinitionError when it is absent or of another type."""
-        value = self.attrs.get(key)
-        if not isinstance(value, int):
-            raise DefinitionError(f"{self}: attribute {key!r} must be an int")
-        return value
-
-    def number(self, key: str) -> float:
-        """The attribute `key`, a float. Raises: DefinitionError when it is absent or of another type."""
-        value = self.attrs.get(key)
-        if not isinstance(value, int | float):
-            raise DefinitionError(f"{self}: attribute {key!r} must be a number")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        """The attribute `key`, a bool. Raises: DefinitionError when it is absent or of another type."""
-        value = self.attrs.get(key)
-        if not isinstance(value, bool):
-            raise DefinitionError(f"{self}: attribute {key!r} must be a bool")
-        return value
-
-    def text(self, key: str) -> str:
-        """The attribute `key`, a string. Raises: DefinitionError when it is absent or of another type."""
-        value = self.attrs.get(key)
-        if not isinstance(value, str):
-            raise DefinitionError(f"{self}: attribute {key!r} must be a string")
-        return value
 
     def __str__(self) -> str:
         attrs = ", ".join(f"{key}={self.attrs[key]!r}" for key in sorted(self.attrs))

@@ -15,21 +15,19 @@ from retune.compiler import te
 from retune.compiler.graph.alternatives import Rewrite
 from retune.compiler.graph.fuse import FusedOp, fuse
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.ops import OPS, FusionKind
 from retune.compiler.ir.expr import Const
+from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ops.op import Operand
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from retune.compiler.te.ops import OpCall, lower_op
-from retune.compiler.te.ops.call import Operand
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d")
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 _LONGEST = 96
 """Letters of a kernel's name, at the most."""
-_COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def partition(
 ) -> Partition:
     """Cut `graph` into kernels for `target`; `rewrites` are the kinds of alternatives that its tasks may have.
 
-    Raises: DefinitionError when an operator has no tensor expression.
+    Raises: DefinitionError when an operator is lowered in another layout alone.
     """
     fusion = fuse(graph)
     layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
@@ -177,7 +175,7 @@ def _reduces(dag: ComputeDAG) -> bool:
 def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
     """The group as tensor expressions: the graph values that it reads, in argument order, and the compute graph.
 
-    Raises: DefinitionError when an operator has no tensor expression.
+    Raises: DefinitionError when an operator is lowered in another layout alone.
     """
     inside = {node.output for node in group.nodes}
     uses = [name for node in group.nodes for name in node.inputs]
@@ -194,12 +192,14 @@ def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
             placeholders[name] = operands[name] = tensor
             if name in graph.constants and uses.count(name) == 1:
                 known.add(tensor)
-        result = graph.values[node.output]
-        chosen = tuple(_operand(graph, node, name, operands) for name in _ordered(node, inside))
-        call = OpCall(
-            node.op, chosen, node.attrs, result.shape, result.dtype, _unique(node.op, names), frozenset(known)
+        order = _ordered(node, inside)
+        operands[node.output] = OPS[node.op].tensor(
+            [_operand(graph, node, name, operands) for name in order],
+            node.attrs,
+            name=_unique(node.op, names),
+            constants=frozenset(known),
+            types=[graph.values[name] for name in order],
         )
-        operands[node.output] = lower_op(call)
     output = operands[group.output]
     assert isinstance(output, Tensor)
     return tuple(placeholders), ComputeDAG([*placeholders.values(), output])
@@ -207,7 +207,7 @@ def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
 
 def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:
     """Operands; of a commutative operator the one computed in the group comes first."""
-    if node.op in _COMMUTATIVE and node.inputs[1] in inside and node.inputs[0] not in inside:
+    if OPS[node.op].commutative and node.inputs[1] in inside and node.inputs[0] not in inside:
         return node.inputs[::-1]
     return node.inputs
 

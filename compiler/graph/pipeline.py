@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from retune.compiler.errors import DefinitionError
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.base import GraphPass
 from retune.compiler.graph.passes.channels_last import ChannelsLast
 from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
@@ -19,6 +18,7 @@ from retune.compiler.graph.passes.recognise import Recognise
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.slice_weights import SliceWeights
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
+from retune.compiler.graph.verify import verify
 
 _log = logging.getLogger(__name__)
 

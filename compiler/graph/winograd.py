@@ -14,8 +14,8 @@ from retune.compiler.graph.alternatives import MadeConstant, Variant
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.fuse import FusedOp
 from retune.compiler.graph.ir import Array, Graph, Node, Value
+from retune.compiler.ops.winograd import KERNEL, transformed_weight
 from retune.compiler.target import Target
-from retune.compiler.te.ops.winograd import KERNEL, transformed_weight
 
 LEAST_CHANNELS = 16
 """With fewer channels, in or out, the transforms cost more than the products they save."""

@@ -44,8 +44,8 @@ from retune.compiler.frontend.onnx.model_file import check_model, is_standard, o
 from retune.compiler.frontend.onnx.types import check_outputs, fed_inputs
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.region import Param
+from retune.compiler.graph.verify import verify
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
 from retune.compiler.frontend.onnx.nn import pads_of, plain_convolution
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.infer import window_extent
 from retune.compiler.graph.ir import Array, Attribute
+from retune.compiler.ops.conv import window_extent
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.infer import broadcast_shapes
 from retune.compiler.graph.ir import Array
+from retune.compiler.ops.op import broadcast_shapes
 
 _FAR = 2**62
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.infer import broadcast_shapes
 from retune.compiler.graph.ir import Node
-from retune.compiler.graph.ops import OPS, FusionKind
+from retune.compiler.ops import OPS, FusionKind
+from retune.compiler.ops.op import broadcast_shapes
 
 _COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 _MERGING = ("add", "mul")

@@ -13,7 +13,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Graph, Node
-from retune.compiler.graph.ops import OPS, FusionKind
+from retune.compiler.ops import OPS, FusionKind
 
 _TILES = range(4, 15)
 """Rows of a register tile that keep the multipliers busy: fewer load more than they compute, more do not fit."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node, Value
-from retune.compiler.graph.ops import OPS, FusionKind
 from retune.compiler.graph.passes.shapes import reshaped_broadcast, sliced_before, transposed_reshape
+from retune.compiler.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 

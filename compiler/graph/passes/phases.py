@@ -9,7 +9,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node
-from retune.compiler.graph.ops import infer_value
+from retune.compiler.graph.verify import infer_value
 
 
 @dataclass(frozen=True, slots=True)

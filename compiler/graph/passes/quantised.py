@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
-from retune.compiler.graph.infer import broadcast_shapes
 from retune.compiler.graph.ir import Array, Graph, Node
+from retune.compiler.ops.op import broadcast_shapes
 
 BYTES = ("int8", "uint8")
 _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_matmul"}

@@ -10,6 +10,7 @@ tiles of a block as long as all of its channels take their turn.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from retune.compiler.ops.winograd import TRANSFORMED
 from retune.compiler.schedule.state import Annotation, State
 from retune.compiler.schedule.steps import (
     Annotate,
@@ -21,7 +22,6 @@ from retune.compiler.schedule.steps import (
     Step,
 )
 from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
-from retune.compiler.te.ops.winograd import TRANSFORMED
 from retune.compiler.te.tensor import ComputeOp
 
 _LEVELS = 3

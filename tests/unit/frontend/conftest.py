@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.pipeline import PIPELINE
+from retune.compiler.graph.verify import verify
 
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Graph]

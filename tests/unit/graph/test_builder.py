@@ -6,7 +6,7 @@ import pytest
 from retune.compiler.errors import DefinitionError
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Node, Value
-from retune.compiler.graph.ops import verify
+from retune.compiler.graph.verify import verify
 
 
 def builder_of(*shape: int) -> GraphBuilder:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Graph, Value
-from retune.compiler.graph.ops import FusionKind
+from retune.compiler.ops import FusionKind
 from tests.attributes import CONV
 from tests.small_graphs import bias, conv, small_graphs, start
 

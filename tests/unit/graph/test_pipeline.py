@@ -9,8 +9,8 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.verify import verify
 
 
 def random_graph(seed: int, count: int = 14) -> Graph:

@@ -11,6 +11,7 @@ from retune.compiler.cost_model import RandomModel
 from retune.compiler.driver.build import build, build_kernel
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Node
+from retune.compiler.ops.winograd import transform_matrices
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
@@ -19,7 +20,6 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Candidate, SketchPolicy
-from retune.compiler.te.ops.winograd import transform_matrices
 from tests.unit.search.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,

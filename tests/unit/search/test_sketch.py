@@ -8,6 +8,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.errors import OptionError
+from retune.compiler.ops.winograd import winograd_conv2d
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.primitives import split
 from retune.compiler.schedule.state import Attached, Inlined, Root, State
@@ -16,7 +17,6 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.sketch_rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
-from retune.compiler.te.ops.winograd import winograd_conv2d
 from tests.unit.search.workloads import (
     CORES,
     conv_bn_relu,

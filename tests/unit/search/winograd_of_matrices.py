@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
-from retune.compiler.te.ops.winograd import Matrix, transform_matrices
+from retune.compiler.ops.winograd import Matrix, transform_matrices
 from retune.compiler.te.tensor import Tensor
 
 

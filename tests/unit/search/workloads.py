@@ -8,10 +8,10 @@ from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Attribute, Value
 from retune.compiler.graph.partition import express
 from retune.compiler.ir.expr import Expr
+from retune.compiler.ops import winograd
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from retune.compiler.te.ops import winograd
 from tests.unit.search.winograd_of_matrices import winograd_conv2d
 
 CORES = HardwareParams(num_cores=4)

@@ -3,27 +3,19 @@
 from collections.abc import Callable
 
 from retune.compiler import te
+from retune.compiler.ops import OPS, Attribute, Op
+from retune.compiler.ops.conv import CONVOLUTIONS
+from retune.compiler.ops.norm import layer_norm
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.te.ops.call import Attribute, OpCall
-from retune.compiler.te.ops.conv import convolution
-from retune.compiler.te.ops.conv_transpose import conv_transpose2d
-from retune.compiler.te.ops.matmul import batch_matmul
-from retune.compiler.te.ops.norm import layer_norm
-from retune.compiler.te.tensor import Tensor
 from tests.unit.search.workloads import conv_bn_relu, matmul, min_nm, softmax
 
 _LAYOUTS = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
 
 
-def called(
-    operator: Callable[[OpCall], Tensor],
-    shapes: tuple[tuple[int, ...], ...],
-    shape: tuple[int, ...],
-    **attrs: Attribute,
-) -> ComputeDAG:
+def called(op: Op, shapes: tuple[tuple[int, ...], ...], **attrs: Attribute) -> ComputeDAG:
     """One operation on placeholders of `shapes`."""
     inputs = [te.placeholder(each, name=f"x{place}") for place, each in enumerate(shapes)]
-    return ComputeDAG([*inputs, operator(OpCall("y", tuple(inputs), attrs, shape, "float32", "y"))])
+    return ComputeDAG([*inputs, op.tensor(inputs, attrs, name="y")])
 
 
 def conv(
@@ -32,13 +24,11 @@ def conv(
     """A channels-last convolution of one to three dimensions, padded to keep the size where the stride is 1."""
     rank, (taken, made) = len(size), channels
     pad = (kernel - 1) * dilation // 2
-    output = tuple((extent + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1 for extent in size)
     depthwise = groups == taken == made
     window = ((kernel,) * rank + (made,)) if depthwise else ((kernel,) * rank + (taken // groups, made))
     return called(
-        convolution,
+        CONVOLUTIONS[rank],
         ((1, *size, taken), window),
-        (1, *output, made),
         strides=(stride,) * rank,
         dilations=(dilation,) * rank,
         pads=(pad,) * (2 * rank),
@@ -55,10 +45,18 @@ def norm(n: int, m: int, k: int) -> ComputeDAG:
     return ComputeDAG([x, te.compute((n,), lambda b: te.sqrt(squares[b]), "norm")])
 
 
+def row_norm(rows: int, columns: int) -> ComputeDAG:
+    """Layer normalisation of every row."""
+    x, scale, bias = (
+        te.placeholder(shape, name=f"x{i}") for i, shape in enumerate([(rows, columns), (columns,), (columns,)])
+    )
+    return ComputeDAG([x, scale, bias, layer_norm(x, scale, bias, axis=1, epsilon=1e-5, name="y")])
+
+
 OPERATORS: dict[str, Callable[[], ComputeDAG]] = {
     "matmul": lambda: matmul(32, 32, 24),
     "matmul of few points": lambda: matmul(4, 8, 128),
-    "batched matmul": lambda: called(batch_matmul, ((3, 8, 12), (3, 12, 16)), (3, 8, 16)),
+    "batched matmul": lambda: called(OPS["batch_matmul"], ((3, 8, 12), (3, 12, 16))),
     "conv1d": lambda: conv((24,), (4, 8), 3),
     "conv2d": lambda: conv((8, 8), (4, 8), 3, stride=2),
     "conv3d": lambda: conv((4, 4, 4), (3, 8), 3),
@@ -66,15 +64,14 @@ OPERATORS: dict[str, Callable[[], ComputeDAG]] = {
     "grouped": lambda: conv((6, 6), (8, 8), 3, groups=2),
     "dilated": lambda: conv((8, 8), (4, 6), 3, dilation=2),
     "transposed": lambda: called(
-        conv_transpose2d,
+        OPS["conv_transpose2d"],
         ((1, 4, 4, 4), (4, 4, 4, 6)),
-        (1, 8, 8, 6),
         strides=(2, 2),
         pads=(1, 1, 1, 1),
         layout="NHWC",
     ),
     "conv + bn + relu": lambda: conv_bn_relu(1, 6, 4, 8, 3, 1, 1),
-    "layer norm": lambda: called(layer_norm, ((6, 48), (48,), (48,)), (6, 48), axis=1, epsilon=1e-5),
+    "layer norm": lambda: row_norm(6, 48),
     "softmax": lambda: softmax(6, 48),
     "norm": lambda: norm(3, 12, 16),
     "minimum": lambda: min_nm(5, 100),

@@ -9,6 +9,7 @@ from retune.compiler.codegen.nvptx import ptx
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
+from retune.compiler.ops import OPS, Attribute
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import AsMatmul, Step
@@ -18,9 +19,6 @@ from retune.compiler.search.space import SketchSpace, build_spaces
 from retune.compiler.simt.execute import execute
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
-from retune.compiler.te.ops.call import Attribute, OpCall
-from retune.compiler.te.ops.conv import convolution
-from retune.compiler.te.ops.matmul import batch_matmul, contract
 from retune.compiler.te.tensor import Tensor
 from tests.property.programs import inputs_of
 from tests.ptx.machine import run_ptx
@@ -51,17 +49,10 @@ def product(
     return ComputeDAG([a, b, bias, te.compute((m, n), lambda i, j: te.maximum(d[i, j], 0.0), "E")])
 
 
-def called(
-    operator: Callable[[OpCall], Tensor],
-    shapes: tuple[tuple[int, ...], ...],
-    shape: tuple[int, ...],
-    dtype: str,
-    out: str,
-    **attrs: Attribute,
-) -> ComputeDAG:
+def called(op: str, shapes: tuple[tuple[int, ...], ...], dtype: str, out: str, **attrs: Attribute) -> ComputeDAG:
     """One operation on placeholders of `shapes`."""
     inputs = [te.placeholder(each, dtype, f"x{place}") for place, each in enumerate(shapes)]
-    return ComputeDAG([*inputs, operator(OpCall("y", tuple(inputs), attrs, shape, out, "y"))])
+    return ComputeDAG([*inputs, OPS[op].tensor(inputs, attrs, name="y", out_dtype=out)])
 
 
 def conv(
@@ -69,16 +60,13 @@ def conv(
 ) -> ComputeDAG:
     """A convolution of two images, padded to keep the size where the stride is 1."""
     (taken, made), pad = channels, kernel // 2
-    after = (size + 2 * pad - kernel) // stride + 1
     if layout == "NHWC":
         shapes: tuple[tuple[int, ...], ...] = (2, size, size, taken), (kernel, kernel, taken, made)
-        shape = (2, after, after, made)
     else:
-        shapes, shape = ((2, taken, size, size), (made, taken, kernel, kernel)), (2, made, after, after)
+        shapes = (2, taken, size, size), (made, taken, kernel, kernel)
     return called(
-        convolution,
+        "conv2d",
         shapes,
-        shape,
         dtype,
         out,
         strides=(stride, stride),
@@ -97,11 +85,10 @@ PRODUCTS: dict[str, Callable[[], ComputeDAG]] = {
     "bias and relu": lambda: product(48, 40, 32, "bfloat16", relu=True),
     "tf32": lambda: product(64, 48, 64, "float32"),
     "tf32 by columns": lambda: product(48, 40, 40, "float32", turned="AB", relu=True),
-    "batched": lambda: called(batch_matmul, ((3, 32, 24), (3, 24, 16)), (3, 32, 16), "float16", "float32"),
+    "batched": lambda: called("batch_matmul", ((3, 32, 24), (3, 24, 16)), "float16", "float32"),
     "attention": lambda: called(
-        contract,
+        "contract",
         ((3, 24, 40), (40, 3, 16)),
-        (24, 3, 16),
         "float32",
         "float32",
         left="hij",

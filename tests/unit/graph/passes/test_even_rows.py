@@ -13,9 +13,9 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.even_rows import EvenRows, even
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.verify import verify
 from retune.compiler.target import Target
 from tests.encoder_layer import encoder_layer
 

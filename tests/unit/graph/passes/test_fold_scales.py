@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.verify import verify
 
 CONV: dict[str, Attribute] = {"strides": (1, 1), "dilations": (1, 1), "layout": "NCHW"}
 

@@ -11,7 +11,6 @@ import pytest
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Graph, Node, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.base import GraphPass
 from retune.compiler.graph.passes.channels_last import ChannelsLast
 from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
@@ -26,6 +25,7 @@ from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.slice_weights import SliceWeights
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
 from retune.compiler.graph.pipeline import PIPELINE
+from retune.compiler.graph.verify import verify
 from tests.encoder_layer import encoder_layer
 from tests.golden_texts import GOLDEN, compared
 from tests.unit.graph.passes.expanded import Writer, gelu, log_softmax, normalize, softmax

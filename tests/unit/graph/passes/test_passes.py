@@ -8,12 +8,12 @@ import pytest
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Node, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.channels_last import ChannelsLast
 from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
 from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from retune.compiler.graph.passes.fold_constants import FoldConstants
 from retune.compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.verify import verify
 
 CONV: dict[str, Attribute] = {
     "strides": (2, 1),

@@ -7,10 +7,10 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.partition import express
 from retune.compiler.graph.passes.phases import Phases
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.verify import verify
 from retune.compiler.te.evaluate import evaluate as evaluate_tensors
 
 

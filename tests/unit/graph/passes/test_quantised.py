@@ -7,9 +7,9 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.quantised import Quantised
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.verify import verify
 from tests.unit.graph.passes.quantised_networks import Network, residual_block
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph, Node, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
 from retune.compiler.graph.passes.recognise import Recognise
 from retune.compiler.graph.passes.simplify import Simplify
+from retune.compiler.graph.verify import verify
 from tests.unit.graph.passes.expanded import (
     Writer,
     gelu,

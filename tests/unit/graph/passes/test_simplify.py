@@ -9,8 +9,8 @@ import pytest
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.ops import verify
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
+from retune.compiler.graph.verify import verify
 
 Write = Callable[[GraphBuilder], str]
 

@@ -1,9 +1,8 @@
-"""In: activations and a 3x3 (or other small) kernel. Out: a stride-1 convolution by Winograd's minimal filtering, as
-tensor expressions.
+"""Stride-1 convolutions by Winograd's minimal filtering, channels last.
 
-Always: channels last; the same result as the direct convolution up to rounding, with fewer products. A tile of m x m
-outputs is computed of alpha x alpha inputs, alpha = m + r - 1: both are brought into a space in which a convolution is
-a product of elements, so that the work becomes alpha^2 matrix products. The weights are brought there beforehand.
+The result is that of the direct convolution up to rounding, with fewer products. A tile of m x m outputs is computed of
+alpha x alpha inputs, alpha = m + r - 1: both are brought into a space in which a convolution is a product of elements,
+so that the work becomes alpha^2 matrix products. The weights are brought there beforehand.
 
     data_pad -> data_rows -> data_pack -> bgemm -> inverse_rows -> the result
 Each transform goes over the rows first and then over the columns, which takes a third of the operations of both at
@@ -16,13 +15,14 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from retune.compiler import te
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
-from retune.compiler.te.ops.call import OpCall
-from retune.compiler.te.ops.conv import zero_padded
+from retune.compiler.ops.conv import window_extent, zero_padded
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
 from retune.compiler.te.tensor import Tensor
 
 KERNEL = 3
@@ -87,11 +87,36 @@ def transformed_weight(weight: NDArray[np.generic], tile: int) -> NDArray[np.gen
     return np.ascontiguousarray(wide.astype(weight.dtype))
 
 
-def winograd(call: OpCall) -> Tensor:
-    """winograd_conv2d(x, transformed weight): `tile` outputs a side at a time, `pads` as those of a convolution."""
-    top, left, bottom, right = call.ints("pads")
-    pads = ((top, bottom), (left, right))
-    return winograd_conv2d(call.tensor(0), call.tensor(1), pads, name=call.name, attrs=call.layout_free(1))
+def _winograd(call: OpCall) -> Lowered:
+    """A 3x3 convolution of stride 1 whose weight is (tile + 2, tile + 2, I, O)."""
+    x, w = call.types
+    tile, pads = call.integer("tile"), call.ints("pads")
+    fits = len(x.shape) == 4 and len(pads) == 4 and w.shape[:-1] == (tile + 2, tile + 2, x.shape[3])
+    call.require(fits, f"the weight must be ({tile + 2}, {tile + 2}, I, O), the pads four numbers")
+    extents = [window_extent(x.shape[1 + i], KERNEL, 1, 1, pads[i], pads[2 + i]) for i in range(2)]
+    call.require(min(extents) > 0, "the window (3, 3) does not fit")
+
+    def build(data: Tensor, weight: Tensor) -> Tensor:
+        border = ((pads[0], pads[2]), (pads[1], pads[3]))
+        return winograd_conv2d(data, weight, border, name=call.name, attrs=call.layout_free(weight))
+
+    return Lowered((x.shape[0], *extents, w.shape[3]), x.dtype, build)
+
+
+def _winograd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    """Tile by tile, in the precision of the operands."""
+    x, weight = arrays
+    tile, (top, left, bottom, right) = call.integer("tile"), call.ints("pads")
+    a, b = (np.array(matrix, weight.dtype) for matrix in transform_matrices(tile, 3)[:2])
+    height, width = x.shape[1] + top + bottom - 2, x.shape[2] + left + right - 2
+    below, beside = -height % tile, -width % tile
+    padded = np.pad(x, ((0, 0), (top, bottom + below), (left, right + beside), (0, 0)))
+    windows = sliding_window_view(padded, (tile + 2, tile + 2), axis=(1, 2))[:, ::tile, ::tile]
+    turned = np.einsum("ie,bhwcij,jf->efbhwc", b, windows, b, optimize=True)
+    products = np.einsum("efbhwc,efco->efbhwo", turned, weight, optimize=True)
+    tiles = np.einsum("em,efbhwo,fn->bhmwno", a, products, a, optimize=True)
+    whole = tiles.reshape(x.shape[0], height + below, width + beside, weight.shape[3])
+    return np.ascontiguousarray(whole[:, :height, :width])
 
 
 def winograd_conv2d(
@@ -226,3 +251,16 @@ def _padded(data: Tensor, pads: tuple[tuple[int, int], tuple[int, int]], sizes: 
     if not any(before) and not any(after):
         return data
     return zero_padded(data, 1, before, after, "data_pad", sizes)
+
+
+OPERATORS = (
+    Op(
+        "winograd_conv2d",
+        2,
+        FusionKind.COMPLEX,
+        "conv2d NHWC, stride 1, of weights transformed for tiles of `tile` results a side, (A, A, I, O)",
+        _winograd,
+        _winograd_array,
+        {"pads": tuple, "tile": int},
+    ),
+)

@@ -5,8 +5,8 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.errors import DefinitionError
+from retune.compiler.ops import reduce
 from retune.compiler.te.evaluate import evaluate
-from retune.compiler.te.ops import reduce
 
 
 @pytest.mark.parametrize("keepdims", [False, True])

@@ -7,9 +7,9 @@ from retune.compiler import te
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.visit import walk
+from retune.compiler.ops.winograd import transform_matrices, transformed_weight, winograd_conv2d
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.evaluate import evaluate
-from retune.compiler.te.ops.winograd import transform_matrices, transformed_weight, winograd_conv2d
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.ops import Attribute
+from retune.compiler.ops.conv import CONVOLUTIONS
 from retune.compiler.te.evaluate import evaluate
-from retune.compiler.te.ops import OpCall
-from retune.compiler.te.ops.call import Attribute
-from retune.compiler.te.ops.conv import convolution
 
 
 @pytest.mark.parametrize(
@@ -43,6 +42,7 @@ def test_sums_over_the_window(
         data, wanted = np.moveaxis(data, -1, 1), np.moveaxis(wanted, -1, 1)
         weight = np.moveaxis(weight, (-1, -2), (0, 1))
     x, w = te.placeholder(data.shape, name="x"), te.placeholder(weight.shape, name="w")
-    y = convolution(OpCall("conv", (x, w), attrs, wanted.shape, "float32", "conv"))
+    y = CONVOLUTIONS[rank].tensor((x, w), attrs)
+    assert y.shape == wanted.shape
     (found,) = evaluate([y], {x: data, w: weight})
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.ops.norm import layer_norm
 from retune.compiler.te.evaluate import evaluate
-from retune.compiler.te.ops import OpCall
-from retune.compiler.te.ops.norm import layer_norm
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((4, 9), 1), ((2, 3, 8), -1), ((2, 3, 8), 1)])
@@ -16,7 +15,7 @@ def test_layer_norm(shape: tuple[int, ...], axis: int) -> None:
     data = (100 + rng.standard_normal(shape)).astype(np.float32)
     scale, bias = (rng.standard_normal(inner, dtype=np.float32) for _ in range(2))
     x, g, b = (te.placeholder(array.shape, name=name) for array, name in ((data, "x"), (scale, "g"), (bias, "b")))
-    y = layer_norm(OpCall("layer_norm", (x, g, b), {"axis": axis, "epsilon": 1e-5}, shape, "float32", "norm"))
+    y = layer_norm(x, g, b, axis, 1e-5)
     (found,) = evaluate([y], {x: data, g: scale, b: bias})
     axes = tuple(range(len(shape) - len(inner), len(shape)))
     wide = data.astype(np.float64)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from retune.compiler import te
+from retune.compiler.ops import OPS, Attribute
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.evaluate import evaluate
-from retune.compiler.te.ops import OpCall
-from retune.compiler.te.ops.call import Attribute
-from retune.compiler.te.ops.conv_transpose import conv_transpose2d
 from retune.compiler.te.tensor import ComputeOp
 
 
@@ -39,10 +37,10 @@ def test_scattered(kernel: int, stride: int, before: int, after: int, extra: int
     x, w = te.placeholder(data.shape, name="x"), te.placeholder(weight.shape, name="w")
     attrs: dict[str, Attribute] = {
         "strides": (stride, stride),
-        "pads": (before, before, after, after),
+        "pads": (before, before, after - extra, after - extra),
         "layout": "NHWC",
     }
-    y = conv_transpose2d(OpCall("conv_transpose2d", (x, w), attrs, (1, height, width, 3), "float32", "deconv"))
+    y = OPS["conv_transpose2d"].tensor((x, w), attrs)
     (found,) = evaluate([y], {x: data, w: weight})
     np.testing.assert_allclose(found, whole[:, before : before + height, before : before + width], atol=1e-5)
 
@@ -50,8 +48,7 @@ def test_scattered(kernel: int, stride: int, before: int, after: int, extra: int
 def test_a_window_of_whole_strides_needs_no_choice() -> None:
     x, w = te.placeholder((1, 4, 4, 2), name="x"), te.placeholder((4, 4, 2, 3), name="w")
     attrs: dict[str, Attribute] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NHWC"}
-    call = OpCall("conv_transpose2d", (x, w), attrs, (1, 8, 8, 3), "float32", "deconv", frozenset({w}))
-    dag = ComputeDAG([conv_transpose2d(call)])
+    dag = ComputeDAG([OPS["conv_transpose2d"].tensor((x, w), attrs, name="deconv", constants=frozenset({w}))])
     (phases,) = (op for op in dag.ops if op.name == "deconv_phases")
     assert isinstance(phases, ComputeOp)
     assert phases.shape == (1, 2, 2, 4, 4, 3)

@@ -1,0 +1,49 @@
+"""The operators of graphs, one module a family; an operator is said there and nowhere else.
+
+`OPS` is the table name -> `Op`. A new operator is one `Op` in the module of its family.
+"""
+
+from collections.abc import Sequence
+
+from retune.compiler.ops import (
+    conv,
+    conv_transpose,
+    elementwise,
+    indexing,
+    matmul,
+    norm,
+    pool,
+    quantised,
+    reduce,
+    shape,
+    winograd,
+)
+from retune.compiler.ops.op import Array, Attribute, FusionKind, Lowered, Op, OpCall
+
+_FAMILIES = (elementwise, reduce, conv, conv_transpose, winograd, matmul, quantised, pool, norm, shape, indexing)
+
+OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPERATORS}
+"""The operators by name."""
+
+
+def check(call: OpCall) -> Lowered:
+    """The shape, dtype and lowering of a call.
+
+    Raises: DefinitionError when there is no such operator, or operands or attributes do not fit it.
+    """
+    return _find(call).check(call)
+
+
+def evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
+    """The result of a call by NumPy. Raises: DefinitionError as `check`."""
+    return _find(call).compute(call, arrays)
+
+
+def _find(call: OpCall) -> Op:
+    op = OPS.get(call.op)
+    if op is None:
+        raise call.misfit(f"no operator {call.op!r}; there are {', '.join(sorted(OPS))}")
+    return op
+
+
+__all__ = ["OPS", "Array", "Attribute", "FusionKind", "Lowered", "Op", "OpCall", "check", "evaluate"]

@@ -1,0 +1,323 @@
+"""Convolutions of one, two or three dimensions.
+
+Layouts: channels last (NWC, NHWC, NDHWC) with (*kernel, I/groups, O) weights, or (*kernel, C) ones when the convolution
+is depthwise (groups = C = O); channels first (NCHW, NCDHW) with (O, I/groups, *kernel). `pads` are those before every
+spatial dimension, then those after. Padding is a stage of its own, made only where a window leaves the input. Reduce
+axes of extent 1 are left out, so a 1x1 convolution is a matmul.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.visit import substitute
+from retune.compiler.ops.matmul import require_bytes
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, product
+from retune.compiler.ops.shape import CONCATENATED
+from retune.compiler.te.tensor import Axis, ComputeOp, Tensor
+
+LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
+"""Channels first and last, by the number of spatial dimensions."""
+_REDUCE_NAMES = ("rz", "ry", "rx")
+_NUMBER = {1: "three", 2: "four", 3: "five"}
+_Body = Callable[[Expr, tuple[Expr, ...], Expr], Expr]
+
+
+def is_channels_last(call: OpCall) -> bool:
+    """Whether the attribute `layout` has the channels last."""
+    return call.text("layout").endswith("C")
+
+
+def require_layout(call: OpCall, rank: int) -> tuple[int, ...]:
+    """The spatial axes of the first operand, of `rank` dimensions in the attribute `layout`."""
+    call.require(len(call.types[0].shape) == rank + 2, f"the first operand must have {_NUMBER[rank]} dimensions")
+    first, last = LAYOUTS[rank]
+    call.require(call.text("layout") in (first, last), f"layout {call.text('layout')!r} is neither {first} nor {last}")
+    return tuple(range(1, rank + 1)) if is_channels_last(call) else tuple(range(2, rank + 2))
+
+
+def window_extent(extent: int, kernel: int, stride: int, dilation: int, before: int, after: int) -> int:
+    """How many windows fit along one axis of a convolution or pool; zero or less when none does."""
+    return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def require_windows(call: OpCall, kernel: Shape, dilations: Shape, axes: tuple[int, ...]) -> Shape:
+    """How many windows of `kernel` fit along each of the spatial axes; at least one must."""
+    strides, pads, rank = call.ints("strides"), call.ints("pads"), len(axes)
+    fits = len(kernel) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank
+    call.require(fits, f"the window, strides, dilations and pads must be for {rank} dimensions")
+    extents = tuple(
+        window_extent(call.types[0].shape[axes[i]], kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
+        for i in range(rank)
+    )
+    call.require(min(extents) > 0, f"the window {kernel} does not fit")
+    return extents
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """Sizes of a convolution, a number for every spatial dimension."""
+
+    channels_last: bool
+    kernel: Shape
+    strides: Shape
+    dilations: Shape
+    output: Shape
+    inputs_per_group: int
+    outputs: int
+    groups: int
+
+    @property
+    def shape(self) -> Shape:
+        """The result's shape after the batch."""
+        return (*self.output, self.outputs) if self.channels_last else (self.outputs, *self.output)
+
+    def needed(self, dim: int) -> int:
+        """How many elements of the padded input the windows cover."""
+        return (self.output[dim] - 1) * self.strides[dim] + (self.kernel[dim] - 1) * self.dilations[dim] + 1
+
+
+def _geometry(call: OpCall, rank: int, channels: int | None = None) -> _Geometry:
+    """The sizes of a call that fits; `channels` is how many the padded input has where that is more than its own."""
+    shape, weight = call.types[0].shape, call.types[1].shape
+    axes, last = require_layout(call, rank), is_channels_last(call)
+    groups, taken = call.integer("groups"), channels or shape[-1 if last else 1]
+    if not last:
+        fits = len(weight) == rank + 2 and weight[1] * groups == taken and weight[0] % groups == 0
+        call.require(fits, f"the weight must be (O, I/{groups}, KH, KW)")
+        kernel, outputs, inputs = weight[2:], weight[0], weight[1]
+    elif len(weight) == rank + 1:
+        fits = groups == taken == weight[-1]
+        call.require(fits, "a depthwise weight must be (KH, KW, C) with one group a channel")
+        kernel, outputs, inputs = weight[:rank], weight[-1], 1
+    else:
+        fits = len(weight) == rank + 2 and weight[-2] * groups == taken and weight[-1] % groups == 0
+        call.require(fits, f"the weight must be (KH, KW, I/{groups}, O)")
+        kernel, outputs, inputs = weight[:rank], weight[-1], weight[rank]
+    output = require_windows(call, kernel, call.ints("dilations"), axes)
+    return _Geometry(last, kernel, call.ints("strides"), call.ints("dilations"), output, inputs, outputs, groups)
+
+
+def _convolution(call: OpCall, rank: int) -> Lowered:
+    return _lowered(call, _geometry(call, rank), call.out_dtype or call.types[0].dtype)
+
+
+def _byte_convolution(call: OpCall) -> Lowered:
+    """Bytes of any signs give int32. Up to three channels that only the weight has are padding."""
+    x, weight = call.types
+    limits = (-128, 127) if x.dtype == "int8" else (0, 255)
+    value = call.integer("pad_value")
+    call.require(limits[0] <= value <= limits[1], f"pad_value {value} is no {x.dtype}")
+    require_bytes(call)
+    channels = None
+    if call.integer("groups") == 1 and len(x.shape) == len(weight.shape) == 4:
+        last = is_channels_last(call)
+        given, taken = x.shape[-1 if last else 1], weight.shape[-2 if last else 1]
+        channels = taken if given < taken < given + 4 else None
+    return _lowered(call, _geometry(call, 2, channels), "int32")
+
+
+def _lowered(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:
+    shape = (call.types[0].shape[0], *geometry.shape)
+    return Lowered(shape, dtype, lambda data, weight: _compute(call, geometry, shape, dtype, data, weight))
+
+
+def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: Tensor, weight: Tensor) -> Tensor:
+    data = _padded(call, data, geometry)
+    window = [
+        te.reduce_axis(extent, name) if extent > 1 else None
+        for extent, name in zip(geometry.kernel, _REDUCE_NAMES[-len(geometry.kernel) :], strict=True)
+    ]
+    channels = te.reduce_axis(geometry.inputs_per_group, "rc") if geometry.inputs_per_group > 1 else None
+    axes = [axis for axis in (*window, channels) if axis is not None]
+    zero = te.const(0)
+    offsets: tuple[Expr, ...] = tuple(zero if axis is None else axis for axis in window)
+
+    def term(n: Expr, place: tuple[Expr, ...], c: Expr) -> Expr:
+        read = tuple(
+            at * stride + offset * dilation
+            for at, stride, offset, dilation in zip(place, geometry.strides, offsets, geometry.dilations, strict=True)
+        )
+        channel: Expr = zero if channels is None else channels
+        if geometry.groups > 1:
+            channel = c // (geometry.outputs // geometry.groups) * geometry.inputs_per_group + channel
+        value = data[(n, *read, channel)] if geometry.channels_last else data[(n, channel, *read)]
+        return product(dtype, value, _weight_at(weight, geometry, offsets, channels, c))
+
+    def body(n: Expr, place: tuple[Expr, ...], c: Expr) -> Expr:
+        return te.sum(term(n, place, c), axes) if axes else term(n, place, c)
+
+    indices = _indices(len(geometry.kernel), geometry.channels_last, body)
+    return te.compute(shape, indices, name=call.name, attrs=call.layout_free(weight))
+
+
+def _indices(rank: int, channels_last: bool, body: _Body) -> Callable[..., Expr]:
+    """`body` as a function of the result's axes, whose parameters name them."""
+    named: dict[tuple[int, bool], Callable[..., Expr]] = {
+        (1, True): lambda n, x, c: body(n, (x,), c),
+        (1, False): lambda n, c, x: body(n, (x,), c),
+        (2, True): lambda n, y, x, c: body(n, (y, x), c),
+        (2, False): lambda n, c, y, x: body(n, (y, x), c),
+        (3, True): lambda n, z, y, x, c: body(n, (z, y, x), c),
+        (3, False): lambda n, c, z, y, x: body(n, (z, y, x), c),
+    }
+    return named[rank, channels_last]
+
+
+def _weight_at(weight: Tensor, geometry: _Geometry, offsets: tuple[Expr, ...], channels: Axis | None, c: Expr) -> Expr:
+    channel: Expr = te.const(0) if channels is None else channels
+    if not geometry.channels_last:
+        return weight[(c, channel, *offsets)]
+    depthwise = len(weight.shape) == len(offsets) + 1
+    return weight[(*offsets, c)] if depthwise else weight[(*offsets, channel, c)]
+
+
+def _padded(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
+    """The input with zeros around it, also in channels that only the weight has, cut to what windows cover; the input
+    itself when no window leaves it.
+    """
+    rank = len(geometry.kernel)
+    before = call.ints("pads")[:rank]
+    first = 1 if geometry.channels_last else 2
+    needed = tuple(geometry.needed(dim) for dim in range(rank))
+    if geometry.groups == 1 and data.shape[-1 if geometry.channels_last else 1] < geometry.inputs_per_group:
+        filled = geometry.inputs_per_group
+        first = 1
+        before = (*before, 0) if geometry.channels_last else (0, *before)
+        needed = (*needed, filled) if geometry.channels_last else (filled, *needed)
+    inside = data.shape[first : first + len(needed)]
+    if not any(before) and all(want <= have for want, have in zip(needed, inside, strict=True)):
+        return data
+    after = tuple(max(0, want - low - have) for want, low, have in zip(needed, before, inside, strict=True))
+    fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
+    return zero_padded(data, first, before, after, f"{call.name}_pad", needed, fill)
+
+
+def zero_padded(
+    data: Tensor,
+    first: int,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    name: str,
+    cut: tuple[int, ...] = (),
+    fill: int = 0,
+) -> Tensor:
+    """The tensor with zeros (or `fill`) around the dimensions from `first` on, and nothing beyond `cut` elements. The
+    operands of a concatenation are read directly: a stage of its own would be one more copy.
+    """
+    rank, source = len(before), data.op
+    inside = data.shape[first : first + rank]
+    sizes = cut or tuple(low + have + high for low, have, high in zip(before, inside, after, strict=True))
+    shape = (*data.shape[:first], *sizes, *data.shape[first + rank :])
+
+    def body(indices: tuple[Expr, ...]) -> Expr:
+        moved = list(indices)
+        conditions = []
+        for dim in range(rank):
+            index = indices[first + dim]
+            if before[dim]:
+                conditions.append(index >= before[dim])
+            if after[dim]:
+                conditions.append(index < before[dim] + inside[dim])
+            moved[first + dim] = index - before[dim]
+        value: Expr = data[tuple(moved)]
+        if isinstance(source, ComputeOp) and CONCATENATED in source.attrs:
+            value = substitute(source.body, dict(zip(source.axes, moved, strict=True)))
+        return te.if_then_else(te.logical_and(*conditions), value, te.const(fill, data.dtype))
+
+    functions: dict[int, Callable[..., Expr]] = {
+        3: lambda a, b, c: body((a, b, c)),
+        4: lambda a, b, c, d: body((a, b, c, d)),
+        5: lambda a, b, c, d, e: body((a, b, c, d, e)),
+    }
+    return te.compute(shape, functions[len(shape)], name=name)
+
+
+def channels_last(call: OpCall, x: Array) -> Array:
+    """An array of the attribute `layout` with its channels last."""
+    return x if is_channels_last(call) else np.moveaxis(x, 1, -1)
+
+
+def from_channels_last(call: OpCall, x: Array) -> Array:
+    """The inverse of `channels_last`."""
+    return x if is_channels_last(call) else np.moveaxis(x, -1, 1)
+
+
+def window_view(call: OpCall, x: Array, kernel: Shape, dilations: Shape, fill: float) -> Array:
+    """All windows of the channels-last `x`: (N, OH, OW, C, KH, KW), or one dimension more of each in 3-D."""
+    rank = len(kernel)
+    before, after = call.ints("pads")[:rank], call.ints("pads")[rank:]
+    padded = np.pad(x, ((0, 0), *zip(before, after, strict=True), (0, 0)), constant_values=fill)
+    reach = tuple(dilation * (extent - 1) + 1 for extent, dilation in zip(kernel, dilations, strict=True))
+    windows = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
+    whole = slice(None)
+    strides = (slice(None, None, stride) for stride in call.ints("strides"))
+    return np.asarray(windows[(whole, *strides, whole, *(slice(None, None, step) for step in dilations))])
+
+
+def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, weight = arrays
+    groups = call.integer("groups")
+    rank = x.ndim - 2
+    if not is_channels_last(call):
+        weight = weight.transpose(*range(2, rank + 2), 1, 0)
+    elif weight.ndim == rank + 1:
+        weight = weight[..., None, :]
+    fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
+    windows = window_view(call, channels_last(call, x), weight.shape[:rank], call.ints("dilations"), fill)
+    windows = np.moveaxis(windows, rank + 1, -1)
+    taken, made = weight.shape[-2], weight.shape[-1] // groups
+    parts = [
+        np.tensordot(
+            windows[..., g * taken : (g + 1) * taken],
+            weight[..., g * made : (g + 1) * made],
+            axes=(tuple(range(rank + 1, 2 * rank + 2)), tuple(range(rank + 1))),
+        )
+        for g in range(groups)
+    ]
+    return from_channels_last(call, np.concatenate(parts, axis=-1))
+
+
+def _byte_convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, weight = (array.astype(np.int32) for array in arrays)
+    last = is_channels_last(call)
+    missing = weight.shape[-2 if last else 1] - x.shape[-1 if last else 1] if call.integer("groups") == 1 else 0
+    border = [(0, 0)] * x.ndim
+    border[-1 if last else 1] = (0, missing)
+    return _convolution_array(call, [np.pad(x, border, constant_values=call.integer("pad_value")), weight])
+
+
+_ATTRS = {"strides": tuple, "pads": tuple, "dilations": tuple, "groups": int, "layout": str}
+
+
+def _op(rank: int, meaning: str) -> Op:
+    def lower(call: OpCall) -> Lowered:
+        return _convolution(call, rank)
+
+    return Op(f"conv{rank}d", 2, FusionKind.COMPLEX, meaning, lower, _convolution_array, _ATTRS)
+
+
+CONVOLUTIONS = {
+    1: _op(1, "grouped 1-D convolution of (x, weight): layouts NCW and NWC"),
+    2: _op(2, "grouped 2-D convolution of (x, weight): layouts NCHW and NHWC"),
+    3: _op(3, "grouped 3-D convolution of (x, weight): layouts NCDHW and NDHWC"),
+}
+"""By the number of spatial dimensions. Graphs have no 1-D ones: importers add a dimension, which passes know."""
+
+OPERATORS = (
+    CONVOLUTIONS[2],
+    CONVOLUTIONS[3],
+    Op(
+        "qconv2d",
+        2,
+        FusionKind.COMPLEX,
+        "conv2d of bytes, summed in int32; padding, also in channels that only the weight has, holds pad_value",
+        _byte_convolution,
+        _byte_convolution_array,
+        {**_ATTRS, "pad_value": int},
+    ),
+)

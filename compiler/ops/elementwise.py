@@ -1,0 +1,288 @@
+"""Element-wise operators: result element i needs operand element i only, after broadcasting."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast as as_type
+
+import numpy as np
+
+from retune.compiler import te
+from retune.compiler.dtype import is_float, item_bytes
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Operand, Shape, broadcast_shapes, element
+from retune.compiler.te.tensor import Tensor
+
+
+def _pointwise(call: OpCall, shape: Shape, dtype: str, scalar: Callable[..., Expr]) -> Lowered:
+    """A result of `shape` and `dtype` whose elements are `scalar` of the operands' elements."""
+
+    def build(*operands: Operand) -> Tensor:
+        return te.compute(shape, lambda *i: scalar(*(element(one, i, shape) for one in operands)), name=call.name)
+
+    return Lowered(shape, dtype, build)
+
+
+def _broadcast(call: OpCall) -> Shape:
+    """The common shape of the last two operands, which must have one dtype."""
+    first, second = call.types[-2:]
+    call.require(first.dtype == second.dtype, "the operands have different dtypes")
+    shape = broadcast_shapes(first.shape, second.shape)
+    if shape is None:
+        raise call.misfit("the shapes do not broadcast")
+    return shape
+
+
+def _unary(
+    name: str, scalar: Callable[[Expr], Expr], numpy: Callable[[Array], Array], meaning: str, *, reads: int = 1
+) -> Op:
+    """An operator that keeps shape and dtype and has no attributes."""
+
+    def lower(call: OpCall) -> Lowered:
+        return _pointwise(call, call.types[0].shape, call.types[0].dtype, scalar)
+
+    return Op(name, 1, FusionKind.ELEMENTWISE, meaning, lower, lambda _, arrays: numpy(arrays[0]), reads=reads)
+
+
+def _binary(
+    name: str,
+    scalar: Callable[[Expr, Expr], Expr],
+    numpy: Callable[[Array, Array], Array],
+    meaning: str,
+    *,
+    dtype: str = "",
+    reads: int = 1,
+    commutative: bool = False,
+) -> Op:
+    """An operator of two operands of one dtype; `dtype` is the result's where that is another."""
+
+    def lower(call: OpCall) -> Lowered:
+        return _pointwise(call, _broadcast(call), dtype or call.types[0].dtype, scalar)
+
+    def evaluate(_: OpCall, arrays: Sequence[Array]) -> Array:
+        return numpy(arrays[0], arrays[1])
+
+    return Op(name, 2, FusionKind.BROADCAST, meaning, lower, evaluate, reads=reads, commutative=commutative)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
+
+
+def _gelu(x: Expr) -> Expr:
+    return x * 0.5 * (te.erf(x * math.sqrt(0.5)) + 1.0)
+
+
+def _gelu_tanh(x: Expr) -> Expr:
+    return x * 0.5 * (te.tanh(x * (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))) + 1.0)
+
+
+def _gelu_tanh_array(x: Array) -> Array:
+    return np.asarray(x * (np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)) + 1) / 2)
+
+
+def _hard_swish(x: Expr) -> Expr:
+    return x * te.minimum(te.maximum(x * (1 / 6) + 0.5, 0.0), 1.0)
+
+
+def _invert_bits(x: Expr) -> Expr:
+    if x.dtype == "bool":
+        return te.logical_not(x)
+    return x ^ te.const(int(np.iinfo(x.dtype).max) if x.dtype.startswith("u") else -1, x.dtype)
+
+
+def _remainder(a: Expr, b: Expr) -> Expr:
+    """What is left of `a` with the sign of `a`."""
+    if not is_float(a.dtype):
+        return a - a / b * b
+    rest = te.abs(a) % te.abs(b)
+    return te.select(a < 0, -rest, rest)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    if is_float(a.dtype.name):
+        return np.asarray(a / b)
+    quotient = np.abs(a) // np.abs(b)
+    return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))
+
+
+def _leaky_relu(call: OpCall) -> Lowered:
+    (x,) = call.types
+    alpha = call.number("alpha")
+    return _pointwise(call, x.shape, x.dtype, lambda e: te.select(te.const(0, e.dtype) < e, e, e * alpha))
+
+
+def _leaky_relu_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    (x,) = arrays
+    return np.where(x < 0, x * x.dtype.type(call.number("alpha")), x)
+
+
+def _clip(call: OpCall) -> Lowered:
+    """Infinite bounds bound nothing; bounds of an integer are whole."""
+    (x,) = call.types
+    low, high = call.number("low"), call.number("high")
+    number = float if is_float(x.dtype) else int
+
+    def clipped(e: Expr) -> Expr:
+        if low > float("-inf"):
+            e = te.maximum(e, as_type(float, number(low)))
+        if high < float("inf"):
+            e = te.minimum(e, as_type(float, number(high)))
+        return e
+
+    return _pointwise(call, x.shape, x.dtype, clipped)
+
+
+def _clip_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    return np.minimum(np.maximum(arrays[0], call.number("low")), call.number("high"))
+
+
+def _cast(call: OpCall) -> Lowered:
+    dtype = call.text("dtype")
+    return _pointwise(call, call.types[0].shape, dtype, lambda e: te.cast(dtype, e))
+
+
+def _bits(call: OpCall) -> Lowered:
+    (x,) = call.types
+    dtype = call.text("dtype")
+    call.require(item_bytes(x.dtype) == item_bytes(dtype), f"elements of {dtype} have another number of bytes")
+    return _pointwise(call, x.shape, dtype, lambda e: te.bits(dtype, e))
+
+
+def _is_nan(call: OpCall) -> Lowered:
+    return _pointwise(call, call.types[0].shape, "bool", te.isnan)
+
+
+def _where(call: OpCall) -> Lowered:
+    condition = call.types[0]
+    call.require(condition.dtype == "bool", "the condition must be bool")
+    shape = broadcast_shapes(condition.shape, _broadcast(call))
+    if shape is None:
+        raise call.misfit("the shapes do not broadcast")
+    return _pointwise(call, shape, call.types[1].dtype, te.select)
+
+
+_INVERSE: Mapping[str, Callable[[Array], Array]] = {
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+}
+
+_ELEMENTWISE = FusionKind.ELEMENTWISE
+
+OPERATORS = (
+    _unary("relu", lambda x: te.maximum(x, 0), lambda x: np.maximum(x, 0), "max(x, 0)"),
+    _unary("sigmoid", te.sigmoid, _sigmoid, "1 / (1 + exp(-x))"),
+    _unary("tanh", te.tanh, np.tanh, "hyperbolic tangent"),
+    _unary("exp", te.exp, np.exp, "e to the x"),
+    _unary("log", te.log, np.log, "natural logarithm"),
+    _unary("sqrt", te.sqrt, np.sqrt, "square root"),
+    _unary("erf", te.erf, _erf, "Gauss error function"),
+    _unary("neg", lambda x: -x, np.negative, "-x"),
+    _unary("abs", te.abs, np.abs, "magnitude"),
+    _unary("floor", te.floor, np.floor, "largest integer not above x"),
+    _unary("ceil", te.ceil, np.ceil, "smallest integer not below x"),
+    _unary("round", te.round, np.round, "nearest integer, ties to even"),
+    *(
+        _unary(name, getattr(te, name), getattr(np, name), f"{name} of x, in radians")
+        for name in ("sin", "cos", "tan", "sinh", "cosh")
+    ),
+    *(_unary(name, getattr(te, name), numpy, f"the inverse of {name[1:]}") for name, numpy in _INVERSE.items()),
+    _unary(
+        "sign",
+        lambda x: te.if_then_else(x > 0, 1, te.if_then_else(x < 0, -1, x)),
+        np.sign,
+        "-1, 0 or 1",
+        reads=3,
+    ),
+    _unary("silu", lambda x: x * te.sigmoid(x), lambda x: x * _sigmoid(x), "x / (1 + exp(-x))", reads=2),
+    _unary(
+        "hard_swish",
+        _hard_swish,
+        lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+        "x * min(max(x / 6 + 1 / 2, 0), 1)",
+        reads=2,
+    ),
+    _unary(
+        "gelu",
+        _gelu,
+        lambda x: np.asarray(x * (_erf(np.asarray(x * math.sqrt(0.5))) + 1) / 2),
+        "x times the share of a standard normal distribution below x",
+        reads=2,
+    ),
+    _unary(
+        "gelu_tanh",
+        _gelu_tanh,
+        _gelu_tanh_array,
+        "the same with tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)) in place of erf(x / sqrt(2))",
+        reads=4,
+    ),
+    _unary("bit_not", _invert_bits, np.invert, "every bit inverted, of a bool the other one"),
+    _unary(
+        "identity",
+        lambda x: x,
+        np.copy,
+        "a copy; only where a graph output would be an input, a constant or another output",
+    ),
+    Op(
+        "leaky_relu",
+        1,
+        _ELEMENTWISE,
+        "x, or alpha * x below 0",
+        _leaky_relu,
+        _leaky_relu_array,
+        {"alpha": float},
+        reads=3,
+    ),
+    Op("clip", 1, _ELEMENTWISE, "min(max(x, low), high)", _clip, _clip_array, {"low": float, "high": float}),
+    Op(
+        "cast",
+        1,
+        _ELEMENTWISE,
+        "x in another dtype; floats truncate to ints",
+        _cast,
+        lambda call, arrays: arrays[0].astype(call.text("dtype")),
+        {"dtype": str},
+    ),
+    Op(
+        "bits",
+        1,
+        _ELEMENTWISE,
+        "what x is in memory as another dtype",
+        _bits,
+        lambda call, arrays: arrays[0].copy().view(call.text("dtype")),
+        {"dtype": str},
+    ),
+    Op("is_nan", 1, _ELEMENTWISE, "whether x is not a number", _is_nan, lambda _, arrays: np.isnan(arrays[0])),
+    _binary("add", lambda a, b: a + b, np.add, "a + b", commutative=True),
+    _binary("sub", lambda a, b: a - b, np.subtract, "a - b"),
+    _binary("mul", lambda a, b: a * b, np.multiply, "a * b", commutative=True),
+    _binary("div", lambda a, b: a / b, _divide, "a / b; integers truncate towards zero"),
+    _binary("pow", te.pow, np.power, "a to the b"),
+    _binary("maximum", te.maximum, np.maximum, "the larger", commutative=True),
+    _binary("minimum", te.minimum, np.minimum, "the smaller", commutative=True),
+    _binary("mod", lambda a, b: a % b, np.mod, "what is left of a after division by b, with the sign of b"),
+    _binary("fmod", _remainder, np.fmod, "what is left of a after division by b, with the sign of a", reads=3),
+    _binary("bit_and", lambda a, b: a & b, np.bitwise_and, "bits that both have; of bools whether both hold"),
+    _binary("bit_or", lambda a, b: a | b, np.bitwise_or, "bits that one has; of bools whether one holds"),
+    _binary("bit_xor", lambda a, b: a ^ b, np.bitwise_xor, "bits that one has; of bools whether they differ"),
+    _binary("shift_left", lambda a, b: a << b, np.left_shift, "the bits of a moved up by b, of which b fall out"),
+    _binary("shift_right", lambda a, b: a >> b, np.right_shift, "the bits of a moved down by b, of which b fall out"),
+    _binary("equal", te.equal, np.equal, "whether a = b", dtype="bool"),
+    _binary("less", lambda a, b: a < b, np.less, "whether a < b", dtype="bool"),
+    _binary("less_equal", lambda a, b: a <= b, np.less_equal, "whether a <= b", dtype="bool"),
+    Op(
+        "where",
+        3,
+        FusionKind.BROADCAST,
+        "b where the condition a holds, else c",
+        _where,
+        lambda _, arrays: np.where(*arrays),
+    ),
+)

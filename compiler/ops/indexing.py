@@ -1,0 +1,449 @@
+"""Operators that search for indices or follow them: arg_max, top_k, gather, scatter.
+
+An index that is read counts from the end where it is negative and is clipped, so that no data makes a kernel read
+outside of a tensor. What is scattered to an index outside is left out. Nothing is written to an index that is not known
+beforehand: a scatter asks for each element of the result which updates go there, so its time grows with the elements
+times the updates.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
+from retune.compiler.ops.reduce import argmax, argmin
+from retune.compiler.te.tensor import Axis, Tensor
+
+REDUCTIONS = ("none", "add", "mul", "max", "min")
+"""How a scattered element joins the one that is there."""
+_JOIN: Mapping[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+_last = te.comm_reducer(
+    lambda x, y: (te.select(x[1] > y[1], x[0], y[0]), te.maximum(x[1], y[1])),
+    lambda value, _: (te.const(0, value), te.const(-1, "int64")),
+    "last",
+)
+
+
+def _require_indices(call: OpCall) -> None:
+    call.require(call.types[1].dtype.startswith(("int", "uint")), "the indices must be integers")
+
+
+def _require_smaller(call: OpCall, shape: Shape, axis: int) -> None:
+    """The indices may be larger than the first operand along `axis` alone."""
+    whole = call.types[0].shape
+    fits = len(shape) == len(whole) and all(
+        inner <= outer for place, (inner, outer) in enumerate(zip(shape, whole, strict=True)) if place != axis
+    )
+    call.require(fits, f"the indices may be larger than the first operand along axis {axis} alone")
+
+
+def _from_front(index: Expr, extent: int) -> Expr:
+    wide = te.cast("int64", index)
+    return te.select(wide < 0, wide + extent, wide)
+
+
+def _inside(index: Expr, extent: int) -> Expr:
+    return te.minimum(te.maximum(_from_front(index, extent), 0), extent - 1)
+
+
+def _inside_array(indices: Array, extent: int) -> Array:
+    """Indices counted from the front, the nearest one for those outside."""
+    indices = indices.astype("int64")
+    return np.asarray(np.clip(np.where(indices < 0, indices + extent, indices), 0, extent - 1))
+
+
+def _arg_reduction(name: str, find: Callable[..., tuple[Tensor, ...]], numpy: Callable[..., Array], meaning: str) -> Op:
+    def lower(call: OpCall) -> Lowered:
+        axis, shape, keep = call.require_axis(), call.types[0].shape, call.flag("keepdims")
+        reduced = (*shape[:axis], *((1,) if keep else ()), *shape[axis + 1 :])
+        return Lowered(reduced, "int64", lambda x: find(x, axis, keep, "int64", call.name)[0])
+
+    def evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
+        return numpy(arrays[0], axis=call.integer("axis"), keepdims=call.flag("keepdims"))
+
+    return Op(name, 1, FusionKind.REDUCTION, meaning, lower, evaluate, {"axis": int, "keepdims": bool})
+
+
+def _top_k(call: OpCall) -> Lowered:
+    """The indices of the k largest (smallest) along `axis`: an element's rank is how many come before it.
+
+    Ranks among n elements are n^2 comparisons. So long as that is many times more than k, the elements are cut into
+    blocks of some k, and only the best k of each block go on, which takes some 8 k n comparisons in all.
+    """
+    (x,) = call.types
+    axis, k = call.require_axis(), call.integer("k")
+    call.require(0 < k <= x.shape[axis], f"there are no {k} elements along axis {axis}")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+
+    def build(source: Tensor) -> Tensor:
+        largest, block = call.flag("largest"), max(_LEAST_BLOCK, 4 * k)
+        left = _Candidates(source, None, axis)
+        level = 0
+        while left.count > 2 * block:
+            name = f"{call.name}_{level}"
+            kept = _best_of_blocks(left, block, k, largest, name)
+            left, level = _Candidates(_values_at(source, kept, axis, f"{name}_values"), kept, axis), level + 1
+        best = _best_of_blocks(left, left.count, k, largest, call.name)
+        return te.compute(shape, lambda *i: best[(*i[:axis], te.const(0), *i[axis:])], name=call.name)
+
+    return Lowered(shape, "int64", build)
+
+
+_LEAST_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Elements that may be among the best: their `values`, and the places they come from, counted along `axis`; a place
+    of -1 stands for no element. Without `places` the values are the source itself. With places both have two axes in
+    place of `axis`: blocks, and what is left of a block.
+    """
+
+    values: Tensor
+    places: Tensor | None
+    axis: int
+
+    @property
+    def count(self) -> int:
+        """How many there are along the axis."""
+        extents = self.values.shape[self.axis : self.axis + (1 if self.places is None else 2)]
+        return math.prod(extents)
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The extents of the axes before and behind."""
+        return self.values.shape[: self.axis], self.values.shape[self.axis + (1 if self.places is None else 2) :]
+
+    def at(self, before: Sequence[Expr], number: Expr, behind: Sequence[Expr]) -> tuple[Expr, Expr]:
+        """Value and place of a candidate."""
+        if self.places is None:
+            return self.values[(*before, number, *behind)], te.cast("int64", number)
+        size = self.places.shape[self.axis + 1]
+        point = (*before, number // size, number % size, *behind)
+        return self.values[point], self.places[point]
+
+
+def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: str) -> Tensor:
+    """The places of the best k of every block, in order: the axis becomes two, blocks and k; -1 where a block has no
+    more.
+    """
+    first, last = left.around
+    axis, blocks = left.axis, -(-left.count // block)
+    values, places = _cut(left, blocks, block, name)
+    shape = (*first, blocks, block, *last)
+    other, found = te.reduce_axis(block, "r"), te.reduce_axis(block, "q")
+
+    def moved(indices: Sequence[Expr], number: Expr) -> tuple[Expr, ...]:
+        return (*indices[: axis + 1], number, *indices[axis + 2 :])
+
+    def rank(*i: Expr) -> Expr:
+        there = moved(i, other)
+        mine, theirs = values[i], values[there]
+        ahead = mine < theirs if largest else theirs < mine
+        tie = te.logical_and(te.equal(mine, theirs), places[there] < places[i])
+        counts = te.logical_and(places[there] >= 0, te.logical_or(ahead, tie))
+        return te.sum(te.cast("int32", counts), other)
+
+    ranks = te.compute(shape, rank, name=f"{name}_rank")
+
+    def place(*i: Expr) -> Expr:
+        there = moved(i, found)
+        here = te.logical_and(te.equal(ranks[there], te.cast("int32", i[axis + 1])), places[there] >= 0)
+        return te.max(te.select(here, places[there], te.const(-1, "int64")), found)
+
+    return te.compute((*first, blocks, k, *last), place, name=f"{name}_best")
+
+
+def _cut(left: _Candidates, blocks: int, block: int, name: str) -> tuple[Tensor, Tensor]:
+    """Values and places of the candidates in blocks; the last block is filled up with what is no element."""
+    first, last = left.around
+    axis, count, shape = left.axis, left.count, (*first, blocks, block, *last)
+
+    def candidate(i: Sequence[Expr]) -> tuple[Expr, tuple[Expr, Expr]]:
+        number = i[axis] * block + i[axis + 1]
+        return number, left.at(i[:axis], number, i[axis + 2 :])
+
+    def value(*i: Expr) -> Expr:
+        number, (found, _) = candidate(i)
+        return te.if_then_else(number < count, found, te.const(0, left.values.dtype))
+
+    def place(*i: Expr) -> Expr:
+        number, (_, found) = candidate(i)
+        return te.if_then_else(number < count, found, te.const(-1, "int64"))
+
+    return te.compute(shape, value, name=f"{name}_cut"), te.compute(shape, place, name=f"{name}_cut_places")
+
+
+def _values_at(source: Tensor, places: Tensor, axis: int, name: str) -> Tensor:
+    """The elements at these places; any where there is none."""
+
+    def body(*i: Expr) -> Expr:
+        return source[(*i[:axis], te.maximum(places[i], 0), *i[axis + 2 :])]
+
+    return te.compute(places.shape, body, name=name)
+
+
+def _top_k_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    (x,) = arrays
+    axis = call.integer("axis")
+    if not call.flag("largest"):
+        order = np.argsort(x, axis=axis, kind="stable")
+    else:
+        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    return np.take(order, np.arange(call.integer("k")), axis=axis)
+
+
+def _gather(call: OpCall) -> Lowered:
+    """The indices' dimensions take the place of the axis."""
+    x, indices = call.types
+    axis, rank = call.require_axis(), len(indices.shape)
+    _require_indices(call)
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+    def build(source: Tensor, where: Tensor) -> Tensor:
+        def body(*i: Expr) -> Expr:
+            index = _inside(where[i[axis : axis + rank]], source.shape[axis])
+            return source[(*i[:axis], index, *i[axis + rank :])]
+
+        return te.compute(shape, body, name=call.name)
+
+    return Lowered(shape, x.dtype, build)
+
+
+def _gather_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, indices = arrays
+    axis = call.integer("axis")
+    return np.take(x, _inside_array(indices, x.shape[axis]), axis=axis)
+
+
+def _gather_elements(call: OpCall) -> Lowered:
+    """The indices' shape, which is not larger than the operand's but along the axis."""
+    x, indices = call.types
+    axis = call.require_axis()
+    _require_indices(call)
+    _require_smaller(call, indices.shape, axis)
+
+    def build(source: Tensor, where: Tensor) -> Tensor:
+        def body(*i: Expr) -> Expr:
+            return source[(*i[:axis], _inside(where[i], source.shape[axis]), *i[axis + 1 :])]
+
+        return te.compute(indices.shape, body, name=call.name)
+
+    return Lowered(indices.shape, x.dtype, build)
+
+
+def _gather_elements_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, indices = arrays
+    return np.asarray(x[_points(call, x, indices)])
+
+
+def _points(call: OpCall, x: Array, indices: Array) -> tuple[Array, ...]:
+    axis = call.integer("axis")
+    points = [np.asarray(place) for place in np.indices(indices.shape)]
+    points[axis] = _inside_array(indices, x.shape[axis])
+    return tuple(points)
+
+
+def _gather_nd(call: OpCall) -> Lowered:
+    """A slice of the operand for each row, the last dimension, of the indices."""
+    x, indices = call.types
+    batch = call.integer("batch_dims")
+    _require_indices(call)
+    fits = x.shape[:batch] == indices.shape[:batch] and batch < len(indices.shape)
+    fits = fits and batch + indices.shape[-1] <= len(x.shape)
+    call.require(fits, "the indices name more dimensions than there are, or the batches differ")
+    rows, named = len(indices.shape) - 1, indices.shape[-1]
+    shape = (*indices.shape[:-1], *x.shape[batch + named :])
+
+    def build(source: Tensor, where: Tensor) -> Tensor:
+        def body(*i: Expr) -> Expr:
+            found = [_inside(where[(*i[:rows], te.const(d))], source.shape[batch + d]) for d in range(named)]
+            return source[(*i[:batch], *found, *i[rows:])]
+
+        return te.compute(shape, body, name=call.name)
+
+    return Lowered(shape, x.dtype, build)
+
+
+def _rows(indices: Array, extents: Sequence[int]) -> list[Array]:
+    return [_inside_array(indices[..., place], extent) for place, extent in enumerate(extents)]
+
+
+def _gather_nd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, indices = arrays
+    batch = call.integer("batch_dims")
+    named = indices.shape[-1]
+    own = [np.asarray(place) for place in np.indices(indices.shape[:-1])[:batch]]
+    return np.asarray(x[(*own, *_rows(indices, x.shape[batch : batch + named]))])
+
+
+def _scatter_elements(call: OpCall) -> Lowered:
+    """The first operand's shape; the updates have the shape of the indices."""
+    x, where, new = call.types
+    axis = call.require_axis()
+    _require_indices(call)
+    _require_smaller(call, where.shape, axis)
+    fits = new.shape == where.shape and new.dtype == x.dtype and call.text("reduction") in REDUCTIONS
+    call.require(fits, f"needs an update for each index, and one of the reductions {REDUCTIONS}")
+
+    def build(source: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        along = te.reduce_axis(indices.shape[axis], "r")
+
+        def hit(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+            point = (*i[:axis], along, *i[axis + 1 :])
+            near = [i[d] < indices.shape[d] for d in range(len(i)) if d != axis and indices.shape[d] < source.shape[d]]
+            same = te.equal(_from_front(indices[point], source.shape[axis]), i[axis])
+            inside = te.if_then_else(te.logical_and(*near), same, te.const(False)) if near else same
+            return inside, updates[point]
+
+        return _scattered(call, source, hit, [along])
+
+    return Lowered(x.shape, x.dtype, build)
+
+
+def _scatter_elements_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, indices, updates = arrays
+    return _joined_array(call, x, _points(call, x, indices), updates)
+
+
+def _scatter_nd(call: OpCall) -> Lowered:
+    """The first operand's shape; the updates are a slice of it for each row of the indices."""
+    x, where, new = call.types
+    _require_indices(call)
+    named = where.shape[-1] if where.shape else len(x.shape) + 1
+    fits = named <= len(x.shape) and new.shape == (*where.shape[:-1], *x.shape[named:]) and new.dtype == x.dtype
+    call.require(fits, "needs a slice of the first operand's type for each row of indices")
+    call.require(call.text("reduction") in REDUCTIONS, f"the reduction is none of {REDUCTIONS}")
+
+    def build(source: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        rows = [te.reduce_axis(extent, f"r{d}") for d, extent in enumerate(indices.shape[:-1])]
+
+        def hit(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+            same = [te.equal(_from_front(indices[(*rows, te.const(d))], source.shape[d]), i[d]) for d in range(named)]
+            return te.logical_and(*same), updates[(*rows, *i[named:])]
+
+        return _scattered(call, source, hit, rows)
+
+    return Lowered(x.shape, x.dtype, build)
+
+
+def _scatter_nd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, indices, updates = arrays
+    return _joined_array(call, x, tuple(_rows(indices, x.shape[: indices.shape[-1]])), updates)
+
+
+def _joined_array(call: OpCall, x: Array, points: tuple[Array, ...], updates: Array) -> Array:
+    result = x.copy()
+    if call.text("reduction") == "none":
+        result[points] = updates
+    else:
+        _JOIN[call.text("reduction")].at(result, points, updates)
+    return result
+
+
+def _scattered(
+    call: OpCall, source: Tensor, hit: Callable[[tuple[Expr, ...]], tuple[Expr, Expr]], axes: list[Axis]
+) -> Tensor:
+    """`hit` says of an element whether the update at the reduce axes goes there, and gives that update."""
+    how = call.text("reduction")
+    if not axes:
+        return te.compute(source.shape, lambda *i: _joined(how, source[i], *hit(i)), name=call.name)
+    if how != "none":
+        neutral = {"add": te.const(0, source.dtype), "mul": te.const(1, source.dtype)}
+        reducer = {"add": te.sum, "mul": te.prod, "max": te.max, "min": te.min}[how]
+
+        def total(*i: Expr) -> Expr:
+            here, update = hit(i)
+            return reducer(te.if_then_else(here, update, neutral.get(how, source[i])), axes)
+
+        joined = te.compute(source.shape, total, name=f"{call.name}_updates")
+        return te.compute(source.shape, lambda *i: _joined(how, source[i], te.const(True), joined[i]), name=call.name)
+
+    def latest(*i: Expr) -> tuple[Expr, ...]:
+        here, update = hit(i)
+        number: Expr = te.const(0)
+        for axis in axes:
+            number = number * axis.extent + axis
+        value = te.if_then_else(here, update, te.const(0, source.dtype))
+        return _last((value, te.if_then_else(here, number, -1)), axes)
+
+    values, numbers = te.compute(source.shape, latest, name=f"{call.name}_updates")
+    return te.compute(source.shape, lambda *i: te.select(numbers[i] < 0, source[i], values[i]), name=call.name)
+
+
+def _joined(how: str, old: Expr, here: Expr, update: Expr) -> Expr:
+    combined = {
+        "none": lambda: update,
+        "add": lambda: old + update,
+        "mul": lambda: old * update,
+        "max": lambda: te.maximum(old, update),
+        "min": lambda: te.minimum(old, update),
+    }[how]()
+    return te.select(here, combined, old)
+
+
+_INJECTIVE, _OPAQUE = FusionKind.INJECTIVE, FusionKind.OPAQUE
+
+OPERATORS = (
+    _arg_reduction("arg_max", argmax, np.argmax, "index of the first largest element along an axis"),
+    _arg_reduction("arg_min", argmin, np.argmin, "index of the first smallest element along an axis"),
+    Op(
+        "top_k",
+        1,
+        _OPAQUE,
+        "indices of the k largest along an axis, in order",
+        _top_k,
+        _top_k_array,
+        {"axis": int, "k": int, "largest": bool},
+    ),
+    Op(
+        "gather",
+        2,
+        _INJECTIVE,
+        "slices of x along an axis, one for each index; negative ones count from the end, those outside are clipped",
+        _gather,
+        _gather_array,
+        {"axis": int},
+    ),
+    Op(
+        "gather_elements",
+        2,
+        _INJECTIVE,
+        "for each index the element of x at the index along an axis, and at the index's own place along the others",
+        _gather_elements,
+        _gather_elements_array,
+        {"axis": int},
+    ),
+    Op(
+        "gather_nd",
+        2,
+        _INJECTIVE,
+        "slices of x, one for each row of indices into its dimensions after the first batch_dims",
+        _gather_nd,
+        _gather_nd_array,
+        {"batch_dims": int},
+    ),
+    Op(
+        "scatter_elements",
+        3,
+        _OPAQUE,
+        "x with updates joined to it at the indices along an axis; the last one wins where nothing joins them",
+        _scatter_elements,
+        _scatter_elements_array,
+        {"axis": int, "reduction": str},
+    ),
+    Op(
+        "scatter_nd",
+        3,
+        _OPAQUE,
+        "x with slices of updates joined to it, each at a row of indices into the first dimensions of x",
+        _scatter_nd,
+        _scatter_nd_array,
+        {"reduction": str},
+    ),
+)

@@ -1,0 +1,115 @@
+"""Normalisations; the variance is the mean of squared differences from the mean, which does not cancel."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
+from retune.compiler.te.tensor import Axis, Tensor
+
+
+def _normalize(call: OpCall) -> Lowered:
+    (x,) = call.types
+    axes = call.require_axes()
+
+    def build(source: Tensor) -> Tensor:
+        return _normalized(source, axes, call.number("epsilon"), centred=call.flag("centred"), name=call.name)
+
+    return Lowered(x.shape, x.dtype, build)
+
+
+def layer_norm(source: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: float, name: str = "norm") -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the dimensions from `axis` on."""
+    first = axis % len(source.shape)
+    axes = tuple(range(first, len(source.shape)))
+    normal = _normalized(source, axes, epsilon, centred=True, name=f"{name}_normal")
+    return te.compute(source.shape, lambda *i: normal[i] * scale[i[first:]] + bias[i[first:]], name=name)
+
+
+def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centred: bool, name: str) -> Tensor:
+    kept = [place for place in range(len(source.shape)) if place not in axes]
+    outer = tuple(source.shape[place] for place in kept)
+    share = 1.0 / math.prod(source.shape[axis] for axis in axes)
+
+    def row(point: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(point[place] for place in kept)
+
+    def point(row: tuple[Expr, ...], inner: list[Axis]) -> tuple[Expr, ...]:
+        at: dict[int, Expr] = {**dict(zip(kept, row, strict=True)), **dict(zip(axes, inner, strict=True))}
+        return tuple(at[place] for place in range(len(source.shape)))
+
+    k = [te.reduce_axis(source.shape[axis], f"k{axis}") for axis in axes]
+    q = [te.reduce_axis(source.shape[axis], f"q{axis}") for axis in axes]
+    mean: Tensor | None = None
+    if centred:
+        total = te.compute(outer, lambda *i: te.sum(source[point(i, k)], k), name=f"{name}_sum")
+        mean = te.compute(outer, lambda *i: total[i] * share, name=f"{name}_mean")
+
+    def difference(at: tuple[Expr, ...]) -> Expr:
+        return source[at] if mean is None else source[at] - mean[row(at)]
+
+    def square(*i: Expr) -> Expr:
+        one = difference(point(i, q))
+        return te.sum(one * one, q)
+
+    squares = te.compute(outer, square, name=f"{name}_squares")
+    factor = te.compute(outer, lambda *i: te.rsqrt(squares[i] * share + epsilon), name=f"{name}_factor")
+    return te.compute(source.shape, lambda *i: difference(i) * factor[row(i)], name=name)
+
+
+def _normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    (x,) = arrays
+    axes = call.ints("axes")
+    if call.flag("centred"):
+        x = x - x.mean(axis=axes, keepdims=True)
+    return np.asarray(x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + x.dtype.type(call.number("epsilon"))))
+
+
+def _batch_norm(call: OpCall) -> Lowered:
+    x, *statistics = call.types
+    axis = call.integer("axis")
+    fits = 0 <= axis < len(x.shape) and all(s.shape == (x.shape[axis],) for s in statistics)
+    call.require(fits, f"scale, bias, mean and variance need one element for each of axis {axis}")
+    epsilon = call.number("epsilon")
+
+    def build(data: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        def body(*i: Expr) -> Expr:
+            c = i[axis]
+            return (data[i] - mean[c]) / te.sqrt(variance[c] + epsilon) * scale[c] + bias[c]
+
+        return te.compute(x.shape, body, name=call.name)
+
+    return Lowered(x.shape, x.dtype, build)
+
+
+def _batch_norm_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x, *statistics = arrays
+    column = [1] * x.ndim
+    column[call.integer("axis")] = -1
+    scale, bias, mean, variance = (s.reshape(column) for s in statistics)
+    return np.asarray((x - mean) / np.sqrt(variance + call.number("epsilon")) * scale + bias)
+
+
+OPERATORS = (
+    Op(
+        "normalize",
+        1,
+        FusionKind.REDUCTION,
+        "c / sqrt(mean(c * c) + epsilon) over axes, with c = x - mean(x) when centred, else x",
+        _normalize,
+        _normalize_array,
+        {"axes": tuple, "epsilon": float, "centred": bool},
+    ),
+    Op(
+        "batch_norm",
+        5,
+        FusionKind.OPAQUE,
+        "(x - mean) / sqrt(variance + epsilon) * scale + bias of (x, scale, bias, mean, variance) along an axis",
+        _batch_norm,
+        _batch_norm_array,
+        {"axis": int, "epsilon": float},
+    ),
+)

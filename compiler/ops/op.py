@@ -1,0 +1,262 @@
+"""What an operator is: attributes, checks, lowering to tensor expressions and NumPy meaning, as one `Op`.
+
+A call's `lower` function checks operands and attributes and returns a `Lowered`: shape, dtype, and a function that
+builds the tensor. Describing a graph runs the checks alone; only code generation builds tensors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import zip_longest
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.expr import Const, Expr, cast
+from retune.compiler.te.tensor import Tensor
+
+Attribute = int | float | bool | str | tuple[int, ...]
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+Operand = Tensor | Const
+
+
+class FusionKind(Enum):
+    """How an operator may share a kernel with its neighbours."""
+
+    ELEMENTWISE = "elementwise"  # result element i reads operand element i
+    BROADCAST = "broadcast"  # as above, after broadcasting
+    INJECTIVE = "injective"  # each result element reads one operand element
+    REDUCTION = "reduction"  # each result element reads many
+    COMPLEX = "complex"  # worth tiling; takes element-wise followers into its kernel
+    OPAQUE = "opaque"  # several stages; a kernel of its own
+
+
+class Typed(Protocol):
+    """Anything with a shape and a dtype: a value of a graph, a tensor."""
+
+    @property
+    def shape(self) -> Shape:
+        """The extents."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The NumPy name of the element type."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A shape and a dtype."""
+
+    shape: Shape
+    dtype: str
+
+
+class Attributed:
+    """Typed access to `attrs`. Raises: DefinitionError when an attribute is absent or of another type."""
+
+    __slots__ = ()
+    attrs: Mapping[str, Attribute]
+
+    def ints(self, key: str) -> tuple[int, ...]:
+        """The attribute `key`, a tuple of ints."""
+        value = self.attrs.get(key)
+        if not isinstance(value, tuple):
+            raise self._wrong(key, "a tuple of ints")
+        return value
+
+    def integer(self, key: str) -> int:
+        """The attribute `key`, an int."""
+        value = self.attrs.get(key)
+        if not isinstance(value, int):
+            raise self._wrong(key, "an int")
+        return value
+
+    def number(self, key: str) -> float:
+        """The attribute `key`, a number, as a float."""
+        value = self.attrs.get(key)
+        if not isinstance(value, int | float):
+            raise self._wrong(key, "a number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """The attribute `key`, a bool."""
+        value = self.attrs.get(key)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "a bool")
+        return value
+
+    def text(self, key: str) -> str:
+        """The attribute `key`, a string."""
+        value = self.attrs.get(key)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string")
+        return value
+
+    def _wrong(self, key: str, wanted: str) -> DefinitionError:
+        return DefinitionError(f"{self}: attribute {key!r} must be {wanted}")
+
+
+@dataclass(slots=True)  # not frozen: one is made for each node that is checked, and frozen ones take thrice the time
+class OpCall(Attributed):
+    """One use of an operator: the types of its operands, its attributes, and a name for messages and computes.
+
+    `constants` are the operands whose values are known before the network runs, so that a kernel may ask for them in a
+    layout of its own. `out_dtype` is the dtype in which products are summed, where it is not the operands'.
+    """
+
+    op: str
+    types: tuple[Typed, ...]
+    attrs: Mapping[str, Attribute]
+    name: str = ""
+    constants: frozenset[Tensor] = frozenset()
+    out_dtype: str = ""
+
+    def require(self, fits: bool, why: str) -> None:
+        """Raise a DefinitionError that shows the operands and says `why`, unless they fit."""
+        if not fits:
+            raise self.misfit(why)
+
+    def require_axis(self) -> int:
+        """The attribute `axis`, which must be within the rank of the first operand."""
+        axis = self.integer("axis")
+        self.require(0 <= axis < len(self.types[0].shape), f"axis {axis} is outside the rank")
+        return axis
+
+    def require_axes(self) -> tuple[int, ...]:
+        """The attribute `axes`, which must be ascending and within the rank of the first operand."""
+        axes, rank = self.ints("axes"), len(self.types[0].shape)
+        fits = bool(axes) and all(0 <= axis < rank for axis in axes) and tuple(sorted(set(axes))) == axes
+        self.require(fits, f"axes {axes} must be ascending and within the rank")
+        return axes
+
+    def misfit(self, why: str) -> DefinitionError:
+        """The error of a call whose operands do not fit: what it is, what it got and why that is wrong."""
+        return DefinitionError(f"{self}: {why}")
+
+    def layout_free(self, weight: Tensor) -> dict[str, Any]:
+        """Compute attributes that let the kernel choose the layout of `weight`, if its value is known beforehand."""
+        return {"layout_free_placeholders": (weight,)} if weight in self.constants else {}
+
+    def __str__(self) -> str:
+        label = f"{self.op} {self.name!r}" if self.name else self.op
+        return f"{label} of ({'; '.join(map(_described, self.types))})"
+
+
+def _described(operand: Typed) -> str:
+    name = getattr(operand, "name", "")
+    inner = f"{operand.dtype}[{', '.join(map(str, operand.shape))}]"
+    return f"{name}: {inner}" if name else inner
+
+
+@dataclass(slots=True)
+class Lowered:
+    """What a call gives: a tensor of `shape` and `dtype`, which `build` writes over the operands' tensors.
+
+    `build` runs only when code is generated: describing a network of many nodes stays cheap, and values without
+    elements, which no tensor expression has, still have a description.
+    """
+
+    shape: Shape
+    dtype: str
+    build: Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operator with one result.
+
+    `operands` is how many it takes (None: one or more). `lower` checks a call and describes its result; `evaluate`
+    computes it with NumPy, in any dtype: the caller casts to the one that `lower` says. `reads` is how often the
+    expression of a pointwise operator reads an operand, which bounds the size of fused expressions.
+    """
+
+    name: str
+    operands: int | None
+    kind: FusionKind
+    meaning: str
+    lower: Callable[[OpCall], Lowered]
+    evaluate: Callable[[OpCall, Sequence[Array]], Array]
+    attrs: Mapping[str, type] = field(default_factory=dict)
+    reads: int = 1
+    commutative: bool = False
+
+    def check(self, call: OpCall) -> Lowered:
+        """`lower` for a call from outside. Raises: DefinitionError when operands or attributes do not fit."""
+        if len(call.types) != self.operands and not (self.operands is None and call.types):
+            raise call.misfit(f"takes {self.operands} operands")
+        if call.attrs.keys() != self.attrs.keys():
+            raise call.misfit(f"attributes must be {sorted(self.attrs)}, not {sorted(call.attrs)}")
+        for key, kind in self.attrs.items():
+            if not _is_a(call.attrs[key], kind):
+                raise call.misfit(f"attribute {key} must be a {kind.__name__}, not {call.attrs[key]!r}")
+        return self.lower(call)
+
+    def tensor(
+        self,
+        operands: Sequence[Operand],
+        attrs: Mapping[str, Attribute] | None = None,
+        *,
+        name: str = "",
+        constants: frozenset[Tensor] = frozenset(),
+        types: Sequence[Typed] = (),
+        out_dtype: str = "",
+    ) -> Tensor:
+        """The tensor that computes this operator of `operands`, its compute called `name`.
+
+        Operators that broadcast take literals too. `types` describes the operands where literals stand for arrays of
+        another rank than 0. Raises: DefinitionError when operands or attributes do not fit.
+        """
+        found = tuple(types) or tuple(
+            operand if isinstance(operand, Tensor) else TensorType((), operand.dtype) for operand in operands
+        )
+        call = OpCall(self.name, found, attrs or {}, name or self.name, constants, out_dtype)
+        lowered = self.check(call)
+        literal = next((operand for operand in operands if not isinstance(operand, Tensor)), None)
+        if literal is not None and self.kind is not FusionKind.BROADCAST:
+            raise call.misfit(f"takes tensors, not the literal {literal}")
+        tensor = lowered.build(*operands)
+        assert (tensor.shape, tensor.dtype) == (lowered.shape, lowered.dtype), f"{call} is lowered to {tensor}"
+        return tensor
+
+    def compute(self, call: OpCall, arrays: Sequence[Array]) -> Array:
+        """The result by NumPy, in the dtype of the description. Raises: DefinitionError when operands do not fit."""
+        dtype = self.check(call).dtype
+        with np.errstate(all="ignore"):
+            result = np.asarray(self.evaluate(call, arrays))
+            return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
+
+
+def _is_a(value: Attribute, kind: type) -> bool:
+    if kind is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, int) for item in value)
+    return type(value) is kind
+
+
+def broadcast_shapes(first: Shape, second: Shape) -> Shape | None:
+    """The shape that both shapes broadcast to by NumPy's rule, or None when there is none."""
+    extents: list[int] = []
+    for a, b in zip_longest(reversed(first), reversed(second), fillvalue=1):
+        if a != b and a != 1 and b != 1:
+            return None
+        extents.append(b if a == 1 else a)
+    return tuple(reversed(extents))
+
+
+def element(operand: Operand, indices: tuple[Expr, ...], shape: Shape) -> Expr:
+    """The element of `operand` that belongs to element `indices` of a result of `shape`, by NumPy broadcasting."""
+    if not isinstance(operand, Tensor):
+        return operand
+    skipped = len(shape) - len(operand.shape)
+    own = zip(indices[skipped:], shape[skipped:], operand.shape, strict=True)
+    return operand[tuple(index if extent == wanted else 0 for index, wanted, extent in own)]
+
+
+def product(dtype: str, one: Expr, other: Expr) -> Expr:
+    """The product of two elements in `dtype`, in which it is summed."""
+    wide = [value if value.dtype == dtype else cast(dtype, value) for value in (one, other)]
+    return wide[0] * wide[1]

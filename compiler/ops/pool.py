@@ -1,0 +1,164 @@
+"""Max and average pooling.
+
+Padding is never read: a lazy choice leaves it out of the window. No padded copy is made: a pool reads each element a
+few times only, and the choice is the same for all channels, which are what a kernel vectorises in the NHWC layout.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from retune.compiler import te
+from retune.compiler.dtype import is_float
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ops.conv import (
+    channels_last,
+    from_channels_last,
+    is_channels_last,
+    require_layout,
+    require_windows,
+    window_view,
+)
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
+from retune.compiler.te.tensor import Tensor
+
+
+def _dilations(call: OpCall) -> Shape:
+    return call.ints("dilations") if "dilations" in call.attrs else (1, 1)
+
+
+def _shape(call: OpCall) -> Shape:
+    (x,) = call.types
+    axes = require_layout(call, 2)
+    extents = require_windows(call, call.ints("kernel"), _dilations(call), axes)
+    return (x.shape[0], *extents, x.shape[3]) if is_channels_last(call) else (*x.shape[:2], *extents)
+
+
+def _max_pool2d(call: OpCall) -> Lowered:
+    shape = _shape(call)
+    return Lowered(shape, call.types[0].dtype, lambda x: _pool(call, shape, x, maximum=True, name=call.name))
+
+
+def _avg_pool2d(call: OpCall) -> Lowered:
+    shape, dtype = _shape(call), call.types[0].dtype
+
+    def build(x: Tensor) -> Tensor:
+        total = _pool(call, shape, x, maximum=False, name=f"{call.name}_sum")
+        height, width = call.ints("kernel")
+
+        def body(*axes: Expr) -> Expr:
+            if call.flag("count_include_pad") or not _windows_leave(call, shape, x.shape):
+                return total[axes] * (1.0 / (height * width))
+            return total[axes] / te.cast(dtype, _elements_inside(call, axes, x.shape))
+
+        return te.compute(shape, body, name=call.name)
+
+    return Lowered(shape, dtype, build)
+
+
+def _first_spatial(call: OpCall) -> int:
+    return 1 if is_channels_last(call) else 2
+
+
+def _pool(call: OpCall, shape: Shape, data: Tensor, *, maximum: bool, name: str) -> Tensor:
+    first, dilations = _first_spatial(call), _dilations(call)
+    height, width = call.ints("kernel")
+    window = (te.reduce_axis(height, "ry"), te.reduce_axis(width, "rx"))
+    outside = float("-inf") if maximum else 0.0
+    if not is_float(data.dtype):
+        outside = int(np.iinfo(data.dtype).min) if maximum else 0
+    leaves = _windows_leave(call, shape, data.shape)
+
+    def body(*axes: Expr) -> Expr:
+        indices = list(axes)
+        for place in range(2):
+            indices[first + place] = _position(call, axes, place, window[place] * dilations[place])
+        value = data[tuple(indices)]
+        if leaves:
+            value = te.if_then_else(_inside(indices, data.shape, leaves), value, outside)
+        return te.max(value, window) if maximum else te.sum(value, window)
+
+    return te.compute(shape, body, name=name)
+
+
+def _position(call: OpCall, axes: Sequence[Expr], place: int, offset: Expr) -> Expr:
+    """The row (`place` 0) or column (1) of the input at `offset` into the window of output element `axes`."""
+    pads = call.ints("pads")[place]
+    position = axes[_first_spatial(call) + place] * call.ints("strides")[place] + offset
+    return position - pads if pads else position
+
+
+def _windows_leave(call: OpCall, shape: Shape, data: Shape) -> list[tuple[int, bool, bool]]:
+    """(axis, below 0, past the end) of the axes along which some window leaves the input."""
+    first = _first_spatial(call)
+    found = []
+    for place in range(2):
+        reach = (call.ints("kernel")[place] - 1) * _dilations(call)[place]
+        last = (shape[first + place] - 1) * call.ints("strides")[place] + reach
+        below = call.ints("pads")[place] > 0
+        above = last - call.ints("pads")[place] >= data[first + place]
+        if below or above:
+            found.append((first + place, below, above))
+    return found
+
+
+def _inside(indices: Sequence[Expr], shape: Sequence[int], leaves: Sequence[tuple[int, bool, bool]]) -> Expr:
+    conditions = []
+    for axis, below, above in leaves:
+        if below:
+            conditions.append(indices[axis] >= 0)
+        if above:
+            conditions.append(indices[axis] < shape[axis])
+    return te.logical_and(*conditions)
+
+
+def _elements_inside(call: OpCall, axes: Sequence[Expr], data: Shape) -> Expr:
+    first = _first_spatial(call)
+    count: Expr = te.const(1)
+    for place in range(2):
+        start = _position(call, axes, place, te.const(0))
+        stop = te.minimum(start + call.ints("kernel")[place], data[first + place])
+        count = count * (stop - te.maximum(start, 0))
+    return count
+
+
+def _max_pool2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x = channels_last(call, arrays[0])
+    lowest = -math.inf if is_float(x.dtype.name) else np.iinfo(x.dtype).min
+    windows = window_view(call, x, call.ints("kernel"), call.ints("dilations"), lowest)
+    return from_channels_last(call, windows.max(axis=(-2, -1)))
+
+
+def _avg_pool2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    x = channels_last(call, arrays[0])
+    kernel = call.ints("kernel")
+    total = window_view(call, x, kernel, (1, 1), 0).sum(axis=(-2, -1))
+    if call.flag("count_include_pad"):
+        return from_channels_last(call, np.asarray(total / (kernel[0] * kernel[1])))
+    inside = window_view(call, np.ones_like(x), kernel, (1, 1), 0).sum(axis=(-2, -1))
+    return from_channels_last(call, np.asarray(total / inside))
+
+
+_ATTRS = {"kernel": tuple, "strides": tuple, "pads": tuple, "layout": str}
+
+OPERATORS = (
+    Op(
+        "max_pool2d",
+        1,
+        FusionKind.REDUCTION,
+        "maximum of a window; padding never wins",
+        _max_pool2d,
+        _max_pool2d_array,
+        {**_ATTRS, "dilations": tuple},
+    ),
+    Op(
+        "avg_pool2d",
+        1,
+        FusionKind.REDUCTION,
+        "window sum over the elements inside x, or over all of the window with count_include_pad",
+        _avg_pool2d,
+        _avg_pool2d_array,
+        {**_ATTRS, "count_include_pad": bool},
+    ),
+)

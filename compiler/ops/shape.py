@@ -1,0 +1,199 @@
+"""Operators that only move elements: each result element reads one operand element."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, broadcast_shapes, element
+from retune.compiler.te.tensor import Tensor
+
+CONCATENATED = "concat_axis"
+"""The attribute of a concatenation's operation that holds its axis; readers may read its operands instead."""
+
+
+def _reshape(call: OpCall) -> Lowered:
+    (x,) = call.types
+    shape = call.ints("shape")
+    fits = math.prod(shape) == math.prod(x.shape) and min(shape, default=0) >= 0
+    call.require(fits, f"cannot become {list(shape)}")
+
+    def build(source: Tensor) -> Tensor:
+        def body(*axes: Expr) -> Expr:
+            flat: Expr = te.const(0)
+            for axis, extent in zip(axes, shape, strict=True):
+                flat = flat * extent + axis
+            indices = []
+            for place, extent in enumerate(source.shape):
+                quotient = flat // math.prod(source.shape[place + 1 :])
+                indices.append(quotient % extent if place else quotient)
+            return source[tuple(indices)]
+
+        return te.compute(shape, body, name=call.name)
+
+    return Lowered(shape, x.dtype, build)
+
+
+def _transpose(call: OpCall) -> Lowered:
+    (x,) = call.types
+    perm = call.ints("perm")
+    call.require(sorted(perm) == list(range(len(x.shape))), f"perm {perm} is no permutation of its axes")
+    shape = tuple(x.shape[axis] for axis in perm)
+
+    def build(source: Tensor) -> Tensor:
+        inverse = [perm.index(axis) for axis in range(len(perm))]
+        return te.compute(shape, lambda *i: source[tuple(i[place] for place in inverse)], name=call.name)
+
+    return Lowered(shape, x.dtype, build)
+
+
+def _concat(call: OpCall) -> Lowered:
+    axis, first = call.require_axis(), call.types[0]
+    for other in call.types[1:]:
+        alike = (*other.shape[:axis], first.shape[axis], *other.shape[axis + 1 :]) == first.shape
+        fits = alike and len(other.shape) == len(first.shape) and other.dtype == first.dtype
+        call.require(fits, f"the operands may differ in axis {axis} alone")
+    extent = sum(operand.shape[axis] for operand in call.types)
+    shape = (*first.shape[:axis], extent, *first.shape[axis + 1 :])
+
+    def build(*sources: Tensor) -> Tensor:
+        def body(*axes: Expr) -> Expr:
+            end = extent
+            value: Expr | None = None
+            for source in reversed(sources):
+                end -= source.shape[axis]
+                piece = source[(*axes[:axis], axes[axis] - end, *axes[axis + 1 :])]
+                value = piece if value is None else te.if_then_else(axes[axis] < end + source.shape[axis], piece, value)
+            assert value is not None
+            return value
+
+        return te.compute(shape, body, name=call.name, attrs={CONCATENATED: axis})
+
+    return Lowered(shape, first.dtype, build)
+
+
+def _slice(call: OpCall) -> Lowered:
+    (x,) = call.types
+    starts, stops, steps = call.ints("starts"), call.ints("stops"), call.ints("steps")
+    entries = len(starts) == len(stops) == len(steps) == len(x.shape)
+    call.require(entries, "starts, stops and steps need one entry an axis")
+    for extent, start, stop, step in zip(x.shape, starts, stops, steps, strict=True):
+        inside = 0 <= start <= stop <= extent and step >= 1
+        call.require(inside, f"cannot slice {extent} elements from {start} to {stop} by {step}")
+    shape = tuple(-((start - stop) // step) for start, stop, step in zip(starts, stops, steps, strict=True))
+
+    def build(source: Tensor) -> Tensor:
+        def body(*i: Expr) -> Expr:
+            return source[tuple(index * step + start for index, start, step in zip(i, starts, steps, strict=True))]
+
+        return te.compute(shape, body, name=call.name)
+
+    return Lowered(shape, x.dtype, build)
+
+
+def _slice_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    bounds = zip(call.ints("starts"), call.ints("stops"), call.ints("steps"), strict=True)
+    return np.asarray(arrays[0][tuple(slice(*bound) for bound in bounds)])
+
+
+def _pad(call: OpCall) -> Lowered:
+    (x,) = call.types
+    before, after = call.ints("pads_before"), call.ints("pads_after")
+    fits = len(before) == len(after) == len(x.shape) and min((*before, *after), default=0) >= 0
+    call.require(fits, "pads_before and pads_after need one entry an axis, none negative")
+    shape = tuple(n + b + a for n, b, a in zip(x.shape, before, after, strict=True))
+
+    def build(source: Tensor) -> Tensor:
+        def body(*axes: Expr) -> Expr:
+            conditions = []
+            for axis, extent, low, high in zip(axes, source.shape, before, after, strict=True):
+                if low:
+                    conditions.append(axis >= low)
+                if high:
+                    conditions.append(axis < low + extent)
+            inside = source[tuple(axis - low for axis, low in zip(axes, before, strict=True))]
+            if not conditions:
+                return inside
+            return te.if_then_else(te.logical_and(*conditions), inside, te.const(call.number("value"), x.dtype))
+
+        return te.compute(shape, body, name=call.name)
+
+    return Lowered(shape, x.dtype, build)
+
+
+def _pad_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    border = tuple(zip(call.ints("pads_before"), call.ints("pads_after"), strict=True))
+    return np.pad(arrays[0], border, constant_values=call.number("value"))
+
+
+def _broadcast_to(call: OpCall) -> Lowered:
+    (x,) = call.types
+    shape = call.ints("shape")
+    call.require(broadcast_shapes(x.shape, shape) == shape, f"does not broadcast to {list(shape)}")
+
+    def build(source: Tensor) -> Tensor:
+        return te.compute(shape, lambda *i: element(source, i, shape), name=call.name)
+
+    return Lowered(shape, x.dtype, build)
+
+
+_INJECTIVE = FusionKind.INJECTIVE
+
+OPERATORS = (
+    Op(
+        "reshape",
+        1,
+        _INJECTIVE,
+        "the same elements in row-major order",
+        _reshape,
+        lambda call, arrays: arrays[0].reshape(call.ints("shape")),
+        {"shape": tuple},
+    ),
+    Op(
+        "transpose",
+        1,
+        _INJECTIVE,
+        "result axis i is operand axis perm[i]",
+        _transpose,
+        lambda call, arrays: arrays[0].transpose(call.ints("perm")),
+        {"perm": tuple},
+    ),
+    Op(
+        "concat",
+        None,
+        _INJECTIVE,
+        "operands end to end along an axis",
+        _concat,
+        lambda call, arrays: np.concatenate(arrays, axis=call.integer("axis")),
+        {"axis": int},
+    ),
+    Op(
+        "slice",
+        1,
+        _INJECTIVE,
+        "for every axis elements start, start + step, ... below stop; steps are positive",
+        _slice,
+        _slice_array,
+        {"starts": tuple, "stops": tuple, "steps": tuple},
+    ),
+    Op(
+        "pad",
+        1,
+        _INJECTIVE,
+        "a border of `value`; one entry an axis",
+        _pad,
+        _pad_array,
+        {"pads_before": tuple, "pads_after": tuple, "value": float},
+    ),
+    Op(
+        "broadcast_to",
+        1,
+        _INJECTIVE,
+        "x repeated to a shape",
+        _broadcast_to,
+        lambda call, arrays: np.broadcast_to(arrays[0], call.ints("shape")),
+        {"shape": tuple},
+    ),
+)
