@@ -8,7 +8,7 @@ import math
 
 from retune.compiler.codegen.memory import MemoryEmitter
 from retune.compiler.codegen.values import Ramp, Scalar, Value
-from retune.compiler.ir.affine import Affine
+from retune.compiler.ir.affine import IndexForm
 from retune.compiler.ir.expr import BOOL, Expr, Var
 from retune.compiler.ir.interval import conjuncts, slack
 
@@ -44,7 +44,7 @@ class ConditionEmitter(MemoryEmitter):
             result = self.result(f"and {lhs.typed}, {rhs.text}", lhs.lanes, BOOL)
         return result
 
-    def parts(self, condition: Expr) -> list[tuple[Expr, Affine | None]]:
+    def parts(self, condition: Expr) -> list[tuple[Expr, IndexForm | None]]:
         """The parts of a condition that must all hold, and their forms; worked out once."""
         if id(condition) not in self.conditions:
             parts = [(part, slack(part)) for part in conjuncts(condition)]
@@ -55,7 +55,7 @@ class ConditionEmitter(MemoryEmitter):
         """What a variable stands for; None for any other expression."""
         return self.env.get(atom) if isinstance(atom, Var) else None
 
-    def limits(self, form: Affine) -> tuple[float, float]:
+    def limits(self, form: IndexForm) -> tuple[float, float]:
         """The smallest and the largest value over the lanes, infinite where a loop at run time decides."""
         low = high = float(form.const)
         for atom, coefficient in form.terms.items():
@@ -69,7 +69,7 @@ class ConditionEmitter(MemoryEmitter):
                 return -math.inf, math.inf
         return low, high
 
-    def test(self, form: Affine) -> tuple[str, int]:
+    def test(self, form: IndexForm) -> tuple[str, int]:
         """Whether a form of scalars is at least 0, and the scope in which that is computed."""
         offset = form.const
         terms: list[tuple[int, str, int]] = []

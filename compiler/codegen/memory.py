@@ -11,7 +11,7 @@ from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal,
 from retune.compiler.codegen.values import Place, Ramp, Scalar, Storage, Turn, Value
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.errors import LoweringError
-from retune.compiler.ir.affine import Affine, flat_index
+from retune.compiler.ir.affine import IndexForm, flat_index
 from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
 from retune.compiler.ir.stmt import Stmt
 from retune.compiler.ir.visit import parts, walk
@@ -41,8 +41,8 @@ class MemoryEmitter(ABC):
         self.fallbacks: dict[tuple[str, int, str], str] = {}
         self.temporaries: dict[tuple[Buffer, int], str] = {}
         # These are keyed by identity, which is safe because the tuples are kept alive beside the answers.
-        self.forms: dict[tuple[int, tuple[int, ...]], tuple[Affine, tuple[Expr, ...]]] = {}
-        self.conditions: dict[int, tuple[list[tuple[Expr, Affine | None]], Expr]] = {}
+        self.forms: dict[tuple[int, tuple[int, ...]], tuple[IndexForm, tuple[Expr, ...]]] = {}
+        self.conditions: dict[int, tuple[list[tuple[Expr, IndexForm | None]], Expr]] = {}
         self.natives: dict[int, tuple[int, Stmt]] = {}
         self.moves: dict[tuple[int, Var | None], tuple[bool, tuple[Expr, ...]]] = {}
 
@@ -50,7 +50,7 @@ class MemoryEmitter(ABC):
     def evaluate(self, expr: Expr) -> Value:
         """Write the instructions of an expression."""
 
-    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Affine:
+    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
         """The flat index, worked out once an access and not once an unrolled copy."""
         key = (id(indices), buffer.shape)
         if key not in self.forms:

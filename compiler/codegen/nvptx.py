@@ -20,7 +20,7 @@ from retune.compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from retune.compiler.codegen.warp_shuffle import shuffled
 from retune.compiler.errors import LoweringError, TargetError
 from retune.compiler.gpu_facts import facts_of
-from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.alignment import (
     VECTOR_BYTES,
     element_alignment,
@@ -28,10 +28,10 @@ from retune.compiler.ir.alignment import (
     start_alignment,
     whole_alignment,
 )
-from retune.compiler.ir.digits import joined
 from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
 from retune.compiler.ir.interval import Ranges, limits
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.simplify import join_digits
 from retune.compiler.ir.stmt import Allocate, Barrier, For, Let, LoopKind, Shuffle, Stmt, ranges_inside, walk_stmt
 from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
 from retune.compiler.target import Target
@@ -268,11 +268,11 @@ class _DeviceEmitter(BodyEmitter):
                 return self.ring(turn, form.const % length, length), turn.depth
         return super().atom(expr)
 
-    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Affine:
+    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
         """As for processors, without digits of a number that are put together again."""
         key = (id(indices), buffer.shape)
         if key not in self.forms:
-            self.forms[key] = (joined(super().form(buffer, indices)), indices)
+            self.forms[key] = (join_digits(super().form(buffer, indices)), indices)
         return self.forms[key][0]
 
     def binary(self, expr: Binary) -> Value:
@@ -287,7 +287,7 @@ class _DeviceEmitter(BodyEmitter):
                 return self.result(f"zext nneg i32 {divided} to i64", 1, INDEX)
         return super().binary(expr)
 
-    def turn_of(self, form: Affine) -> Turn | None:
+    def turn_of(self, form: IndexForm) -> Turn | None:
         """The loop from 0 on whose counter, moved by a constant, an index is; None for others."""
         (var,) = form.terms if len(form.terms) == 1 else (None,)
         bound = self.env.get(var) if isinstance(var, Var) else None

@@ -1,59 +1,158 @@
-"""In: an index expression. Out: its affine normal form.
+"""Affine forms of index expressions: the one index algebra of schedules and of the loop IR.
 
-Always: exact; a part that is not affine is kept whole as an atom.
+A form is exact, or a hull that covers the index. In the loop IR the atoms are variables and whole expressions that are
+not affine, and numbers are ints. In a schedule the atoms are loops, and a number may be an array: one entry for each
+program of a family.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Var
+import numpy as np
+
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Var
+from retune.compiler.ir.visit import uses
+
+Number = int | np.ndarray
+"""A number of one program, or an int64 array of shape (B,) for a family of B programs."""
+
+Atom = TypeVar("Atom")
+N = TypeVar("N", int, Number)
+
+_SUMS = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL)
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
-    """`const + Σ coefficient × atom`; atoms are variables, or whole expressions that are not affine. No coefficient is
-    0.
+class Affine(Generic[Atom, N]):
+    """`const + Σ coefficient × atom + something in 0 .. spread`. When `exact` is False the form is only a hull of the
+    index. No coefficient is the int 0.
     """
 
-    const: int = 0
-    terms: Mapping[Expr, int] = field(default_factory=dict)
+    const: N = 0
+    terms: Mapping[Atom, N] = field(default_factory=dict)
+    spread: N = 0
+    exact: bool = True
 
-    def plus(self, other: "Affine", factor: int = 1) -> "Affine":
+    def plus(self, other: "Affine[Atom, N]", factor: int = 1) -> "Affine[Atom, N]":
         """`self + factor × other`."""
+        return self + (other if factor == 1 else other * factor)
+
+    def __add__(self, other: "Affine[Atom, N]") -> "Affine[Atom, N]":
         terms = dict(self.terms)
         for atom, coefficient in other.terms.items():
-            terms[atom] = terms.get(atom, 0) + factor * coefficient
-        return Affine(self.const + factor * other.const, {atom: value for atom, value in terms.items() if value})
+            total = terms[atom] + coefficient if atom in terms else coefficient
+            if isinstance(total, int) and total == 0:
+                terms.pop(atom, None)
+            else:
+                terms[atom] = total
+        return Affine(self.const + other.const, terms, self.spread + other.spread, self.exact and other.exact)
+
+    def __mul__(self, factor: N) -> "Affine[Atom, N]":
+        if isinstance(factor, int) and factor == 0:
+            return Affine(0, {}, 0, self.exact)
+        terms = {atom: coefficient * factor for atom, coefficient in self.terms.items()}
+        if isinstance(self.spread, int) and self.spread == 0:
+            return Affine(self.const * factor, terms, 0, self.exact)
+        reach = self.spread * factor
+        return Affine(self.const * factor + lesser(reach, 0), terms, greater(reach, -reach), self.exact)
+
+    def combined(self, op: BinaryOp, other: "Affine[Atom, N]") -> "Affine[Atom, N] | None":
+        """The sum, the difference, or the product with a constant; None where the result is not affine."""
+        match op:
+            case BinaryOp.ADD:
+                return self + other
+            case BinaryOp.SUB:
+                return self.plus(other, -1)
+            case BinaryOp.MUL if not other.terms and other.exact:
+                return self * other.const
+            case BinaryOp.MUL if not self.terms and self.exact:
+                return other * self.const
+        return None
+
+    def divided(self, divisor: int) -> "tuple[Affine[Atom, N], Affine[Atom, N]]":
+        """The form as `divisor × multiple + rest`: of both div/mod simplification makes quotients and remainders."""
+        multiple: dict[Atom, N] = {}
+        rest: dict[Atom, N] = {}
+        for atom, coefficient in self.terms.items():
+            divides = coefficient % divisor == 0
+            if isinstance(divides, np.ndarray):
+                multiple[atom] = np.where(divides, coefficient // divisor, 0)
+                rest[atom] = np.where(divides, 0, coefficient)
+            elif divides:
+                multiple[atom] = coefficient // divisor
+            else:
+                rest[atom] = coefficient
+        return (
+            Affine(self.const // divisor, multiple),
+            Affine(self.const % divisor, rest, self.spread, self.exact),
+        )
+
+    def limits(self, extents: Mapping[Atom, N]) -> tuple[N, N]:
+        """Smallest and largest value where every atom runs over 0 .. extent-1."""
+        low: N = self.const
+        high: N = self.const + self.spread
+        for atom, coefficient in self.terms.items():
+            reach = coefficient * (extents[atom] - 1)
+            low, high = low + lesser(reach, 0), high + greater(reach, 0)
+        return low, high
+
+    def hull(self, extents: Mapping[Atom, N]) -> "Affine[Atom, N]":
+        """An inexact form that covers every value and no longer depends on a loop."""
+        low, high = self.limits(extents)
+        return between(low, high)
 
 
-def affine(expr: Expr) -> Affine:
+IndexForm = Affine[Expr, int]
+"""The form of an index of the loop IR."""
+
+
+def between(low: N, high: N) -> Affine[Atom, N]:
+    """A form that says no more than that the value lies between two others."""
+    return Affine(low, {}, high - low, False)
+
+
+def lesser(one: N, other: N) -> N:
+    """The smaller number, of each program."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.minimum(one, other)
+    return min(one, other)
+
+
+def greater(one: N, other: N) -> N:
+    """The larger number, of each program."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.maximum(one, other)
+    return max(one, other)
+
+
+def affine(expr: Expr) -> IndexForm:
     """The normal form of an integer expression. Sums and products of other types than indices wrap around, so they are
     not affine; nor is a conversion, before which there may be such a one.
     """
     match expr:
         case Const():
             return Affine(int(expr.value))
-        case Var():
-            return Affine(0, {expr: 1})
-        case Binary() if expr.dtype != INDEX:
-            return Affine(0, {expr: 1})
-        case Binary(op=BinaryOp.ADD):
-            return affine(expr.lhs).plus(affine(expr.rhs))
-        case Binary(op=BinaryOp.SUB):
-            return affine(expr.lhs).plus(affine(expr.rhs), -1)
-        case Binary(op=BinaryOp.MUL):
-            lhs, rhs = affine(expr.lhs), affine(expr.rhs)
-            if not rhs.terms:
-                return Affine().plus(lhs, rhs.const)
-            if not lhs.terms:
-                return Affine().plus(rhs, lhs.const)
+        case Binary(op=op, dtype=dtype) if op in _SUMS and dtype == INDEX:
+            found = affine(expr.lhs).combined(op, affine(expr.rhs))
+            if found is not None:
+                return found
     return Affine(0, {expr: 1})
 
 
-def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> Affine:
+def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> IndexForm:
     """The row-major position of an element, in elements."""
-    total, stride = Affine(), 1
+    total: IndexForm = Affine()
+    stride = 1
     for extent, index in zip(reversed(shape), reversed(indices), strict=True):
         total = total.plus(affine(index), stride)
         stride *= extent
     return total
+
+
+def stride_of(buffer: Buffer, indices: Sequence[Expr], var: Var) -> int | None:
+    """How many elements one iteration of the loop over `var` moves an access on; None where that differs."""
+    form = flat_index(buffer.shape, indices)
+    if any(atom != var and uses(atom, var) for atom in form.terms):
+        return None
+    return form.terms.get(var, 0)

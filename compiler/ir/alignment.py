@@ -1,15 +1,16 @@
-"""In: the indices of an access. Out: how far its element, in a vector loop its first one, is known to be aligned.
+"""Alignment of accesses: bytes that divide the address of an element, or of the first one of a vector loop.
 
-Always: proved from the indices alone, whatever the values of the variables; what is not known counts as one element.
+It is proved from the indices alone, whatever the values of the variables; what is not known counts as one element.
 """
 
 from collections.abc import Callable
 from math import gcd
 
 from retune.compiler.dtype import item_bytes
-from retune.compiler.ir.affine import Affine, flat_index
-from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Var
-from retune.compiler.ir.visit import walk
+from retune.compiler.ir.affine import IndexForm, flat_index
+from retune.compiler.ir.expr import Buffer, Expr, Var
+from retune.compiler.ir.simplify import divisor
+from retune.compiler.ir.visit import uses
 
 VECTOR_BYTES = 16
 """The longest vector that a GPU moves at once."""
@@ -34,13 +35,13 @@ def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
     item = item_bytes(buffer.dtype)
     form = flat_index(buffer.shape, indices)
     rest = {atom: coefficient for atom, coefficient in form.terms.items() if atom != var}
-    if form.terms.get(var, 0) != 1 or any(node == var for atom in rest for node in walk(atom)):
+    if form.terms.get(var, 0) != 1 or any(uses(atom, var) for atom in rest):
         return item
-    apart = gcd(form.const, *(coefficient * _divisor(atom) for atom, coefficient in rest.items()))
+    apart = gcd(form.const, *(coefficient * divisor(atom) for atom, coefficient in rest.items()))
     return gcd(apart * item, VECTOR_BYTES)
 
 
-def element_alignment(buffer: Buffer, form: Affine, known: Callable[[Expr], int | None]) -> int:
+def element_alignment(buffer: Buffer, form: IndexForm, known: Callable[[Expr], int | None]) -> int:
     """Bytes, at most 16, that divide the address of the element at a flat index, where `known` gives the values that
     some variables have. From there on so many bytes lie in the buffer: where LLVM joins accesses of neighbours and
     there is a gap, or one too few, it reads all the bytes that are aligned together.
@@ -49,19 +50,7 @@ def element_alignment(buffer: Buffer, form: Affine, known: Callable[[Expr], int 
     for atom, coefficient in form.terms.items():
         value = known(atom)
         if value is None:
-            apart = gcd(apart, coefficient * _divisor(atom))
+            apart = gcd(apart, coefficient * divisor(atom))
         else:
             place += coefficient * value
     return gcd(gcd(place, apart) * item_bytes(buffer.dtype), whole_alignment(buffer))
-
-
-def _divisor(expr: Expr) -> int:
-    """A number that divides every value of an index; 0 for what is always 0."""
-    match expr:
-        case Const():
-            return abs(int(expr.value))
-        case Binary(op=BinaryOp.MUL):
-            return _divisor(expr.lhs) * _divisor(expr.rhs)
-        case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.FLOORMOD | BinaryOp.MIN | BinaryOp.MAX):
-            return gcd(_divisor(expr.lhs), _divisor(expr.rhs))
-    return 1

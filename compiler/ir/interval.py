@@ -1,14 +1,14 @@
-"""In: conditions on indices, and the ranges of the variables. Out: whether they hold.
+"""Interval analysis of indices and conditions, from the ranges of the variables.
 
-Always: on the safe side; a condition that is not decided may hold or not.
+It is conservative: a condition that is not decided may hold or not.
 """
 
 import math
 from collections.abc import Mapping
 
-from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.affine import Affine, IndexForm, affine
 from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Load, Var, const
-from retune.compiler.ir.visit import walk
+from retune.compiler.ir.visit import has
 
 Ranges = Mapping[Var, tuple[int, int]]
 """The smallest and the largest value of each variable."""
@@ -17,22 +17,24 @@ Limits = tuple[float, float]
 
 def conjuncts(condition: Expr) -> tuple[Expr, ...]:
     """The conditions that all hold where `condition` does."""
-    if isinstance(condition, Binary) and condition.op is BinaryOp.AND:
-        return (*conjuncts(condition.lhs), *conjuncts(condition.rhs))
+    match condition:
+        case Binary(op=BinaryOp.AND):
+            return (*conjuncts(condition.lhs), *conjuncts(condition.rhs))
     return (condition,)
 
 
-def slack(condition: Expr) -> Affine | None:
+def slack(condition: Expr) -> IndexForm | None:
     """A form that is at least 0 exactly where a comparison of indices holds; None for any other condition."""
-    if not isinstance(condition, Binary) or condition.lhs.dtype != INDEX:
-        return None
-    if condition.op not in (BinaryOp.LT, BinaryOp.LE) or any(isinstance(node, Load) for node in walk(condition)):
-        return None
-    form = affine(condition.rhs).plus(affine(condition.lhs), -1)
-    return form.plus(Affine(1), -1) if condition.op is BinaryOp.LT else form
+    match condition:
+        case Binary(op=BinaryOp.LT | BinaryOp.LE, lhs=lhs, rhs=rhs) if lhs.dtype == INDEX:
+            if has(Load, condition):
+                return None
+            form = affine(rhs).plus(affine(lhs), -1)
+            return form.plus(Affine(1), -1) if condition.op is BinaryOp.LT else form
+    return None
 
 
-def limits(form: Affine, ranges: Ranges) -> Limits:
+def limits(form: IndexForm, ranges: Ranges) -> Limits:
     """The smallest and the largest value of a form, infinite where nothing is known."""
     low = high = float(form.const)
     for atom, coefficient in form.terms.items():
@@ -52,7 +54,7 @@ def decided(condition: Expr, ranges: Ranges) -> bool | None:
     return True if low >= 0 else False if high < 0 else None
 
 
-def as_index(form: Affine) -> Expr:
+def as_index(form: IndexForm) -> Expr:
     """The form as an expression."""
     total: Expr = const(0)
     for atom, coefficient in form.terms.items():
@@ -62,13 +64,12 @@ def as_index(form: Affine) -> Expr:
 
 def _limits(atom: Expr, ranges: Ranges) -> Limits:
     """The limits of a variable, or of what is no sum of variables."""
-    if isinstance(atom, Var):
-        return ranges.get(atom, (-math.inf, math.inf))
-    if isinstance(atom, Binary) and isinstance(atom.rhs, Const) and atom.rhs.value > 0:
-        low, high = limits(affine(atom.lhs), ranges)
-        divisor = atom.rhs.value
-        if atom.op is BinaryOp.FLOORDIV:
-            return low // divisor, high // divisor
-        if atom.op is BinaryOp.FLOORMOD:
+    match atom:
+        case Var():
+            return ranges.get(atom, (-math.inf, math.inf))
+        case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=Const(value=divisor)) if divisor > 0:
+            low, high = limits(affine(atom.lhs), ranges)
+            if atom.op is BinaryOp.FLOORDIV:
+                return low // divisor, high // divisor
             return (low, high) if low >= 0 and high < divisor else (0, divisor - 1)
     return -math.inf, math.inf

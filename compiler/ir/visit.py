@@ -1,15 +1,17 @@
-"""In: an expression. Out: its children, or a rebuilt expression.
+"""Traversal of expressions: children, searches, and rewrites from the leaves up.
 
-Always: the only traversal code; a node that does not change is returned as it is. A node that stands in several places
-of an expression, as what a Winograd transform reads does, is rebuilt once, and its one new form stands there then.
+A rewrite returns a node that does not change as it is. A node that occurs several times in an expression, as the reads
+of a Winograd transform do, is rewritten once, and all its occurrences share the result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, binary
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Var, binary
+
+Node = TypeVar("Node", bound=Expr)
 
 _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 
@@ -63,9 +65,32 @@ def parts(expr: Expr) -> Iterator[Expr]:
                 left.append(child)
 
 
+def find(kind: type[Node], *exprs: Expr) -> Iterator[Node]:
+    """Every node of a type in the expressions, as `walk` finds them."""
+    for expr in exprs:
+        for node in walk(expr):
+            if isinstance(node, kind):
+                yield node
+
+
+def has(kind: type[Expr], *exprs: Expr) -> bool:
+    """Whether a node of a type occurs in one of the expressions."""
+    return next(find(kind, *exprs), None) is not None
+
+
+def variables(*exprs: Expr) -> set[Var]:
+    """The variables in the expressions."""
+    return set(find(Var, *exprs))
+
+
+def uses(expr: Expr, *nodes: Expr) -> bool:
+    """Whether one of the nodes occurs in the expression."""
+    return any(node in nodes for node in walk(expr))
+
+
 def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it). A rule's answer depends
-    on the node alone.
+    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it). The result of a rule
+    depends on the node alone.
     """
     done: dict[int, Expr] = {}
 
@@ -106,6 +131,11 @@ def _divides_by_zero(node: Binary) -> bool:
     """Whether a variable that stands at 0 is divided by; the result is 0 then, or is not wanted."""
     divides = node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)
     return divides and isinstance(node.rhs, Const) and node.rhs.value == 0
+
+
+def replace_nodes(expr: Expr, kind: type[Node], rule: Callable[[Node], Expr | None]) -> Expr:
+    """Rebuild from the leaves with `rule` applied to the nodes of one type."""
+    return transform(expr, lambda node: rule(node) if isinstance(node, kind) else None)
 
 
 def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:

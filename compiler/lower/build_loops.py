@@ -28,7 +28,7 @@ from retune.compiler.lower.nests import (
     stores,
     vars_of,
 )
-from retune.compiler.schedule.bounds import digits_of, infer_stage_bounds
+from retune.compiler.schedule.bounds import fused_parts_of, infer_stage_bounds
 from retune.compiler.schedule.inlining import inline_body
 from retune.compiler.schedule.linear import Linear, LoopKey
 from retune.compiler.schedule.relations import axis_exprs, buffer_strides, overrunning, rejoined
@@ -81,7 +81,7 @@ class LoopBuilder:
             raise LoweringError("one program is lowered at a time; pick its tile sizes first")
         self.state = state
         self.bounds = infer_stage_bounds(state)
-        self.digits = digits_of(self.bounds)
+        self.fused_parts = fused_parts_of(self.bounds)
         every = (loop for found in self.bounds.values() for loop in found.own)
         self.trivial = {loop.key for loop in every if fixed(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
@@ -328,7 +328,7 @@ class LoopBuilder:
         tensor.
         """
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
-        around: dict[LoopKey, Number] = {key: digit.extent for key, digit in self.digits.items()}
+        around: dict[LoopKey, Number] = {key: part.extent for key, part in self.fused_parts.items()}
         around.update((loop.key, loop.extent) for loop in (*bounds.outer, *bounds.own))
         guards = [values[name] < size for name, size in overrunning(stage.relations, fixed_all(bounds.sizes))]
         for axis, low, extent in zip(op.axes, bounds.region.mins, bounds.region.extents, strict=True):
@@ -343,7 +343,7 @@ class LoopBuilder:
         """A region's first point; loops of one turn stand at 0 and are left out."""
         total: Expr = const(fixed(form.const))
         for key, coefficient in form.terms.items():
-            if key in self.digits:
+            if key in self.fused_parts:
                 total = total + self.local_exprs(key[0])[key[1]] * fixed(coefficient)
             elif key not in self.trivial:
                 total = total + loop_var(key) * fixed(coefficient)

@@ -12,7 +12,7 @@ from typing import Any
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import transform
 from retune.compiler.lower.build_loops import build_loops
-from retune.compiler.lower.passes import FoldDigits, PackConstants
+from retune.compiler.lower.passes import PackConstants, SimplifyIndices
 from retune.compiler.packing import Packing
 from retune.compiler.schedule.dag import ComputeDAG, Node
 from retune.compiler.schedule.layout import Digit, Digits, LayoutRewriteOption, digit_values, index_values, layout_text
@@ -54,7 +54,7 @@ def relayouts(dag: ComputeDAG, steps: Sequence[Step]) -> tuple[Relayout, ...]:
     """
     if not steps or not dag.layout_free:
         return ()
-    function = PackConstants().apply(FoldDigits().apply(build_loops(replay(dag, steps), "layout")))
+    function = PackConstants().apply(SimplifyIndices().apply(build_loops(replay(dag, steps), "layout")))
     names = [param.name for param in function.params]
     cached = _cached_inputs(dag, steps)
     found = []

@@ -11,7 +11,6 @@ from retune.compiler.ir.verify import verify
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.passes import (
     DotProducts,
-    FoldDigits,
     LegalizeLoops,
     LimitCode,
     LoopPass,
@@ -19,6 +18,7 @@ from retune.compiler.lower.passes import (
     PackInside,
     PartitionLoops,
     RegisterTiles,
+    SimplifyIndices,
     TurnSigns,
     UnrollLocals,
     VectorReductions,
@@ -43,7 +43,7 @@ def cpu_passes(
     """The passes of a CPU with the given vector width; `dots` are the types it has instructions for dot products of."""
     width = hardware.vector_unit_bytes
     return (
-        FoldDigits(),
+        SimplifyIndices(),
         DotProducts(frozenset(dots)),
         *_PACKING[layout],
         PartitionLoops(),

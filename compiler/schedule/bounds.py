@@ -10,15 +10,17 @@ loops they were fused from.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 
 import numpy as np
 
 from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.affine import Affine, between
 from retune.compiler.ir.expr import Expr
-from retune.compiler.schedule.digits import Digit, final_loops, first_digit_extent, hulls, standing, unsplit
+from retune.compiler.schedule.fused_parts import FusedPart, final_loops, fixed_with_parts
 from retune.compiler.schedule.inlining import inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
-from retune.compiler.schedule.relations import loop_sizes, rejoined
+from retune.compiler.schedule.relations import loop_sizes, rejoined, unsplit
 from retune.compiler.schedule.state import (
     Annotation,
     Attached,
@@ -72,7 +74,7 @@ class StageBounds:
     iter_extents: tuple[Number, ...]
     sizes: Mapping[str, Number]
     family: Family | None
-    digits: Mapping[LoopKey, Digit]
+    fused_parts: Mapping[LoopKey, FusedPart]
 
 
 def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
@@ -93,22 +95,22 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
             outer = _loops_around(state, bounds, stage.location)
             region = _region_read(state, bounds, extents, stage_id, _fixed(stage, outer))
         else:
-            region = Region(tuple(Linear() for _ in stage.op.axes), stage.shape)
+            region = Region(tuple(Affine() for _ in stage.op.axes), stage.shape)
         bounds[stage_id] = _stage_bounds(stage_id, stage, stage.op, region, outer)
         extents.update(extents_of(bounds[stage_id]))
     return bounds
 
 
 def extents_of(found: StageBounds) -> dict[LoopKey, Number]:
-    """The extents of a stage's own loops and digits."""
+    """The extents of a stage's own loops and parts of fused ones."""
     extents = {loop.key: loop.extent for loop in found.own}
-    extents.update((key, digit.extent) for key, digit in found.digits.items())
+    extents.update((key, part.extent) for key, part in found.fused_parts.items())
     return extents
 
 
-def digits_of(bounds: Mapping[int, StageBounds]) -> dict[LoopKey, Digit]:
-    """The digits of all stages."""
-    return {key: digit for found in bounds.values() for key, digit in found.digits.items()}
+def fused_parts_of(bounds: Mapping[int, StageBounds]) -> dict[LoopKey, FusedPart]:
+    """The parts of fused loops of all stages."""
+    return {key: part for found in bounds.values() for key, part in found.fused_parts.items()}
 
 
 def infer_bounds(state: State) -> State:
@@ -131,10 +133,13 @@ def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
     if bounds.family is not None:
         forms = {axis.name: form for axis, form in values.items() if isinstance(axis, Axis)}
         sizes = bounds.family.sizes
-        forms.update(unsplit(bounds.family.relations, sizes, forms.__getitem__, hulls(sizes)))
-        for axis in bounds.family.derived:
-            hull = Linear(0, {}, bounds.family.sizes[axis.name] - 1, False)
-            values[axis] = forms.get(axis.name) or hull
+
+        def hull(name: str) -> Linear:
+            return between(0, sizes[name] - 1)
+
+        relations = bounds.family.relations
+        forms.update(unsplit(relations, sizes, forms.__getitem__, lambda fused, _: map(hull, fused.parts), mul))
+        values.update((axis, forms.get(axis.name) or hull(axis.name)) for axis in bounds.family.derived)
     return values
 
 
@@ -178,7 +183,7 @@ def _region_read(
     tensor = tensors[0]
     mins: list[Linear | None] = [None] * len(tensor.shape)
     highs: list[Number] = [0] * len(tensor.shape)
-    still = standing(fixed, digits_of(bounds))
+    still = fixed_with_parts(fixed, fused_parts_of(bounds))
     inlined = inlined_stages(state)
     for reader in sorted(bounds):
         op = state.stages[reader].op
@@ -206,10 +211,10 @@ def _region_read(
 
 def _split_form(form: Linear, fixed: set[LoopKey], extents: Mapping[LoopKey, Number]) -> tuple[Linear, Number]:
     """The smallest value over the free loops, as a form of the fixed ones, and how far above it the index reaches."""
-    free = Linear(0, {key: value for key, value in form.terms.items() if key not in fixed}, form.spread)
+    free: Linear = Affine(0, {key: value for key, value in form.terms.items() if key not in fixed}, form.spread)
     low, high = free.limits(extents)
     held = {key: value for key, value in form.terms.items() if key in fixed}
-    return Linear(form.const + low, held, 0, form.exact), high - low
+    return Affine(form.const + low, held, 0, form.exact), high - low
 
 
 def _hull(
@@ -225,10 +230,10 @@ def _hull(
         first, second = low.hull(extents), other.hull(extents)
         start = np.minimum(first.const, second.const)
         end = np.maximum(first.const + first.spread + reach, second.const + second.spread + other_reach)
-        return Linear(_number(start), {}, 0, False), _number(end - start)
+        return Affine(_number(start), {}, 0, False), _number(end - start)
     start = np.minimum(low.const, other.const)
     end = np.maximum(low.const + reach, other.const + other_reach)
-    return Linear(_number(start), low.terms, 0, low.exact and other.exact), _number(end - start)
+    return Affine(_number(start), low.terms, 0, low.exact and other.exact), _number(end - start)
 
 
 def _number(value: np.ndarray | np.integer | int) -> Number:
@@ -239,11 +244,11 @@ def _clipped(low: Linear, reach: Number, full: Number) -> tuple[Linear, Number]:
     """The region within the tensor; one as large as the tensor starts at 0 whatever the loops."""
     extent = reach + 1
     if isinstance(extent, int) and isinstance(full, int):
-        return (Linear(), full) if extent >= full else (low, extent)
+        return (Affine(), full) if extent >= full else (low, extent)
     whole = extent >= full
     kept = np.where(whole, 0, 1)
     terms = {key: value * kept for key, value in low.terms.items()}
-    return Linear(low.const * kept, terms, 0, low.exact), np.minimum(extent, full)
+    return Affine(low.const * kept, terms, 0, low.exact), np.minimum(extent, full)
 
 
 def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, outer: tuple[Loop, ...]) -> StageBounds:
@@ -261,9 +266,9 @@ def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, ou
             own.append(
                 Loop((stage_id, name), sizes.get(name, 1), _component_kind(iterator, name, op), iterator.annotation)
             )
-    local, digits = _local_values(stage_id, stage, op, sizes, own)
+    local, fused_parts = _local_values(stage_id, stage, op, sizes, own)
     iter_extents = tuple(sizes.get(iterator.name, 1) for iterator in stage.iters)
-    return StageBounds(region, outer, tuple(own), local, iter_extents, sizes, stage.family, digits)
+    return StageBounds(region, outer, tuple(own), local, iter_extents, sizes, stage.family, fused_parts)
 
 
 def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
@@ -275,31 +280,31 @@ def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
 
 def _local_values(
     stage_id: int, stage: Stage, op: ComputeOp, sizes: Mapping[str, Number], own: Sequence[Loop]
-) -> tuple[dict[Expr, Linear], dict[LoopKey, Digit]]:
-    """Every axis relative to the region's start, from the loops upwards through the splits and fusions, and the digits
-    in that.
+) -> tuple[dict[Expr, Linear], dict[LoopKey, FusedPart]]:
+    """Every axis relative to the region's start, from the loops upwards through the splits and fusions, and the parts
+    of fused loops in that.
     """
-    digits: dict[LoopKey, Digit] = {}
+    fused_parts: dict[LoopKey, FusedPart] = {}
     extents = {loop.key: loop.extent for loop in own}
     names = frozenset(loop.key[1] for loop in own)
 
     def loop(name: str) -> Linear:
-        return Linear(0, {(stage_id, name): 1})
+        return Affine(0, {(stage_id, name): 1})
 
-    def digit(relation: FuseRelation, fused: Linear) -> Iterable[Linear]:
+    def parts_of(relation: FuseRelation, fused: Linear) -> Iterable[Linear]:
         loops = frozenset((stage_id, name) for name in final_loops(relation.fused, stage.relations, names))
         stride: Number = 1
         for part in relation.parts[1:]:
             stride = stride * sizes[part]
         for part in relation.parts:
-            first = part == relation.parts[0]
-            extent = first_digit_extent(fused.limits(extents)[1], stride) if first else sizes[part]
-            digits[stage_id, part] = Digit(loops, extent)
+            first = part == relation.parts[0]  # the split of the fused loop may overrun
+            extent = fused.limits(extents)[1] // stride + 1 if first else sizes[part]
+            fused_parts[stage_id, part] = FusedPart(loops, extent)
             extents[stage_id, part] = extent
             yield loop(part)
 
-    values = unsplit(stage.relations, sizes, loop, digit)
+    values = unsplit(stage.relations, sizes, loop, parts_of, mul)
     local: dict[Expr, Linear] = {axis: values.get(axis.name) or loop(axis.name) for axis in (*op.axes, *op.reduce_axes)}
     if isinstance(stage.location, Root):  # where an axis is what its loops say, and no part of a region
         local.update((joined, values[name]) for name, joined in rejoined(stage) if name in values)
-    return local, digits
+    return local, fused_parts

@@ -1,16 +1,22 @@
-"""In: how the loops of a stage came from its axes, and the extents of the axes. Out: extents of all loops, and the axes
-as expressions of the loops that are left.
+"""Extents of the loops that axes were split and fused into, and the axes as values over the loops that are left.
 
-Always: extents are polymorphic, as in `State`.
+Extents are polymorphic, as in `State`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from math import prod
+from typing import TypeVar
 
 import numpy as np
 
 from retune.compiler.ir.expr import Expr, const
+from retune.compiler.schedule.linear import Linear
 from retune.compiler.schedule.state import FuseRelation, Number, Relation, SplitRelation, Stage
 from retune.compiler.te.tensor import Axis, ComputeOp
+
+Value = TypeVar("Value", Expr, Linear)
 
 
 def ceil_div(value: Number, divisor: Number) -> Number:
@@ -65,32 +71,54 @@ def loop_sizes(relations: Sequence[Relation], axes: Mapping[str, Number]) -> dic
     return sizes
 
 
+def unsplit(
+    relations: Sequence[Relation],
+    sizes: Mapping[str, Number],
+    loop: Callable[[str], Value],
+    parts_of: Callable[[FuseRelation, Value], Iterable[Value]],
+    scale: Callable[[Value, Number], Value],
+) -> dict[str, Value]:
+    """The value of everything that was split or fused, over `loop`, the values of the loops that are left.
+
+    `parts_of` gives the values of the parts of a fused loop that was split again, which are quotients and remainders.
+    `scale` multiplies a value by a number.
+    """
+    values: dict[str, Value] = {}
+    for relation in reversed(relations):
+        if isinstance(relation, FuseRelation):
+            if relation.fused in values:
+                values.update(zip(relation.parts, parts_of(relation, values[relation.fused]), strict=True))
+            continue
+        parts = (values[part] if part in values else loop(part) for part in relation.parts)
+        terms = map(scale, parts, _strides(relation, sizes))
+        values[relation.parent] = reduce(operator.add, terms)
+    return values
+
+
 def axis_exprs(relations: Sequence[Relation], sizes: Mapping[str, int], loops: Mapping[str, Expr]) -> dict[str, Expr]:
     """Every axis, and everything it was split or fused into, over `loops`, the expressions of the loops that are left.
 
     A part of a loop that was fused and split again is a quotient or remainder.
     """
-    values = dict(loops)
-    for relation in reversed(relations):
-        if isinstance(relation, SplitRelation):
-            total: Expr = const(0)
-            for part, stride in zip(relation.parts, _strides(relation, sizes), strict=True):
-                total = total + values[part] * stride
-            values[relation.parent] = total
-        elif relation.fused in values:
-            stride = 1
-            for part in reversed(relation.parts):
-                quotient = values[relation.fused] // stride
-                values[part] = quotient if part == relation.parts[0] else quotient % sizes[part]
-                stride *= sizes[part]
-    return values
+
+    def parts_of(relation: FuseRelation, fused: Expr) -> Iterator[Expr]:
+        stride = prod(sizes[part] for part in relation.parts)
+        for part in relation.parts:
+            stride //= sizes[part]
+            quotient = fused // stride
+            yield quotient if part == relation.parts[0] else quotient % sizes[part]
+
+    def scale(value: Expr, stride: Number) -> Expr:
+        return value * _fixed(stride)
+
+    return {**loops, **unsplit(relations, sizes, loops.__getitem__, parts_of, scale)}
 
 
 def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """What was split into parts that together run further than it does, with its extent."""
     for relation in relations:
         if isinstance(relation, SplitRelation):
-            strides = _strides(relation, sizes)
+            strides = map(_fixed, _strides(relation, sizes))
             last = sum((sizes[part] - 1) * stride for part, stride in zip(relation.parts, strides, strict=True))
             if last >= sizes[relation.parent]:
                 yield relation.parent, sizes[relation.parent]
@@ -134,10 +162,14 @@ def padded_strides(shape: Sequence[Number], axis: int, factor: int, offset: int)
     return tuple(reversed(strides))
 
 
-def _strides(relation: SplitRelation, sizes: Mapping[str, int]) -> list[int]:
-    """How many points one turn of each part moves on, outermost first."""
-    strides = [1]
+def _strides(relation: SplitRelation, sizes: Mapping[str, Number]) -> list[Number]:
+    """How many points one iteration of each part moves on, outermost first."""
+    strides: list[Number] = [1]
     for level in range(len(relation.parts) - 1, 0, -1):
-        stride = part_stride(relation, level, sizes)
-        strides.append(strides[-1] * (stride if isinstance(stride, int) else int(stride.reshape(()))))
+        strides.append(strides[-1] * part_stride(relation, level, sizes))
     return strides[::-1]
+
+
+def _fixed(number: Number) -> int:
+    """The number of a family of one program."""
+    return number if isinstance(number, int) else int(number.reshape(()))

@@ -8,14 +8,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, Protocol
 
-import numpy as np
-
 from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.affine import Number as Number
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp
-
-Number = int | np.ndarray
-"""A number of one program, or an int64 array of shape (B,) for a family of B programs."""
 
 
 class IterKind(IntEnum):

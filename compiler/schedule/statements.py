@@ -8,9 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retune.compiler.errors import ScheduleError
-from retune.compiler.schedule.bounds import Loop, StageBounds, axis_values, digits_of, extents_of, infer_stage_bounds
+from retune.compiler.schedule.bounds import (
+    Loop,
+    StageBounds,
+    axis_values,
+    extents_of,
+    fused_parts_of,
+    infer_stage_bounds,
+)
 from retune.compiler.schedule.counts import OpCounts
-from retune.compiler.schedule.digits import Digit, without_digits
+from retune.compiler.schedule.fused_parts import FusedPart, cover_fused_parts
 from retune.compiler.schedule.inlining import counts_of, inlined_stages, reads_of
 from retune.compiler.schedule.linear import Linear, LoopKey, linearize
 from retune.compiler.schedule.relations import buffer_strides
@@ -74,14 +81,14 @@ def _nest(
     if not isinstance(op, ComputeOp):
         raise ScheduleError(f"{op.name} is an input and has no statement")
     leaves = axis_values(op, found)
-    digits = digits_of(bounds)
+    fused_parts = fused_parts_of(bounds)
     inlined = inlined_stages(state)
     reads = []
     for node in reads_of(state.dag, stage_id, inlined):
         index = tuple(linearize(item, leaves, extents) for item in node.indices)
-        reads.append(_read_access(state, bounds, node.tensor, index, digits))
+        reads.append(_read_access(state, bounds, node.tensor, index, fused_parts))
     values = found.local if isinstance(stage.location, Attached) else leaves
-    place = tuple(without_digits(values[axis], digits) for axis in op.axes)
+    place = tuple(cover_fused_parts(values[axis], fused_parts) for axis in op.axes)
     shape = found.region.extents
     strides = buffer_strides(stage, shape)
     writes = [Access(tensor, shape, place, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
@@ -108,15 +115,15 @@ def _read_access(
     bounds: Mapping[int, StageBounds],
     tensor: Tensor,
     index: tuple[Linear, ...],
-    digits: Mapping[LoopKey, Digit],
+    fused_parts: Mapping[LoopKey, FusedPart],
 ) -> Access:
     producer = state.dag.id_of(tensor)
     if producer in bounds and isinstance(state.stages[producer].location, Attached):
         region = bounds[producer].region
-        index = tuple(form + low.scaled(-1) for form, low in zip(index, region.mins, strict=True))
-        index = tuple(without_digits(form, digits) for form in index)
+        index = tuple(form + low * -1 for form, low in zip(index, region.mins, strict=True))
+        index = tuple(cover_fused_parts(form, fused_parts) for form in index)
         return Access(tensor, region.extents, index, False, buffer_strides(state.stages[producer], region.extents))
     stage = state.stages[producer]
     shape = stage.shape if stage.is_compute else tensor.shape
-    index = tuple(without_digits(form, digits) for form in index)
+    index = tuple(cover_fused_parts(form, fused_parts) for form in index)
     return Access(tensor, shape, index, False, buffer_strides(stage, shape))

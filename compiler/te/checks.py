@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from retune.compiler.errors import DefinitionError
-from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.expr import BOOL, Binary, BinaryOp, Const, Expr, Operand, Select, Var, as_expr, is_float
 from retune.compiler.ir.visit import children, walk
 from retune.compiler.te.evaluate import value_over
@@ -135,7 +135,7 @@ def _counted(expr: Expr) -> tuple[int, int] | None:
     return int(values.min()), int(values.max())
 
 
-def _ends(form: Affine, ranges: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:
+def _ends(form: IndexForm, ranges: Mapping[Expr, tuple[int, int]]) -> tuple[int, int]:
     low = high = form.const
     for atom, coefficient in form.terms.items():
         ends = sorted(coefficient * end for end in ranges[atom])

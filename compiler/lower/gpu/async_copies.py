@@ -13,6 +13,7 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
 from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decided
+from retune.compiler.ir.simplify import divisor
 from retune.compiler.ir.stmt import (
     Allocate,
     Block,
@@ -28,7 +29,7 @@ from retune.compiler.ir.stmt import (
 )
 from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, WaitGroup
 from retune.compiler.ir.visit import substitute
-from retune.compiler.lower.gpu.lanes import divisor, first_of, stride, uniform
+from retune.compiler.lower.gpu.lanes import first_of, stride, uniform
 
 
 @dataclass(frozen=True, slots=True)

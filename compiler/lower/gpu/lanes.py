@@ -3,41 +3,19 @@
 Always: on the safe side; what is not proved may hold or not.
 """
 
-from math import gcd
-
-from retune.compiler.ir.affine import affine
-from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Select, Var, const
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Var, const
 from retune.compiler.ir.interval import as_index, slack
-from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.ir.simplify import divisor
+from retune.compiler.ir.visit import substitute, uses
 
 _COMPARED = (BinaryOp.AND, BinaryOp.OR)
-
-
-def divisor(expr: Expr) -> int:
-    """A number that divides every value of an index; 0 when it is always 0."""
-    form = affine(expr)
-    return gcd(form.const, *(coefficient * _divisor_of_atom(atom) for atom, coefficient in form.terms.items()))
-
-
-def _divisor_of_atom(expr: Expr) -> int:
-    match expr:
-        case Binary(op=BinaryOp.MUL):
-            return divisor(expr.lhs) * divisor(expr.rhs)
-        case Binary(op=BinaryOp.FLOORMOD, rhs=Const()):
-            return gcd(divisor(expr.lhs), divisor(expr.rhs))
-        case Binary(op=BinaryOp.FLOORDIV, rhs=Const()):
-            whole, by = divisor(expr.lhs), divisor(expr.rhs)
-            return whole // by if by and whole % by == 0 else 1
-        case Select():
-            return gcd(divisor(expr.then), divisor(expr.otherwise))
-    return 1
 
 
 def stride(expr: Expr, lane: Var, width: int) -> int | None:
     """How much an index moves on with every value of `lane` in 0 .. width-1, a power of two; None when that is not
     known to be the same.
     """
-    if not any(node == lane for node in walk(expr)):
+    if not uses(expr, lane):
         return 0
     match expr:
         case Var():
@@ -73,7 +51,7 @@ def first_of(expr: Expr, lane: Var) -> Expr:
 
 def uniform(condition: Expr, lane: Var, width: int) -> bool:
     """Whether a condition is known to hold in all lanes or in none."""
-    if not any(node == lane for node in walk(condition)):
+    if not uses(condition, lane):
         return True
     if isinstance(condition, Not):
         return uniform(condition.value, lane, width)

@@ -12,7 +12,6 @@ from retune.compiler.lower.gpu.barriers import insert_barriers
 from retune.compiler.lower.gpu.bind_threads import bind_threads
 from retune.compiler.lower.gpu.build_kernels import build_kernels
 from retune.compiler.lower.gpu.fetch_loops import fetch_loops
-from retune.compiler.lower.gpu.fold_units import FoldUnits
 from retune.compiler.lower.gpu.fragments_ahead import FragmentsAhead
 from retune.compiler.lower.gpu.limits import check_limits, check_virtual_threads
 from retune.compiler.lower.gpu.pipelines import Pipelines
@@ -20,15 +19,14 @@ from retune.compiler.lower.gpu.register_buffers import RegisterBuffers
 from retune.compiler.lower.gpu.sum_loops import SumLoops
 from retune.compiler.lower.gpu.tensor_cores import TensorBuilder
 from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
-from retune.compiler.lower.passes import FoldDigits, LegalizeLoops, LoopPass
+from retune.compiler.lower.passes import LegalizeLoops, LoopPass, SimplifyIndices
 from retune.compiler.schedule.state import State
 from retune.compiler.target import HardwareParams
 
 PASSES: tuple[LoopPass, ...] = (
-    FoldDigits(),
+    SimplifyIndices(),
     VirtualThreads(),
-    FoldDigits(),
-    FoldUnits(),
+    SimplifyIndices(),
     AsyncCopies(),
     Pipelines(),
     FragmentsAhead(),

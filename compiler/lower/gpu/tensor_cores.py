@@ -17,6 +17,7 @@ from retune.compiler.errors import LoweringError
 from retune.compiler.ir.affine import affine
 from retune.compiler.ir.expr import Binary, Buffer, Cast, Expr, Load, Var, const, select
 from retune.compiler.ir.interval import Ranges, as_index
+from retune.compiler.ir.simplify import divisor, simplify
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block
 from retune.compiler.ir.tensor_core import (
     COLUMNS,
@@ -31,9 +32,7 @@ from retune.compiler.ir.tensor_core import (
 )
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.build_kernels import KernelBuilder
-from retune.compiler.lower.gpu.lanes import divisor
 from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
-from retune.compiler.lower.passes.fold_digits import simplified
 from retune.compiler.schedule.contraction import KIND, LEFT, RIGHT, depth_is_inner
 from retune.compiler.schedule.relations import overrunning
 from retune.compiler.schedule.state import Annotation, Attached, FuseRelation, State
@@ -126,7 +125,7 @@ class TensorBuilder(KernelBuilder):
         product, ranges = self.products[stage_id], self.ranges()
 
         def known(expr: Expr) -> Expr:
-            return as_index(affine(simplified(expr, ranges)))
+            return as_index(affine(simplify(expr, ranges)))
 
         row, column = indices[1:]
         inner_row, inner_column = known(row % ROWS), known(column % COLUMNS)

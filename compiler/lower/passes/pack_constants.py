@@ -10,7 +10,7 @@ innermost loops read it from one end to the other, which is what the prefetcher 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from retune.compiler.ir.affine import Affine, affine
+from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, Var, const
 from retune.compiler.ir.stmt import LEAVES, Block, For, Let, LoopFunction, Stmt, exprs_of, map_exprs
 from retune.compiler.ir.visit import parts, transform
@@ -78,7 +78,7 @@ def _reads(stmt: Stmt, param: Buffer, around: dict[Var, int]) -> Iterator[tuple[
         yield from _reads(stmt.body, param, inside)
 
 
-def _digits(index: Affine, size: int, extents: dict[Var, int]) -> list[tuple[Var | None, int]] | None:
+def _digits(index: IndexForm, size: int, extents: dict[Var, int]) -> list[tuple[Var | None, int]] | None:
     """The loops whose values are the digits of `index`, most significant first, or None when they are not."""
     if index.const:
         return None

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler.ir.affine import Affine
+from retune.compiler.ir.affine import Affine, IndexForm
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
 from retune.compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
 from retune.compiler.ir.stmt import (
@@ -48,7 +48,7 @@ MAX_COPIES = 16
 MAX_STATEMENTS = 256
 """A nest is not copied beyond this many statements."""
 _NOTHING = Block(())
-_Forms = Callable[[Stmt, Ranges], Iterator[tuple[Affine, Ranges]]]
+_Forms = Callable[[Stmt, Ranges], Iterator[tuple[IndexForm, Ranges]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
     return limit[0], min(limit[1], math.floor(rest / -slope))
 
 
-def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
+def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
     """Every undecided guard below, as a form that is at least 0 where it holds."""
     for condition in conjuncts(stmt.condition) if isinstance(stmt, If) else ():
         form = slack(condition)
@@ -193,7 +193,7 @@ def _is_vector_of_choices(stmt: Stmt) -> bool:
     )
 
 
-def _choices(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Affine, Ranges]]:
+def _choices(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
     """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least
     0 where they hold.
     """

@@ -6,6 +6,8 @@ import pytest
 from retune.compiler import te
 from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, Fuse, Reorder, Rfactor, Split
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
@@ -58,6 +60,19 @@ def test_an_inlined_producer_and_a_second_row() -> None:
     ]
     expected = evaluate([y], dict(zip([x, w], values, strict=True)))[0]
     np.testing.assert_allclose(computed(ComputeDAG([x, w, y]), values), expected, rtol=2e-5)
+
+
+def test_the_inner_part_of_two_fused_axes_is_read_by_whole_vectors() -> None:
+    x, i, j = te.placeholder((8, 256), name="x"), te.reduce_axis(8, "i"), te.reduce_axis(256, "j")
+    dag = ComputeDAG([x, te.compute((1,), lambda _: te.sum(x[i, j], [i, j]), "y")])
+    task = SearchTask("t", dag, Target.host(), HardwareParams(1, vector_unit_bytes=32))
+    factored = (Fuse(1, (1, 2)), Split(1, 1, 2048, (32,)), Rfactor(1, 2, 1))
+    steps = (*factored, Reorder(1, (0, 2, 1)), Annotate(1, 2, Annotation.VECTORIZE))
+    assert "x[(i_j__0.s1 // 8), (((i_j__0.s1 % 8) * 32) + i_j__1.s1)]" in kernel_source(task, steps, "loops")
+    assert "insertelement" not in kernel_source(task, steps, "llvm")
+    values = np.random.default_rng(0).uniform(-1, 1, x.shape).astype("float32")
+    found = fenced(build_kernel(task, steps, "kernel"), [values])
+    np.testing.assert_allclose(found, [values.sum(dtype="float64")], rtol=1e-4)
 
 
 def test_a_sum_of_narrow_values_is_as_wide_as_its_result() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from retune.compiler import te
+from retune.compiler.ir.affine import Affine
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.counts import OpCounts
@@ -17,7 +18,7 @@ S, R = IterKind.SPATIAL, IterKind.REDUCTION
 
 
 def linear(terms: Mapping[LoopKey, Number], const: Number = 0) -> Linear:
-    return Linear(const, dict(terms))
+    return Affine(const, dict(terms))
 
 
 def op_of(tensor: Tensor) -> ComputeOp:

@@ -5,12 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
+from retune.compiler.ir.affine import Affine
 from retune.compiler.ir.expr import BinaryOp, Expr, Var, binary
 from retune.compiler.schedule.linear import Linear, linearize
 
 A, B = Var("a"), Var("b")
 KEYS = {A: (0, "a"), B: (0, "b")}
-LEAVES: dict[Expr, Linear] = {var: Linear(0, {key: 1}) for var, key in KEYS.items()}
+LEAVES: dict[Expr, Linear] = {var: Affine(0, {key: 1}) for var, key in KEYS.items()}
 EXTENTS = {(0, "a"): 5, (0, "b"): 3}
 
 INDICES: list[Expr] = [
@@ -56,12 +57,12 @@ def test_digits_of_a_split_loop_are_exact() -> None:
     """a runs over 5 values and b over 3, as the parts of a loop that was split by 3."""
     whole = A * 3 + B
     quotient, remainder = linearize(whole // 3, LEAVES, EXTENTS), linearize((whole + 6) % 3, LEAVES, EXTENTS)
-    assert (quotient.exact, dict(quotient.terms), quotient.const) == (True, {(0, "a"): 1, (0, "b"): 0}, 0)
-    assert (remainder.exact, dict(remainder.terms), remainder.const) == (True, {(0, "a"): 0, (0, "b"): 1}, 0)
+    assert (quotient.exact, dict(quotient.terms), quotient.const) == (True, {(0, "a"): 1}, 0)
+    assert (remainder.exact, dict(remainder.terms), remainder.const) == (True, {(0, "b"): 1}, 0)
     assert linearize((whole + 7) // 3, LEAVES, EXTENTS).exact is False, "the rest may reach 3"
     assert linearize(whole // 4, LEAVES, EXTENTS).exact is False
     extents = {(0, "a"): np.array([5, 9]), (0, "b"): np.array([3, 1])}
-    leaves = {**LEAVES, A: Linear(0, {(0, "a"): np.array([2, 3])})}
+    leaves: dict[Expr, Linear] = {**LEAVES, A: Affine(0, {(0, "a"): np.array([2, 3])})}
     assert linearize((A * 3 + B) // 3, leaves, extents).exact
     mixed = linearize((A * 3 + B) // 2, leaves, {(0, "a"): 5, (0, "b"): 2})
     assert not mixed.exact

@@ -5,8 +5,9 @@ import pytest
 
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Var, binary, const
 from retune.compiler.ir.numeric import BINARY
+from retune.compiler.ir.simplify import divisor
 from retune.compiler.ir.visit import substitute
-from retune.compiler.lower.gpu.lanes import divisor, stride, uniform
+from retune.compiler.lower.gpu.lanes import stride, uniform
 
 V, A, B = Var("v"), Var("a"), Var("b")
 

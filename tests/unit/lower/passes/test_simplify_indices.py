@@ -4,7 +4,7 @@ import pytest
 
 from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
-from retune.compiler.lower.passes import FoldDigits
+from retune.compiler.lower.passes import SimplifyIndices
 
 ROW, COLUMN = Var("i", INDEX), Var("j", INDEX)
 
@@ -14,7 +14,7 @@ def folded(index: Expr, i: int = 4, j: int = 8) -> str:
     body: Stmt = Store(out, (ROW, COLUMN), Load(source, (index,)))
     for var, extent in ((COLUMN, j), (ROW, i)):
         body = For(var, extent, LoopKind.SERIAL, body)
-    function = FoldDigits().apply(LoopFunction("f", (source, out), (), body, 1))
+    function = SimplifyIndices().apply(LoopFunction("f", (source, out), (), body, 1))
     inner = function.body
     while isinstance(inner, For):
         inner = inner.body
@@ -46,4 +46,4 @@ def test_indices(index: Expr, expected: str) -> None:
 def test_a_kernel_without_quotients_is_returned_as_it_is() -> None:
     out = Buffer("out", (4,), "float32")
     function = LoopFunction("f", (out,), (), For(ROW, 4, LoopKind.SERIAL, Store(out, (ROW,), const(0.0))), 1)
-    assert FoldDigits().apply(function) is function
+    assert SimplifyIndices().apply(function) is function

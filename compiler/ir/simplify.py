@@ -1,0 +1,228 @@
+"""Simplification of quotients and remainders of indices: the div/mod rules of both pipelines, as one table.
+
+Every rule is exact and needs no more than the ranges of the variables; what the ranges do not decide stays. `m` and `r`
+are affine forms, `c`, `u` and `k` positive literals, in the order in which the rules are tried:
+
+    (c·m + r) // c       ->  m + r // c             r // c is 0 where 0 <= r < c
+    (c·m + r) % c        ->  r % c                  r % c is r where 0 <= r < c
+    (u·m + r) // (u·k)   ->  m // k                 where 0 <= r < u
+    (u·m + r) % (u·k)    ->  (m % k)·u + r          where 0 <= r < u
+    n // c·c + n % c     ->  n                      in a sum, with any weight, for any run of digits of a number
+
+The first two resolve layouts that were made for the loops and tensors that were reshaped. The next two keep what is
+contiguous visible: `r` may be the lanes of a vector. The last one (`join_digits`) is their inverse, for addresses.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+from retune.compiler.ir.affine import Affine, IndexForm, affine
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Select
+from retune.compiler.ir.interval import Ranges, as_index, limits
+from retune.compiler.ir.visit import parts, transform
+
+_Rule = Callable[[IndexForm, int, Ranges], Expr | None]
+
+
+def simplify(expr: Expr, ranges: Ranges) -> Expr:
+    """The expression without the quotients and remainders that the ranges of the variables decide."""
+    if not any(_divisor_of(node) for node in parts(expr)):
+        return expr
+
+    def rule(node: Expr) -> Expr | None:
+        match node:
+            case Binary(op=op) if by := _divisor_of(node):
+                return _first_match(op, affine(node.lhs), by, ranges)
+        return None
+
+    return transform(expr, rule)
+
+
+def _divisor_of(node: Expr) -> int:
+    """The literal that an index is divided by, in a quotient or a remainder; 0 for other nodes."""
+    match node:
+        case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=Const(value=by), dtype=dtype) if dtype == INDEX:
+            return max(int(by), 0)
+    return 0
+
+
+def _first_match(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
+    """What the first rule that matches makes of a quotient or a remainder of the form."""
+    found = (rule(form, by, ranges) for rule in _RULES[op])
+    return next((each for each in found if each is not None), None)
+
+
+def _divided(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr:
+    """A quotient or a remainder of a form that a rule has made, simplified as well."""
+    found = _first_match(op, form, by, ranges)
+    if found is not None:
+        return found
+    return as_index(form) // by if op is BinaryOp.FLOORDIV else as_index(form) % by
+
+
+def _is_below(form: IndexForm, bound: int, ranges: Ranges) -> bool:
+    """Whether the value is known to lie in 0 .. bound-1."""
+    low, high = limits(form, ranges)
+    return low >= 0 and high < bound
+
+
+def _split_quotient(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
+    multiple, rest = form.divided(by)
+    if _is_below(rest, by, ranges):
+        return as_index(multiple)
+    if not multiple.terms and not multiple.const:
+        return None
+    return as_index(multiple) + _divided(BinaryOp.FLOORDIV, rest, by, ranges)
+
+
+def _drop_multiples(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
+    multiple, rest = form.divided(by)
+    if _is_below(rest, by, ranges):
+        return as_index(rest)
+    if not multiple.terms and not multiple.const:
+        return None
+    return _divided(BinaryOp.FLOORMOD, rest, by, ranges)
+
+
+def _quotient_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
+    found = _units(form, by, ranges)
+    if found is None:
+        return None
+    unit, units, _ = found
+    return _divided(BinaryOp.FLOORDIV, units, by // unit, ranges)
+
+
+def _remainder_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
+    found = _units(form, by, ranges)
+    if found is None:
+        return None
+    unit, units, rest = found
+    return _divided(BinaryOp.FLOORMOD, units, by // unit, ranges) * unit + as_index(rest)
+
+
+def _units(form: IndexForm, by: int, ranges: Ranges) -> tuple[int, IndexForm, IndexForm] | None:
+    """The largest unit that divides `by`, how many units the form is, and the rest, which is less than one."""
+    for unit in sorted({gcd(by, coefficient) for coefficient in form.terms.values()}, reverse=True):
+        if 1 < unit < by:
+            units, rest = form.divided(unit)
+            if units.terms and _is_below(rest, unit, ranges):
+                return unit, units, rest
+    return None
+
+
+_RULES: Mapping[BinaryOp, tuple[_Rule, ...]] = {
+    BinaryOp.FLOORDIV: (_split_quotient, _quotient_of_units),
+    BinaryOp.FLOORMOD: (_drop_multiples, _remainder_of_units),
+}
+
+
+def divisor(expr: Expr) -> int:
+    """A number that divides every value of an index; 0 when it is always 0."""
+    form = affine(expr)
+    return gcd(form.const, *(coefficient * _divisor_of_atom(atom) for atom, coefficient in form.terms.items()))
+
+
+def _divisor_of_atom(expr: Expr) -> int:
+    known = _divisor_of_operation(expr)
+    # What wraps around is only known modulo a power of two.
+    return known if expr.dtype == INDEX else known & -known
+
+
+def _divisor_of_operation(expr: Expr) -> int:
+    match expr:
+        case Binary(op=BinaryOp.MUL):
+            return divisor(expr.lhs) * divisor(expr.rhs)
+        case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.FLOORMOD | BinaryOp.MIN | BinaryOp.MAX):
+            return gcd(divisor(expr.lhs), divisor(expr.rhs))
+        case Binary(op=BinaryOp.FLOORDIV) if by := _divisor_of(expr):
+            known = divisor(expr.lhs)
+            return known // by if known % by == 0 else 1
+        case Select():
+            return gcd(divisor(expr.then), divisor(expr.otherwise))
+    return 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """`number // unit % count`; all that is above with a `count` of None."""
+
+    number: IndexForm
+    unit: int
+    count: int | None
+
+    @property
+    def form(self) -> IndexForm:
+        """The digit as a form."""
+        if self.unit == 1 and self.count is None:
+            return self.number
+        value = as_index(self.number)
+        value = value if self.unit == 1 else value // self.unit
+        return affine(value if self.count is None else value % self.count)
+
+
+_Weighted = list[tuple[_Digit, int]]
+
+
+def join_digits(form: IndexForm) -> IndexForm:
+    """The form with digits of one number that are next to each other joined: threads that fetch a tile together compute
+    its address from such digits.
+
+        before: (n // 12) * 12 + (n // 4) % 3 * 4 + n % 4        after: n
+    """
+    digits: _Weighted = []
+    rest: dict[Expr, int] = {}
+    for atom, weight in form.terms.items():
+        digit = _digit(atom)
+        if digit is None:
+            rest[atom] = weight
+        else:
+            digits.append((digit, weight))
+    fewer = digits
+    while (pair := next(_pairs(fewer), None)) is not None:
+        fewer = _join_pair(fewer, *pair)
+    if len(fewer) == len(digits):
+        return form
+    total: IndexForm = Affine(form.const, rest)
+    for digit, weight in fewer:
+        total = total.plus(digit.form, weight)
+    return total
+
+
+def _digit(atom: Expr) -> _Digit | None:
+    """The digit that an atom is, if it is one."""
+    match atom:
+        case Binary(op=op) if by := _divisor_of(atom):
+            number, unit = _in_units(affine(atom.lhs))
+            quotient = op is BinaryOp.FLOORDIV
+            return _Digit(number, unit * by, None) if quotient else _Digit(number, unit, by)
+    return None
+
+
+def _in_units(form: IndexForm) -> tuple[IndexForm, int]:
+    """A number and a unit of which the form is the quotient: `n // 4 + 3` is `(n + 12) // 4`."""
+    for atom, weight in form.terms.items():
+        match atom:
+            case Binary(op=BinaryOp.FLOORDIV) if weight == 1 and (by := _divisor_of(atom)):
+                others = form.plus(Affine(0, {atom: 1}), -1)
+                number, unit = _in_units(affine(atom.lhs))
+                return number.plus(others, by * unit), by * unit
+    return form, 1
+
+
+def _pairs(digits: _Weighted) -> Iterator[tuple[int, int]]:
+    """Numbers of digits of which the second is the next higher one of the same number, with the weight for that."""
+    for low, (one, weight) in enumerate(digits):
+        for high, (other, more) in enumerate(digits):
+            if one.count is None or other.unit != one.unit * one.count or more != weight * one.count:
+                continue
+            apart = other.number.plus(one.number, -1)
+            if all(each % other.unit == 0 for each in (apart.const, *apart.terms.values())):
+                yield low, high
+
+
+def _join_pair(digits: _Weighted, low: int, high: int) -> _Weighted:
+    (lower, weight), (higher, _) = digits[low], digits[high]
+    count = None if higher.count is None or lower.count is None else lower.count * higher.count
+    others = (each for number, each in enumerate(digits) if number not in (low, high))
+    return [(_Digit(higher.number, lower.unit, count), weight), *others]

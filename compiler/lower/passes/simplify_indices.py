@@ -1,0 +1,36 @@
+"""Simplify the quotients and remainders of indices.
+
+It is exact; what cannot be decided from the extents of the loops stays. `retune.compiler.ir.simplify` has the rules.
+
+    before: for j.0 in 4: for j.1 in 8: W[(j.0 * 8 + j.1) // 8, (j.0 * 8 + j.1) % 8]
+    after:  for j.0 in 4: for j.1 in 8: W[j.0, j.1]
+
+    before: for t in 32: vector v in 4: s[(t * 4 + v) // 8, (t * 4 + v) % 8]
+    after:  for t in 32: vector v in 4: s[t // 2, (t % 2) * 4 + v]
+Such indices come from layouts that were chosen for the loops, from tensors that were reshaped, and from loops that were
+fused and split again.
+"""
+
+from dataclasses import dataclass, replace
+
+from retune.compiler.ir.interval import Ranges
+from retune.compiler.ir.simplify import simplify
+from retune.compiler.ir.stmt import LoopFunction, Stmt, map_inner, map_own, ranges_inside
+
+
+@dataclass(frozen=True, slots=True)
+class SimplifyIndices:
+    """Resolves quotients and remainders by the ranges of the variables."""
+
+    name: str = "simplify-indices"
+
+    def apply(self, function: LoopFunction) -> LoopFunction:
+        """The kernel with simpler indices."""
+        body = _simplified(function.body, {})
+        return function if body is function.body else replace(function, body=body)
+
+
+def _simplified(stmt: Stmt, ranges: Ranges) -> Stmt:
+    inside = ranges_inside(stmt, ranges)
+    simpler = map_own(stmt, lambda expr: simplify(expr, ranges))
+    return map_inner(simpler, lambda inner: _simplified(inner, inside))
