@@ -4,14 +4,16 @@ A rewrite returns a node that does not change as it is. A node that occurs sever
 of a Winograd transform do, is rewritten once, and all its occurrences share the result.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import chain
 from types import UnionType
 from typing import Any, TypeVar, get_args
 
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Var, binary
 
 Node = TypeVar("Node", bound=Expr)
+Item = TypeVar("Item")
 
 _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 
@@ -65,12 +67,14 @@ def parts(expr: Expr) -> Iterator[Expr]:
                 left.append(child)
 
 
+def of_type(kind: type[Item], items: Iterable[object]) -> Iterator[Item]:
+    """The items of a type."""
+    return (item for item in items if isinstance(item, kind))
+
+
 def find(kind: type[Node], *exprs: Expr) -> Iterator[Node]:
     """Every node of a type in the expressions, as `walk` finds them."""
-    for expr in exprs:
-        for node in walk(expr):
-            if isinstance(node, kind):
-                yield node
+    return of_type(kind, chain.from_iterable(map(walk, exprs)))
 
 
 def has(kind: type[Expr], *exprs: Expr) -> bool:

@@ -11,6 +11,7 @@ from retune.compiler.ir.verify import verify
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.passes import (
     DotProducts,
+    FlipSignedness,
     LegalizeLoops,
     LimitCode,
     LoopPass,
@@ -19,7 +20,6 @@ from retune.compiler.lower.passes import (
     PartitionLoops,
     RegisterTiles,
     SimplifyIndices,
-    TurnSigns,
     UnrollLocals,
     VectorReductions,
 )
@@ -50,7 +50,7 @@ def cpu_passes(
         LegalizeLoops(hardware.lane_masks),
         VectorReductions(width),
         RegisterTiles(width),
-        TurnSigns(frozenset(dots), width),
+        FlipSignedness(frozenset(dots), width),
         UnrollLocals(width),
         LimitCode(),
     )

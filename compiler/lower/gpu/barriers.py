@@ -1,8 +1,8 @@
-"""In: the body of a kernel as one thread runs it. Out: the same with barriers.
+"""Insert barriers into the body of a kernel: a data-flow analysis of the accesses of shared memory.
 
-Always: between a write and any other access of a shared buffer, of which at least one may be by another thread, all
-threads meet, also from one turn of a loop to the next. A barrier stands where all threads of a block come by. None
-stands between accesses of which every thread makes its own, or which cannot meet, nor in a block of one thread.
+Between a write and any other access of a shared buffer, of which at least one may be by another thread, there is a
+barrier, also from one iteration of a loop to the next. A barrier is only where all threads of a block come by. There is
+none between accesses of which every thread makes its own, or which cannot meet, nor in a block of one thread.
 
     before: for k: s[t] = x[k, t]; y[t] = y[t] + s[31 - t]
     after:  for k: barrier; s[t] = x[k, t]; barrier; y[t] = y[t] + s[31 - t]
@@ -20,6 +20,7 @@ from retune.compiler.ir.affine import affine, flat_index
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Const, Expr, Load, Var
 from retune.compiler.ir.interval import limits
 from retune.compiler.ir.kernel import INDICES, Kernel
+from retune.compiler.ir.rewrite import accesses_of, has_stmt
 from retune.compiler.ir.stmt import (
     THREAD_KINDS,
     Allocate,
@@ -31,15 +32,11 @@ from retune.compiler.ir.stmt import (
     LoopKind,
     Shuffle,
     Stmt,
-    Store,
     block,
-    exprs_of,
     inner_stmts,
-    walk_stmt,
 )
-from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix
-from retune.compiler.ir.tensor_core import accesses as named_accesses
-from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.ir.tensor_core import TENSOR_STMTS
+from retune.compiler.ir.visit import has, substitute, uses
 
 _Guards = frozenset[tuple[LoopKind, int]]
 
@@ -80,15 +77,16 @@ def insert_barriers(kernel: Kernel) -> Kernel:
 
 def _check_shuffles(kernel: Kernel, stmt: Stmt, threads: frozenset[Var]) -> None:
     """Raises: LoweringError for a shuffle inside a condition that threads of a block may answer differently."""
-    if isinstance(stmt, If) and _differs(stmt.condition, threads):
-        if any(isinstance(inner, Shuffle) for inner in walk_stmt(stmt.body)):
-            raise LoweringError(
-                f"{kernel.name}: threads hand each other values where {stmt.condition}, where not all of them come "
-                "by; choose lengths that divide, or bind the loops to as many threads everywhere"
-            )
-        return
-    if isinstance(stmt, Let) and _differs(stmt.value, threads):
-        threads |= {stmt.var}
+    match stmt:
+        case If(condition, body) if _differs(condition, threads):
+            if has_stmt(Shuffle, body):
+                raise LoweringError(
+                    f"{kernel.name}: threads hand each other values where {condition}, where not all of them come "
+                    "by; choose lengths that divide, or bind the loops to as many threads everywhere"
+                )
+            return
+        case Let(var, value) if _differs(value, threads):
+            threads |= {var}
     for inner in inner_stmts(stmt):
         _check_shuffles(kernel, inner, threads)
 
@@ -132,32 +130,33 @@ class _Planner:
         return self.together(stmt, before, threads)
 
     def loop(self, stmt: For, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
-        """A loop that all threads go through together: a turn comes after what stands before the loop, and after
-        another turn.
+        """A loop that all threads go through together: an iteration comes after what is before the loop, and after
+        another iteration.
         """
         carried: _Accesses = frozenset()
         always = True
-        while True:  # a barrier that accesses of other turns ask for may stand in for one behind which there were fewer
-            alone, after_turns = self.visit(stmt.body, carried | {_ANY}, threads)
-            always = always and _ANY not in after_turns
-            after_turns -= {_ANY}
-            # Where every turn has a barrier others meet the turn before alone.
-            more = _of_the_turn_before(after_turns, stmt.var) if always else _forgotten(after_turns, stmt.var)
+        while True:  # a barrier that other iterations need may replace one after which there were fewer accesses
+            alone, after_iterations = self.visit(stmt.body, carried | {_ANY}, threads)
+            always = always and _ANY not in after_iterations
+            after_iterations -= {_ANY}
+            # Where every iteration has a barrier others meet the iteration before alone.
+            renamed = _of_the_iteration_before if always else _forgotten
+            more = renamed(after_iterations, stmt.var)
             if more <= carried:
                 break
             carried = carried | more if always else _forgotten(carried | more, stmt.var)
         if always:
             slotted = {one.buffer for one in self.accesses(stmt.body) if one.indices and _is_remainder(one.indices[0])}
-            before = _in_the_first_turn(before, stmt.var, slotted)
+            before = _in_the_first_iteration(before, stmt.var, slotted)
         body, after = self.visit(stmt.body, carried | before, threads)
-        if body != alone:  # what stands before the loop asks for more than its turns ask of each other
-            return block(Barrier(), replace(stmt, body=alone)), _forgotten(after_turns, stmt.var)
+        if body != alone:  # what is before the loop needs more than the iterations need of each other
+            return block(Barrier(), replace(stmt, body=alone)), _forgotten(after_iterations, stmt.var)
         return replace(stmt, body=body), _forgotten(after, stmt.var)
 
     def together(self, stmt: Stmt, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
         """A statement in which no thread can wait for another: some may leave it out, or there is no need."""
         found = self.accesses(stmt)
-        if not isinstance(stmt, Store) and any(one.writer for one in found):
+        if any(one.writer for one in found):
             self.check_alone(stmt, threads)
         if self.conflict(before, found):
             return block(Barrier(), stmt), found
@@ -172,17 +171,21 @@ class _Planner:
 
     def check_alone(self, stmt: Stmt, threads: frozenset[Var]) -> None:
         """Raises: LoweringError when threads need each other's results inside the statement."""
-        if isinstance(stmt, (If, For)):
-            around = self.below
-            self.below = around | _guards(stmt.condition) if isinstance(stmt, If) else around
-            inner, _ = self.visit(stmt.body, frozenset(), threads)
-            self.below = around
-            if any(isinstance(one, Barrier) for one in walk_stmt(inner)):
-                where = f"where {stmt.condition}" if isinstance(stmt, If) else f"in the vector loop {stmt.var}"
-                raise LoweringError(
-                    f"{self.kernel.name}: threads must wait for each other {where}, where not all of them come by; "
-                    "choose lengths that divide, or bind the loops to as many threads everywhere"
-                )
+        match stmt:
+            case If(condition, body):
+                below, where = self.below | _guards(condition), f"where {condition}"
+            case For(var, body=body):
+                below, where = self.below, f"in the vector loop {var}"
+            case _:
+                return
+        around, self.below = self.below, below
+        inner, _ = self.visit(body, frozenset(), threads)
+        self.below = around
+        if has_stmt(Barrier, inner):
+            raise LoweringError(
+                f"{self.kernel.name}: threads must wait for each other {where}, where not all of them come by; "
+                "choose lengths that divide, or bind the loops to as many threads everywhere"
+            )
 
     def conflict(self, before: _Accesses, after: _Accesses) -> bool:
         """Whether some thread may touch what another has touched, and one of them writes."""
@@ -223,7 +226,7 @@ class _Planner:
         places: NDArray[Any] = np.zeros(self.kernel.block, np.int64)
         for dim, kind in enumerate(THREAD_KINDS):
             index = INDICES[kind]
-            if any(atom != index and index in walk(atom) for atom in form.terms):
+            if any(atom != index and uses(atom, index) for atom in form.terms):
                 return False
             along = np.arange(self.kernel.block[dim]) * form.terms.get(index, 0)
             places = places + along.reshape([-1 if other == dim else 1 for other in range(3)])
@@ -232,74 +235,76 @@ class _Planner:
 
 def _differs(expr: Expr, threads: frozenset[Var]) -> bool:
     """Whether threads of a block may have different values; of what was read nothing is known."""
-    return any(isinstance(node, Load) or node in threads for node in walk(expr))
+    return has(Load, expr) or uses(expr, *threads)
 
 
 def _in_other_slots(one: Expr, other: Expr) -> bool:
     """Whether two indices, each a remainder of the same number, differ by no multiple of that whatever the loops."""
-    if not isinstance(one, Binary) or not isinstance(other, Binary) or one.rhs != other.rhs:
-        return False
-    if not _is_remainder(one) or not _is_remainder(other) or not isinstance(one.rhs, Const):
-        return False
-    apart = affine(one.lhs).plus(affine(other.lhs), -1)
-    return not apart.terms and apart.const % one.rhs.value != 0
+    match one, other:
+        case Binary(BinaryOp.FLOORMOD, lhs, Const(by)), Binary(BinaryOp.FLOORMOD, rhs, Const(value)) if by == value:
+            apart = affine(lhs).plus(affine(rhs), -1)
+            return not apart.terms and apart.const % by != 0
+    return False
 
 
 def _is_remainder(index: Expr) -> bool:
-    return isinstance(index, Binary) and index.op is BinaryOp.FLOORMOD
+    match index:
+        case Binary(BinaryOp.FLOORMOD):
+            return True
+    return False
 
 
 def _forgotten(accesses: _Accesses, var: Var) -> _Accesses:
     """The accesses after `var` has taken another value."""
 
     def forgotten(index: Expr) -> Expr:
-        return _SOMEWHERE if any(node == var for node in walk(index)) else index
+        return _SOMEWHERE if uses(index, var) else index
 
     return frozenset(replace(one, indices=tuple(map(forgotten, one.indices))) for one in accesses)
 
 
-def _of_the_turn_before(accesses: _Accesses, var: Var) -> _Accesses:
-    """The accesses of a turn of the loop over `var`, as the next turn names them."""
+def _of_the_iteration_before(accesses: _Accesses, var: Var) -> _Accesses:
+    """The accesses of an iteration of the loop over `var`, as the next one names them."""
     before: dict[Expr, Expr] = {var: var - 1}
     return frozenset(
         replace(one, indices=tuple(substitute(index, before) for index in one.indices)) for one in accesses
     )
 
 
-def _in_the_first_turn(accesses: _Accesses, var: Var, slotted: Collection[Buffer]) -> _Accesses:
+def _in_the_first_iteration(accesses: _Accesses, var: Var, slotted: Collection[Buffer]) -> _Accesses:
     """The accesses before the loop over `var`; of the buffers `slotted`, whose tiles the loop numbers by remainders, a
-    literal number is written as the remainder that it is in the first turn.
+    literal number is written as the remainder that it is in the first iteration.
     """
 
     def named(access: _Access) -> _Access:
-        if access.buffer not in slotted or not isinstance(access.indices[0], Const):
-            return access
-        return replace(access, indices=((access.indices[0] + var) % access.buffer.shape[0], *access.indices[1:]))
+        match access.indices:
+            case (Const() as slot, *rest) if access.buffer in slotted:
+                return replace(access, indices=((slot + var) % access.buffer.shape[0], *rest))
+        return access
 
     return frozenset(map(named, accesses))
 
 
 def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
     """The accesses of shared buffers in a statement that the threads `below` do."""
-    if isinstance(stmt, Store) and stmt.buffer.scope == "shared":
-        yield _Access(stmt.buffer, id(stmt), stmt.indices, below)
-    if isinstance(stmt, (AsyncCopy, LoadMatrix)):
-        for buffer, indices, _, written in named_accesses(stmt):
-            if buffer.scope == "shared":  # neighbours, of which the first alone is named
-                place = (*indices[:-1], _SOMEWHERE)
-                yield _Access(buffer, id(stmt) if written else 0, place, below)
-    for expr in exprs_of(stmt):
-        for node in walk(expr):
-            if isinstance(node, Load) and node.buffer.scope == "shared":
-                yield _Access(node.buffer, 0, node.indices, below)
-    inside = below | _guards(stmt.condition) if isinstance(stmt, If) else below
-    found = (access for inner in inner_stmts(stmt) for access in _accesses(inner, inside))
-    yield from _forgotten(frozenset(found), stmt.var) if isinstance(stmt, (For, Let)) else found
+    for buffer, indices, written in accesses_of(stmt):
+        if buffer.scope == "shared":
+            # Of the neighbours that a copy or a load of matrices accesses the first alone is named.
+            known = indices[:-1] if type(stmt) in TENSOR_STMTS else indices
+            place = (*known, *[_SOMEWHERE] * (len(indices) - len(known)))
+            yield _Access(buffer, id(stmt) if written else 0, place, below)
+    match stmt:
+        case If(condition, body):
+            yield from _accesses(body, below | _guards(condition))
+        case For(var, body=body) | Let(var, body=body):
+            yield from _forgotten(frozenset(_accesses(body, below)), var)
+        case _:
+            yield from (access for inner in inner_stmts(stmt) for access in _accesses(inner, below))
 
 
 def _guards(condition: Expr) -> _Guards:
     """How many of the first threads a condition lets through, if it says just that."""
-    if not isinstance(condition, Binary) or condition.op is not BinaryOp.LT or not isinstance(condition.rhs, Const):
-        return frozenset()
-    most = int(condition.rhs.value)
-    return frozenset((kind, most) for kind in THREAD_KINDS if condition.lhs == INDICES[kind])
+    match condition:
+        case Binary(BinaryOp.LT, index, Const(most)):
+            return frozenset((kind, int(most)) for kind in THREAD_KINDS if index == INDICES[kind])
+    return frozenset()

@@ -1,7 +1,7 @@
-"""In: a kernel with loops over blocks and threads. Out: its body as one thread runs it, and how many of them there are.
+"""Bind loops to blocks and threads: the body of a kernel as one thread runs it, and the sizes of its launch.
 
-Always: every element that threads share is written by one thread. A loop over fewer turns than there are threads gets a
-guard; what stands in no loop over threads is written to shared or global memory by the first thread alone, to its own
+Every element that threads share is written by one thread. A loop that is shorter than the block has threads gets a
+guard. What is in no loop over threads is written to shared or global memory by the first thread alone, to its own
 memory by each.
 
     before: shared s[4]: threadIdx.x t in 4: s[t] = x[t]            after: if threadIdx.x < 4: s[threadIdx.x] = x[…]
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from retune.compiler.ir.expr import Buffer, Expr
 from retune.compiler.ir.kernel import INDICES, Kernel
+from retune.compiler.ir.rewrite import find_stmts
 from retune.compiler.ir.stmt import (
     BLOCK_KINDS,
     THREAD_KINDS,
@@ -25,7 +26,6 @@ from retune.compiler.ir.stmt import (
     Store,
     map_inner,
     map_own,
-    walk_stmt,
 )
 from retune.compiler.ir.tensor_core import AsyncCopy
 from retune.compiler.ir.visit import substitute
@@ -35,11 +35,11 @@ _Names = Mapping[Expr, Expr]
 
 
 def bind_threads(function: LoopFunction) -> Kernel:
-    """The kernel with as many blocks and threads as the longest loop over them has turns."""
+    """The kernel with as many blocks and threads as the longest loop over them has iterations."""
     sizes = dict.fromkeys(_BOUND, 1)
-    for stmt in walk_stmt(function.body):
-        if isinstance(stmt, For) and stmt.kind in sizes:
-            sizes[stmt.kind] = max(sizes[stmt.kind], stmt.extent)
+    for loop in find_stmts(For, function.body):
+        if loop.kind in sizes:
+            sizes[loop.kind] = max(sizes[loop.kind], loop.extent)
     body = _Binder(sizes).visit(function.body, {}, (), {})
     grid, threads = (tuple(sizes[kind] for kind in kinds) for kinds in (BLOCK_KINDS, THREAD_KINDS))
     return Kernel(replace(function, body=body), (grid[0], grid[1], grid[2]), (threads[0], threads[1], threads[2]))
@@ -54,12 +54,13 @@ class _Binder:
         self.sizes = sizes
 
     def visit(self, stmt: Stmt, names: _Names, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
-        if isinstance(stmt, For) and stmt.kind in self.sizes:
-            index = INDICES[stmt.kind]
-            body = self.visit(stmt.body, {**names, stmt.var: index}, (*path, stmt.kind), homes)
-            return body if stmt.extent == self.sizes[stmt.kind] else If(index < stmt.extent, body)
-        if isinstance(stmt, Allocate):
-            homes = {**homes, stmt.buffer: len(path)}
+        match stmt:
+            case For(kind=kind) if kind in self.sizes:
+                index = INDICES[kind]
+                body = self.visit(stmt.body, {**names, stmt.var: index}, (*path, kind), homes)
+                return body if stmt.extent == self.sizes[kind] else If(index < stmt.extent, body)
+            case Allocate(buffer=buffer):
+                homes = {**homes, buffer: len(path)}
         renamed = map_own(stmt, lambda expr: substitute(expr, names))
         match renamed:
             case Store(buffer=buffer) if buffer.scope not in ("local", "register"):

@@ -1,10 +1,11 @@
-"""In: a kernel and the limits of a GPU. Out: nothing, or the first limit that it breaks. Always: before any code."""
+"""Check a kernel against the limits of a GPU, before any code is made."""
 
 from enum import StrEnum
 
 from retune.compiler.errors import DeviceLimitError
 from retune.compiler.ir.kernel import Kernel
-from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind, walk_stmt
+from retune.compiler.ir.rewrite import find_stmts
+from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind
 from retune.compiler.target import HardwareParams
 
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
@@ -75,8 +76,8 @@ def check_virtual_threads(function: LoopFunction, hardware: HardwareParams) -> N
 
     Raises: DeviceLimitError.
     """
-    for stmt in walk_stmt(function.body):
-        if isinstance(stmt, For) and stmt.kind is LoopKind.VTHREAD and stmt.extent > hardware.max_vthread_extent:
+    for stmt in find_stmts(For, function.body):
+        if stmt.kind is LoopKind.VTHREAD and stmt.extent > hardware.max_vthread_extent:
             raise DeviceLimitError(
                 f"{function.name}: {stmt.var} asks for {stmt.extent} virtual threads, a thread may run "
                 f"{hardware.max_vthread_extent}; bind a shorter loop to them",

@@ -11,8 +11,8 @@ from retune.compiler.lower.gpu.async_copies import AsyncCopies
 from retune.compiler.lower.gpu.barriers import insert_barriers
 from retune.compiler.lower.gpu.bind_threads import bind_threads
 from retune.compiler.lower.gpu.build_kernels import build_kernels
+from retune.compiler.lower.gpu.double_buffer_registers import DoubleBufferRegisters
 from retune.compiler.lower.gpu.fetch_loops import fetch_loops
-from retune.compiler.lower.gpu.fragments_ahead import FragmentsAhead
 from retune.compiler.lower.gpu.limits import check_limits, check_virtual_threads
 from retune.compiler.lower.gpu.pipelines import Pipelines
 from retune.compiler.lower.gpu.register_buffers import RegisterBuffers
@@ -29,7 +29,7 @@ PASSES: tuple[LoopPass, ...] = (
     SimplifyIndices(),
     AsyncCopies(),
     Pipelines(),
-    FragmentsAhead(),
+    DoubleBufferRegisters(),
     LegalizeLoops(),
     RegisterBuffers(),
     SumLoops(),

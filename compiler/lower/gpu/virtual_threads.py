@@ -1,7 +1,7 @@
-"""In: a kernel with loops over virtual threads. Out: one where each thread does the work of all its virtual ones.
+"""Virtual threads: each thread does the work of all its virtual ones.
 
-Always: what does not depend on the virtual thread is done once, what does is done for all of them one after the other
-at every statement, so that they stay in step and meet at the same barriers.
+What does not depend on the virtual thread is done once. What does is done for all of them at every statement, so that
+they stay in step and meet at the same barriers.
 
     before: vthread v in 2: threadIdx.x t in 32: local c[4]: for i in 4: c[i] = a[v, t, i]
     after:  threadIdx.x t in 32: local c[2, 4]: for i in 4: unroll v in 2: c[v, i] = a[v, t, i]
@@ -9,24 +9,22 @@ at every statement, so that they stay in step and meet at the same barriers.
 
 from dataclasses import dataclass, replace
 
-from retune.compiler.ir.expr import Buffer, Expr, Load, Var
+from retune.compiler.ir.expr import Buffer, Expr, Var
+from retune.compiler.ir.rewrite import accesses_of, find_stmts, redirect, rewrite, rewrite_down
 from retune.compiler.ir.stmt import (
     Allocate,
     For,
     Let,
     LoopFunction,
     LoopKind,
-    Shuffle,
     Stmt,
-    Store,
     exprs_of,
     inner_stmts,
     map_exprs,
     map_inner,
-    map_stmt,
-    walk_stmt,
 )
-from retune.compiler.ir.visit import substitute, transform, walk
+from retune.compiler.ir.tensor_core import Exprs
+from retune.compiler.ir.visit import substitute, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,80 +35,78 @@ class VirtualThreads:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel without loops over virtual threads."""
-        return replace(function, body=map_stmt(function.body, _expanded))
+        return replace(function, body=rewrite(function.body, {For: _expand}))
 
 
-def _expanded(stmt: Stmt) -> Stmt | None:
-    if not isinstance(stmt, For) or stmt.kind is not LoopKind.VTHREAD:
+def _expand(loop: For) -> Stmt | None:
+    if loop.kind is not LoopKind.VTHREAD:
         return None
-    body = _without_lets(stmt.body, stmt.var)
-    return _Expansion(stmt.var, stmt.extent, _touched(body, stmt.var)).visit(body)
+    body = _without_lets(loop.body, loop.var)
+    return _Expansion(loop.var, loop.extent, _dependent_buffers(body, loop.var)).visit(body)
 
 
 def _without_lets(stmt: Stmt, var: Var) -> Stmt:
     """The statement with everything that is named after `var` written out."""
-    if isinstance(stmt, Let) and var in walk(stmt.value):
-        known: dict[Expr, Expr] = {stmt.var: stmt.value}
-        return _without_lets(map_exprs(stmt.body, lambda expr: substitute(expr, known)), var)
-    return map_inner(stmt, lambda inner: _without_lets(inner, var))
+
+    def on_let(let: Let, _: object) -> Stmt | None:
+        if not uses(let.value, var):
+            return None
+        known: dict[Expr, Expr] = {let.var: let.value}
+        return _without_lets(map_exprs(let.body, lambda expr: substitute(expr, known)), var)
+
+    return rewrite_down(stmt, {Let: on_let})
 
 
-def _touched(body: Stmt, var: Var) -> frozenset[Buffer]:
+def _dependent_buffers(body: Stmt, var: Var) -> frozenset[Buffer]:
     """The buffers allocated in `body` whose contents depend on the virtual thread."""
-    allocated = {stmt.buffer for stmt in walk_stmt(body) if isinstance(stmt, Allocate)}
+    local = {stmt.buffer for stmt in find_stmts(Allocate, body)}
     found: frozenset[Buffer] = frozenset()
     while True:
-        more = frozenset(buffer for buffer in _written(body, var, found) if buffer in allocated)
+        more = frozenset(_written(body, var, found) & local)
         if more == found:
             return found
         found = more
 
 
-def _written(stmt: Stmt, var: Var, touched: frozenset[Buffer], under: bool = False) -> set[Buffer]:
-    """What is written with, or where, something depends on `var` or on what is in `touched`."""
-    depends = under or any(_depends(expr, var, touched) for expr in exprs_of(stmt))
-    if isinstance(stmt, (Store, Shuffle)):
-        return {stmt.buffer} if depends else set()
-    return {buffer for inner in inner_stmts(stmt) for buffer in _written(inner, var, touched, depends)}
+def _written(stmt: Stmt, var: Var, dependent: frozenset[Buffer], under: bool = False) -> set[Buffer]:
+    """What is written with, or where, something depends on `var` or on what is in `dependent`."""
+    depends = under or _depends(stmt, var, dependent)
+    found = {buffer for buffer, _, written in accesses_of(stmt) if written and depends}
+    return found.union(*(_written(inner, var, dependent, depends) for inner in inner_stmts(stmt)))
 
 
-def _depends(expr: Expr, var: Var, touched: frozenset[Buffer]) -> bool:
-    return any(node == var or (isinstance(node, Load) and node.buffer in touched) for node in walk(expr))
+def _depends(stmt: Stmt, var: Var, dependent: frozenset[Buffer]) -> bool:
+    """Whether an expression of a statement, not of those below it, depends on the virtual thread."""
+    if any(uses(expr, var) for expr in exprs_of(stmt)):
+        return True
+    return any(buffer in dependent and not written for buffer, _, written in accesses_of(stmt))
 
 
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Puts the virtual threads `var` around what depends on them, each with its own part of the `touched` buffers."""
+    """Puts the virtual threads `var` around what depends on them, each with its own part of the `dependent` buffers."""
 
     var: Var
     extent: int
-    touched: frozenset[Buffer]
+    dependent: frozenset[Buffer]
 
     def visit(self, stmt: Stmt) -> Stmt:
-        if any(_depends(expr, self.var, self.touched) for expr in exprs_of(stmt)) or (
-            isinstance(stmt, (Store, Shuffle)) and stmt.buffer in self.touched
-        ):
-            return For(self.var, self.extent, LoopKind.UNROLL, map_stmt(map_exprs(stmt, self.expr), self.own))
-        if isinstance(stmt, Allocate):
-            stmt = replace(stmt, buffer=self.buffer(stmt.buffer))
+        if _depends(stmt, self.var, self.dependent) or any(each in self.dependent for each, _, _ in accesses_of(stmt)):
+            own = rewrite(redirect(stmt, self.own_element), {Allocate: self.own_buffer})
+            return For(self.var, self.extent, LoopKind.UNROLL, own)
+        match stmt:
+            case Allocate():
+                stmt = self.own_buffer(stmt)
         return map_inner(stmt, self.visit)
 
     def buffer(self, buffer: Buffer) -> Buffer:
-        """A touched buffer with a part for every virtual thread."""
-        return replace(buffer, shape=(self.extent, *buffer.shape)) if buffer in self.touched else buffer
+        """A dependent buffer with a part for every virtual thread."""
+        return replace(buffer, shape=(self.extent, *buffer.shape)) if buffer in self.dependent else buffer
 
-    def own(self, stmt: Stmt) -> Stmt | None:
-        """A statement with the part of its buffer that is the virtual thread's own."""
-        if isinstance(stmt, (Store, Shuffle)) and stmt.buffer in self.touched:
-            return replace(stmt, buffer=self.buffer(stmt.buffer), indices=(self.var, *stmt.indices))
-        return replace(stmt, buffer=self.buffer(stmt.buffer)) if isinstance(stmt, Allocate) else None
+    def own_buffer(self, stmt: Allocate) -> Stmt:
+        """An allocation for all virtual threads."""
+        return replace(stmt, buffer=self.buffer(stmt.buffer))
 
-    def expr(self, expr: Expr) -> Expr:
-        """An expression that reads from the virtual thread's own part."""
-
-        def rule(node: Expr) -> Expr | None:
-            if isinstance(node, Load) and node.buffer in self.touched:
-                return Load(self.buffer(node.buffer), (self.var, *node.indices))
-            return None
-
-        return transform(expr, rule)
+    def own_element(self, buffer: Buffer, indices: Exprs) -> tuple[Buffer, Exprs] | None:
+        """An access of the virtual thread's own part."""
+        return (self.buffer(buffer), (self.var, *indices)) if buffer in self.dependent else None

@@ -5,6 +5,7 @@ Always: one pass a module, each a frozen value with a `name` and an `apply`.
 
 from retune.compiler.lower.passes.base import LoopPass
 from retune.compiler.lower.passes.dot_products import DotProducts
+from retune.compiler.lower.passes.flip_signedness import FlipSignedness
 from retune.compiler.lower.passes.legalize_loops import LegalizeLoops
 from retune.compiler.lower.passes.limit_code import LimitCode
 from retune.compiler.lower.passes.pack_constants import PackConstants
@@ -12,12 +13,12 @@ from retune.compiler.lower.passes.pack_inside import PackInside
 from retune.compiler.lower.passes.partition_loops import PartitionLoops
 from retune.compiler.lower.passes.register_tiles import RegisterTiles
 from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
-from retune.compiler.lower.passes.turn_signs import TurnSigns
 from retune.compiler.lower.passes.unroll_locals import UnrollLocals
 from retune.compiler.lower.passes.vector_reductions import VectorReductions
 
 __all__ = [
     "DotProducts",
+    "FlipSignedness",
     "LegalizeLoops",
     "LimitCode",
     "LoopPass",
@@ -26,7 +27,6 @@ __all__ = [
     "PartitionLoops",
     "RegisterTiles",
     "SimplifyIndices",
-    "TurnSigns",
     "UnrollLocals",
     "VectorReductions",
 ]

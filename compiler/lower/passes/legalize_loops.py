@@ -1,14 +1,15 @@
-"""In: loops annotated by a schedule. Out: loops the code generator can run.
+"""Make the loops that a schedule annotates legal for the code generator.
 
-Always: a vector loop becomes a serial one where lanes would not be independent; a parallel loop is outermost. A guard
-on the lanes stays where the target has masks and what is guarded reads and writes neighbouring elements.
+A vector loop becomes a serial one where lanes would not be independent; a parallel loop is outermost. A guard on the
+lanes stays where the target has masks and what is guarded reads and writes contiguous elements.
 """
 
 from dataclasses import dataclass, replace
 
 from retune.compiler.errors import LoweringError
-from retune.compiler.ir.affine import flat_index
-from retune.compiler.ir.expr import Buffer, Expr, Load, Select, Var
+from retune.compiler.ir.affine import stride_of
+from retune.compiler.ir.expr import Load, Select, Var
+from retune.compiler.ir.rewrite import accesses_of, find_stmts, rewrite, statements_of
 from retune.compiler.ir.stmt import (
     Allocate,
     For,
@@ -21,10 +22,9 @@ from retune.compiler.ir.stmt import (
     Store,
     exprs_of,
     is_temporary,
-    map_stmt,
     walk_stmt,
 )
-from retune.compiler.ir.visit import walk
+from retune.compiler.ir.visit import find, has, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,19 @@ class LegalizeLoops:
 
         Raises: LoweringError for a parallel loop inside another loop.
         """
-        body = map_stmt(function.body, self._demote)
-        tops = body.statements if hasattr(body, "statements") else (body,)
-        for top in tops:
-            for inner in walk_stmt(top):
-                if inner is not top and isinstance(inner, For) and inner.kind is LoopKind.PARALLEL:
+        body = rewrite(function.body, {For: self._demote})
+        for top in statements_of(body):
+            for inner in find_stmts(For, top):
+                if inner is not top and inner.kind is LoopKind.PARALLEL:
                     raise LoweringError(
                         f"{function.name}: the parallel loop {inner.var} lies inside another loop; "
                         "only an outermost loop can run in parallel"
                     )
         return replace(function, body=body)
 
-    def _demote(self, stmt: Stmt) -> Stmt | None:
-        if isinstance(stmt, For) and stmt.kind is LoopKind.VECTOR and not _lanes_independent(stmt, self.masks):
-            return replace(stmt, kind=LoopKind.SERIAL)
-        return None
+    def _demote(self, loop: For) -> Stmt | None:
+        legal = loop.kind is not LoopKind.VECTOR or _lanes_independent(loop, self.masks)
+        return None if legal else replace(loop, kind=LoopKind.SERIAL)
 
 
 def _lanes_independent(loop: For, masks: bool) -> bool:
@@ -65,41 +63,27 @@ def _lanes_independent(loop: For, masks: bool) -> bool:
                 continue
             case Allocate() | Shuffle() | For(kind=LoopKind.VECTOR | LoopKind.PARALLEL):
                 return False
-            case If() if _uses(inner.condition, loop.var) and not (masks and _runs_under_mask(inner, loop.var)):
+            case If() if uses(inner.condition, loop.var) and not (masks and _runs_under_mask(inner, loop.var)):
                 return False
-            case Let() if _uses(inner.value, loop.var):
+            case Let() if uses(inner.value, loop.var):
                 return False
             case Store() if is_temporary(inner.buffer):
                 continue
-            case Store() if not any(_uses(index, loop.var) for index in inner.indices):
+            case Store() if not any(uses(index, loop.var) for index in inner.indices):
                 return False
     return True
 
 
 def _runs_under_mask(guard: If, var: Var) -> bool:
-    """Whether a guard tests indices alone, and what it guards touches neighbouring elements as `var` runs, or the same
-    one.
+    """Whether a guard tests indices alone, and what it guards accesses contiguous elements as `var` runs, or reads the
+    same one.
     """
-    if any(isinstance(node, Load) for node in walk(guard.condition)):
+    if has(Load, guard.condition):
         return False
     for inner in walk_stmt(guard.body):
-        if isinstance(inner, Store) and _stride(inner.buffer, inner.indices, var) != 1:
+        for buffer, indices, written in accesses_of(inner):
+            if stride_of(buffer, indices, var) not in ((1,) if written else (0, 1)):
+                return False
+        if any(uses(choice.condition, var) for choice in find(Select, *exprs_of(inner))):
             return False
-        for node in (node for expr in exprs_of(inner) for node in walk(expr)):
-            if isinstance(node, Select) and _uses(node.condition, var):
-                return False
-            if isinstance(node, Load) and _stride(node.buffer, node.indices, var) not in (0, 1):
-                return False
     return True
-
-
-def _stride(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int | None:
-    """How many elements one turn of `var` moves on; None where that differs from turn to turn."""
-    form = flat_index(buffer.shape, indices)
-    if any(atom != var and _uses(atom, var) for atom in form.terms):
-        return None
-    return form.terms.get(var, 0)
-
-
-def _uses(expr: Expr, var: Var) -> bool:
-    return any(node == var for node in walk(expr))

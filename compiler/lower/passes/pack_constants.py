@@ -1,25 +1,24 @@
-"""In: a kernel with constant inputs of free layout. Out: one that reads them in the order of its loops.
+"""Pack constant inputs of free layout in the order of the loops that read them; each says how to pack it.
 
-Always: each packed input says how to lay it out.
-
-A weight is read through loop variables that are the digits of its indices: `co = co.0 × 32 + co.3`. Laid out with
-these digits in loop order the
-innermost loops read it from one end to the other, which is what the prefetcher and the TLB like best.
+An index of a weight is a sum of loop variables with their strides: `co = co.0 × 32 + co.3`. Packed with one dimension
+for each of these loops, in loop order, the weight is read from one end to the other, which suits the prefetcher and
+the TLB.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from retune.compiler.ir.affine import IndexForm, affine
-from retune.compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, Var, const
-from retune.compiler.ir.stmt import LEAVES, Block, For, Let, LoopFunction, Stmt, exprs_of, map_exprs
-from retune.compiler.ir.visit import parts, transform
+from retune.compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, const
+from retune.compiler.ir.rewrite import walk_in_scope
+from retune.compiler.ir.stmt import LoopFunction, Stmt, exprs_of, map_exprs
+from retune.compiler.ir.visit import of_type, parts, replace_nodes
 from retune.compiler.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)
 class PackConstants:
-    """Packs every layout-free input that is read in one place, through indices whose digits are loops."""
+    """Packs every layout-free input that is read in one place, through indices that are loops in mixed radix."""
 
     name: str = "pack-constants"
 
@@ -32,26 +31,26 @@ class PackConstants:
 
 
 def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
-    reads = list(_reads(function.body, param, {}))
+    reads = list(_reads(function.body, param))
     if len({load for load, _ in reads}) != 1:
         return function
     load, extents = reads[0]
-    order_of = {var: position for position, var in enumerate(extents)}
-    digits: list[tuple[Var | None, int]] = []
+    order_of: dict[Expr, int] = {var: position for position, var in enumerate(extents)}
+    dims: list[tuple[Expr | None, int]] = []
     for extent, index in zip(param.shape, load.indices, strict=True):
-        found = _digits(affine(index), extent, extents)
+        found = _loops_of(affine(index), extent, extents)
         if found is None:
             return function
-        digits.extend(found)
-    order = sorted(range(len(digits)), key=lambda place: -1 if (var := digits[place][0]) is None else order_of[var])
+        dims.extend(found)
+    order = sorted(range(len(dims)), key=lambda place: -1 if (var := dims[place][0]) is None else order_of[var])
     position: Expr = const(0, INDEX)
     for place in order:
-        var, extent = digits[place]
+        var, extent = dims[place]
         position = position * extent + (const(0, INDEX) if var is None else var)
     packed = Buffer(param.name, (param.size,), param.dtype, param.scope)
     read = Load(packed, (position,))
-    body = map_exprs(function.body, lambda expr: transform(expr, lambda node: read if node == load else None))
-    packing = Packing(tuple(extent for _, extent in digits), tuple(order))
+    body = map_exprs(function.body, lambda expr: replace_nodes(expr, Load, lambda node: read if node == load else None))
+    packing = Packing(tuple(extent for _, extent in dims), tuple(order))
     return replace(
         function,
         body=body,
@@ -60,35 +59,29 @@ def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
     )
 
 
-def _reads(stmt: Stmt, param: Buffer, around: dict[Var, int]) -> Iterator[tuple[Load, dict[Var, int]]]:
+def _reads(body: Stmt, param: Buffer) -> Iterator[tuple[Load, dict[Expr, int]]]:
     """Every load of `param` with the loops around it and their extents, outermost first; the few values that a dot
     product is summed over are the innermost.
     """
-    for expr in exprs_of(stmt):
-        nodes = list(parts(expr))
-        inside = around | {node.var: node.width for node in nodes if isinstance(node, Dot)}
-        for node in nodes:
-            if isinstance(node, Load) and node.buffer == param:
-                yield node, inside
-    if isinstance(stmt, Block):
-        for inner in stmt.statements:
-            yield from _reads(inner, param, around)
-    elif not isinstance(stmt, LEAVES):
-        inside = {**around, stmt.var: stmt.extent} if isinstance(stmt, (For, Let)) else around
-        yield from _reads(stmt.body, param, inside)
+    for stmt, ranges in walk_in_scope(body, {}):
+        nodes = [node for expr in exprs_of(stmt) for node in parts(expr)]
+        extents: dict[Expr, int] = {var: high + 1 for var, (_, high) in ranges.items()}
+        extents.update((dot.var, dot.width) for dot in of_type(Dot, nodes))
+        yield from ((load, extents) for load in of_type(Load, nodes) if load.buffer == param)
 
 
-def _digits(index: IndexForm, size: int, extents: dict[Var, int]) -> list[tuple[Var | None, int]] | None:
-    """The loops whose values are the digits of `index`, most significant first, or None when they are not."""
+def _loops_of(index: IndexForm, size: int, extents: Mapping[Expr, int]) -> list[tuple[Expr | None, int]] | None:
+    """The loops that `index` is the mixed-radix number of, outermost first, or None when it is not one."""
     if index.const:
         return None
     if not index.terms:
         return [(None, 1)] if size == 1 else None
-    digits: list[tuple[Var | None, int]] = []
+    dims: list[tuple[Expr | None, int]] = []
     stride = size
     for atom, coefficient in sorted(index.terms.items(), key=lambda term: -term[1]):
-        if not isinstance(atom, Var) or atom not in extents or coefficient * extents[atom] != stride:
+        extent = extents.get(atom)
+        if extent is None or coefficient * extent != stride:
             return None
-        digits.append((atom, extents[atom]))
+        dims.append((atom, extent))
         stride = coefficient
-    return digits if stride == 1 else None
+    return dims if stride == 1 else None

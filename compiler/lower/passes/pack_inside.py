@@ -1,6 +1,4 @@
-"""In: a kernel that expects packed constants. Out: one that takes them as they are and packs them itself.
-
-Always: a constant is packed before the first statement that reads it, once a call, by all threads.
+"""Pack constants inside of the kernel, before the first statement that reads them, once a call, by all threads.
 
     before: packed B: [4, 2, 4] by [1, 0, 2];   … B[x] …
     after:  parallel d1: for d0: vector d2: B.packed[…] = B[…];   … B.packed[x] …
@@ -10,8 +8,8 @@ import math
 from dataclasses import dataclass, replace
 
 from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
-from retune.compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block, map_exprs
-from retune.compiler.ir.visit import transform
+from retune.compiler.ir.rewrite import redirect
+from retune.compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block
 from retune.compiler.packing import Packing
 
 
@@ -38,10 +36,7 @@ def _keeps_order(packing: Packing) -> bool:
 def _packing_itself(function: LoopFunction, param: Buffer, packing: Packing) -> LoopFunction:
     packed = Buffer(f"{param.name}.packed", param.shape, param.dtype, "workspace")
 
-    def redirected(node: Expr) -> Expr | None:
-        return Load(packed, node.indices) if isinstance(node, Load) and node.buffer == param else None
-
-    body = map_exprs(function.body, lambda expr: transform(expr, redirected))
+    body = redirect(function.body, lambda buffer, indices: (packed, indices) if buffer == param else None)
     return replace(
         function,
         workspace=(*function.workspace, packed),

@@ -1,13 +1,12 @@
-"""In: loops with guards, such as those of a split that does not divide. Out: a hot part without guards and its ragged
-ends.
+"""Partition loops with guards, such as those of a split that does not divide: a hot part without guards, and its ends.
 
-Always: each guard that stays is as far out as it can be; the code does not grow beyond `MAX_COPIES` times.
+Each guard that stays is as far out as it can be; the code does not grow beyond `MAX_COPIES` times.
 
     before: for i.0 in 4: for i.1 in 16: if i.0 * 16 + i.1 < 50: body(i.0, i.1)
     after:  for i.0 in 3: for i.1 in 16: body(i.0, i.1)
             for i.1 in 2: body(3, i.1)
-A parallel loop stays whole: its turns choose the part that they run. A vector loop is also split where the value that
-it stores is chosen, as at the seam of what is put end to end: lanes that choose cost more than two vectors.
+A parallel loop stays whole: its iterations choose the part that they run. A vector loop is also split where the value
+that it stores is chosen, as at the seam of a concatenation: lanes that choose cost more than two vectors.
 
     before: vector j in 96: y[j] = a[j] if j < 32 else b[j - 32]
     after:  vector j in 32: y[j] = a[j];  vector j in 64: y[j + 32] = b[j]
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 from retune.compiler.ir.affine import Affine, IndexForm
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
 from retune.compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
+from retune.compiler.ir.rewrite import has_stmt, statements_of, walk_in_scope
 from retune.compiler.ir.stmt import (
     LEAVES,
     Allocate,
@@ -41,7 +41,7 @@ from retune.compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from retune.compiler.ir.visit import substitute, transform, walk
+from retune.compiler.ir.visit import find, has, replace_nodes, substitute, uses
 
 MAX_COPIES = 16
 """How often the innermost statement of a nest may be written."""
@@ -53,21 +53,21 @@ _Forms = Callable[[Stmt, Ranges], Iterator[tuple[IndexForm, Ranges]]]
 
 @dataclass(frozen=True, slots=True)
 class PartitionLoops:
-    """Splits loops where guards inside them are decided for a part of the turns."""
+    """Splits loops where guards inside them are decided for a part of the iterations."""
 
     name: str = "partition-loops"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with guards only where they are needed."""
-        if not any(isinstance(stmt, If) or _is_vector_of_choices(stmt) for stmt in walk_stmt(function.body)):
+        if not has_stmt(If, function.body) and not any(map(_is_vector_of_choices, walk_stmt(function.body))):
             return function
-        tops = function.body.statements if isinstance(function.body, Block) else (function.body,)
-        done = [_visit(top, {}, min(MAX_COPIES, max(1, MAX_STATEMENTS // _stores(top)))) for top in tops]
+        tops = statements_of(function.body)
+        done = [_visit(top, {}, min(MAX_COPIES, max(1, MAX_STATEMENTS // _leaves(top)))) for top in tops]
         return replace(function, body=block(*done))
 
 
-def _stores(stmt: Stmt) -> int:
-    return sum(isinstance(inner, LEAVES) for inner in walk_stmt(stmt))
+def _leaves(stmt: Stmt) -> int:
+    return sum(type(inner) in LEAVES for inner in walk_stmt(stmt))
 
 
 def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
@@ -106,14 +106,15 @@ def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
 
 
 def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
-    """A loop as several loops, or without the turns that do nothing, or whole."""
+    """A loop as several loops, or without the iterations that do nothing, or whole."""
     chosen = _is_vector_of_choices(loop)
     parts = _parts(loop.body, loop.var, range_of(loop), ranges, _choices if chosen else _guards)
     if parts == [range_of(loop)]:
-        body = _visit(loop.body, ranges_inside(loop, ranges), budget)
-        if isinstance(body, If) and not _depends(body.condition, loop.var):
-            return replace(body, body=replace(loop, body=body.body))
-        return _around(loop, body)
+        match _visit(loop.body, ranges_inside(loop, ranges), budget):
+            case If(condition, guarded) if not uses(condition, loop.var) and not has(Load, condition):
+                return If(condition, replace(loop, body=guarded))
+            case body:
+                return _around(loop, body)
     if len(parts) > max(1, budget):
         return _around(loop, _visit(loop.body, ranges_inside(loop, ranges), 0))
     done = []
@@ -151,7 +152,7 @@ def _parts(
     for form, inside in (forms or _guards)(body, {**ranges, var: limit}):
         slope = form.terms.get(var, 0)
         rest = form.plus(Affine(0, {var: 1}), -slope)
-        if not slope or any(node == var for atom in rest.terms for node in walk(atom)):
+        if not slope or any(uses(atom, var) for atom in rest.terms):
             continue
         least, most = limits(rest, inside)
         for worst in (least, most):  # where the guard always holds, or else where it may
@@ -174,59 +175,58 @@ def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
 
 def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
     """Every undecided guard below, as a form that is at least 0 where it holds."""
-    for condition in conjuncts(stmt.condition) if isinstance(stmt, If) else ():
-        form = slack(condition)
-        if form is not None and decided(condition, ranges) is None:
-            yield form, ranges
-    inside = ranges_inside(stmt, ranges)
-    for inner in inner_stmts(stmt):
-        yield from _guards(inner, inside)
+    for inner, inside in walk_in_scope(stmt, ranges):
+        match inner:
+            case If(condition):
+                yield from ((form, inside) for form in _undecided(condition, inside))
+
+
+def _undecided(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
+    """The parts of a condition that are not decided, as forms that are at least 0 where they hold."""
+    for part in conjuncts(condition):
+        form = slack(part)
+        if form is not None and decided(part, ranges) is None:
+            yield form
 
 
 def _is_vector_of_choices(stmt: Stmt) -> bool:
     """Whether it is a vector loop whose value is a choice."""
-    return (
-        isinstance(stmt, For)
-        and stmt.kind is LoopKind.VECTOR
-        and isinstance(stmt.body, Store)
-        and isinstance(stmt.body.value, Select)
-    )
+    match stmt:
+        case For(kind=LoopKind.VECTOR, body=Store(value=Select())):
+            return True
+    return False
 
 
 def _choices(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
     """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least
     0 where they hold.
     """
-    value = stmt.value if isinstance(stmt, Store) else None
-    while isinstance(value, Select):
-        for condition in conjuncts(value.condition):
-            form = slack(condition)
-            if form is not None and decided(condition, ranges) is None:
-                yield form, ranges
-        value = value.otherwise
+    match stmt:
+        case Store(value=Select(condition, otherwise=otherwise)):
+            yield from ((form, ranges) for form in _undecided(condition, ranges))
+            yield from _choices(replace(stmt, value=otherwise), ranges)
 
 
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:
     """Whether the statement may do anything."""
-    if isinstance(stmt, If) and any(decided(part, ranges) is False for part in conjuncts(stmt.condition)):
-        return False
+    match stmt:
+        case If(condition) if any(decided(part, ranges) is False for part in conjuncts(condition)):
+            return False
     inside = ranges_inside(stmt, ranges)
-    return isinstance(stmt, LEAVES) or any(_acts(inner, inside) for inner in inner_stmts(stmt))
+    return type(stmt) in LEAVES or any(_acts(inner, inside) for inner in inner_stmts(stmt))
 
 
 def _simpler(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the choices that are decided."""
 
-    def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Select):
-            return None
+    def rule(node: Select) -> Expr | None:
         found = {condition: decided(condition, ranges) for condition in conjuncts(node.condition)}
         if False in found.values():
             return node.otherwise
         unknown = [condition for condition, holds in found.items() if holds is None]
         return None if len(unknown) == len(found) else select(_all(unknown), node.then, node.otherwise)
 
-    return transform(expr, rule) if any(isinstance(node, Select) for node in walk(expr)) else expr
+    return replace_nodes(expr, Select, rule) if has(Select, expr) else expr
 
 
 def _all(conditions: Sequence[Expr]) -> Expr:
@@ -245,18 +245,9 @@ def _at(stmt: Stmt, var: Var, value: int) -> Stmt:
 
 def _divides_by(stmt: Stmt, var: Var) -> bool:
     """Whether a literal in place of the variable may make a division by a literal zero, in a choice not taken."""
-    for inner in walk_stmt(stmt):
-        for node in (node for expr in exprs_of(inner) for node in walk(expr)):
-            divides = isinstance(node, Binary) and node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)
-            if divides and isinstance(node, Binary) and any(part == var for part in walk(node.rhs)):
-                return True
-    return False
+    operations = (node for inner in walk_stmt(stmt) for node in find(Binary, *exprs_of(inner)))
+    return any(node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and uses(node.rhs, var) for node in operations)
 
 
 def _with(stmt: Stmt, var: Var, value: Expr) -> Stmt:
     return map_exprs(stmt, lambda expr: substitute(expr, {var: value}))
-
-
-def _depends(condition: Expr, var: Var) -> bool:
-    """Whether a condition may change as the loop over `var` runs."""
-    return any(node == var or isinstance(node, Load) for node in walk(condition))

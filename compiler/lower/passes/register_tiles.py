@@ -1,7 +1,7 @@
-"""In: a reduction over a small spatial tile. Out: the tile held in registers while the innermost reduction loops run.
+"""Hold small spatial tiles of reductions in registers while the innermost reduction loops run.
 
-Always: loaded (or initialised) before them, stored after. Floats of two bytes are accumulated in float32 and rounded
-when they are stored.
+A tile is loaded (or initialised) before them and stored after. Floats of two bytes are accumulated in float32 and
+rounded when they are stored.
 
     before: C[..] = 0 over i3 j3;  for k1: for i3: for j3: C[..] = C[..] + a * b
     after:  acc = 0 over i3 j3;    for k1: for i3: for j3: acc[..] = acc[..] + a * b;    C[..] = acc[..] over i3 j3
@@ -13,22 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.dtype import accumulated, item_bytes
-from retune.compiler.ir.expr import Binary, Buffer, Const, Expr, Load, Var, binary, cast
-from retune.compiler.ir.stmt import (
-    Allocate,
-    Block,
-    For,
-    LoopFunction,
-    LoopKind,
-    Stmt,
-    Store,
-    block,
-    is_temporary,
-    map_exprs,
-    map_inner,
-    map_stmt,
-)
-from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.ir.expr import Binary, Buffer, Const, Expr, Load, binary, cast
+from retune.compiler.ir.interval import Ranges
+from retune.compiler.ir.rewrite import RulesInScope, allocate, nest, perfect_nest, redirect, rewrite_down, statements_of
+from retune.compiler.ir.stmt import Allocate, Block, For, LoopFunction, LoopKind, Stmt, Store, block, is_temporary
+from retune.compiler.ir.visit import find, of_type, variables
 
 MAX_TILE_VECTORS = 64
 """A tile of more vectors than this stays in memory: twice the registers there are, so that a slight overflow is only
@@ -45,8 +34,8 @@ class RegisterTiles:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with accumulators where they fit."""
-        limits = dict(function.unroll_limits)
-        return replace(function, body=_Rewriter(limits, self.vector_bytes).visit(function.body))
+        rewriter = _Rewriter(dict(function.unroll_limits), self.vector_bytes)
+        return replace(function, body=rewrite_down(function.body, rewriter.rules))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +56,31 @@ class _Rewriter:
         self.limits = limits
         self.vector_bytes = vector_bytes
         self.count = 0
+        self.rules: RulesInScope = {For: self.on_loop, Block: self.on_block}
 
-    def visit(self, stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Block):
-            return self.visit_block(stmt.statements)
-        tile = self.match(stmt) if isinstance(stmt, For) else None
-        return map_inner(stmt, self.visit) if tile is None else _rebuilt(tile.outer, self.tiled(tile, None))
+    def on_loop(self, loop: For, _: Ranges) -> Stmt | None:
+        tile = self.match(loop)
+        return None if tile is None else nest(tile.outer, self.tiled(tile, None))
 
-    def visit_block(self, statements: Sequence[Stmt]) -> Stmt:
+    def on_block(self, statements: Block, _: Ranges) -> Stmt:
         done: list[Stmt] = []
-        for statement in statements:
-            tile = self.match(statement) if isinstance(statement, For) else None
+        for statement in statements.statements:
+            tile = self.match(statement)
             start = _initial_values(done, tile) if tile is not None and not tile.outer else None
             if tile is None or start is None:
-                done.append(self.visit(statement))
+                done.append(rewrite_down(statement, self.rules))
                 continue
             del done[-_initial_statements(tile) :]
             done.append(self.tiled(tile, start))
         return block(*done)
 
-    def match(self, loop: For) -> _Tile | None:
+    def match(self, stmt: Stmt) -> _Tile | None:
         """The parts of a perfect nest that ends in an update over a small enough tile."""
-        chain = [loop]
-        while isinstance(chain[-1].body, For):
-            chain.append(chain[-1].body)
-        leaf = chain[-1].body
-        stores = _updates(leaf)
+        chain, leaf = perfect_nest(stmt)
+        stores = _updates(leaf) if chain else ()
         if not stores:
             return None
-        used = {node for index in stores[0].indices for node in walk(index) if isinstance(node, Var)}
+        used = variables(*stores[0].indices)
         first_spatial = len(chain)
         while first_spatial and chain[first_spatial - 1].var in used:
             first_spatial -= 1
@@ -104,10 +89,10 @@ class _Rewriter:
             first_reduce -= 1
         if first_reduce == first_spatial:
             return None
-        spatial = tuple(chain[first_spatial:])
+        spatial = chain[first_spatial:]
         if self.vectors(spatial, stores) > MAX_TILE_VECTORS:
             return None
-        return _Tile(tuple(chain[:first_reduce]), tuple(chain[first_reduce:first_spatial]), spatial, leaf, stores)
+        return _Tile(chain[:first_reduce], chain[first_reduce:first_spatial], spatial, leaf, stores)
 
     def vectors(self, spatial: Sequence[For], stores: Sequence[Store]) -> int:
         lanes = self.lanes(stores)
@@ -144,18 +129,15 @@ class _Rewriter:
         )
         first = tuple(held) if start is None else start
         pairs = zip(accs, first, strict=True)
-        begin = _rebuilt(unrolled, block(*(Store(acc, place, cast(acc.dtype, value)) for acc, value in pairs)))
-        step = _rebuilt(unrolled, _moved(tile.update, held))
+        begin = nest(unrolled, block(*(Store(acc, place, cast(acc.dtype, value)) for acc, value in pairs)))
+        step = nest(unrolled, _moved(tile.update, held))
         results = zip(tile.stores, held.values(), strict=True)
-        end = _rebuilt(
+        end = nest(
             unrolled, block(*(replace(store, value=cast(store.buffer.dtype, acc)) for store, acc in results))
         )
         work = self.vectors(tile.spatial, tile.stores)
         reduce = self.unrolled(tile.reduce, work, tile.stores[0].buffer.name)
-        result = block(begin, _rebuilt(reduce, step), end)
-        for acc in reversed(accs):
-            result = Allocate(acc, result)
-        return result
+        return allocate(accs, block(begin, nest(reduce, step), end))
 
     def unrolled(self, loops: Sequence[For], work: int, name: str) -> tuple[For, ...]:
         """Reduction loops, unrolled from the innermost outwards while the straight-line work stays within the limit."""
@@ -173,54 +155,55 @@ def _updates(leaf: Stmt) -> tuple[Store, ...]:
     It may hold values in temporaries, but neither read nor write other elements of these buffers. Without temporaries
     it is one store of its element, joined with what does not depend on it.
     """
-    if isinstance(leaf, Store):
-        return (leaf,) if _is_update(leaf) else ()
-    while isinstance(leaf, Allocate) and is_temporary(leaf.buffer):
-        leaf = leaf.body
-    statements = leaf.statements if isinstance(leaf, Block) else (leaf,)
-    writes = [statement for statement in statements if isinstance(statement, Store)]
+    match leaf:
+        case Store():
+            return (leaf,) if _is_update(leaf) else ()
+        case Allocate(buffer, body) if is_temporary(buffer):
+            return _updates_of_several(body)
+        case Block():
+            return _updates_of_several(leaf)
+    return ()
+
+
+def _updates_of_several(leaf: Stmt) -> tuple[Store, ...]:
+    match leaf:
+        case Allocate(buffer, body) if is_temporary(buffer):
+            return _updates_of_several(body)
+    statements = statements_of(leaf)
+    writes = list(of_type(Store, statements))
     stores = tuple(store for store in writes if not is_temporary(store.buffer))
     buffers = {store.buffer for store in stores}
     if len(writes) < len(statements) or not stores or len(buffers) < len(stores):
         return ()
-    reads = {
-        node for store in writes for node in walk(store.value) if isinstance(node, Load) and node.buffer in buffers
-    }
+    reads = {load for load in find(Load, *(store.value for store in writes)) if load.buffer in buffers}
     same = reads == {Load(store.buffer, stores[0].indices) for store in stores}
     return stores if same and all(store.indices == stores[0].indices for store in stores) else ()
 
 
 def _is_update(store: Store) -> bool:
-    value = store.value
-    if not isinstance(value, Binary) or value.lhs != Load(store.buffer, store.indices):
-        return False
-    return not any(isinstance(node, Load) and node.buffer == store.buffer for node in walk(value.rhs))
+    match store.value:
+        case Binary(lhs=old, rhs=new) if old == Load(store.buffer, store.indices):
+            return not any(load.buffer == store.buffer for load in find(Load, new))
+    return False
 
 
 def _held(store: Store, tile: _Tile) -> str:
     """The type of the accumulators: wider than the elements where they are joined with nothing but values."""
-    return accumulated(store.buffer.dtype) if isinstance(tile.update, Store) else store.buffer.dtype
+    return accumulated(store.buffer.dtype) if tile.update is store else store.buffer.dtype
 
 
 def _moved(update: Stmt, held: Mapping[Expr, Load]) -> Stmt:
     """The update of accumulators instead of elements."""
-    if isinstance(update, Store) and isinstance(update.value, Binary):
-        acc = held[Load(update.buffer, update.indices)]
-        return Store(acc.buffer, acc.indices, binary(update.value.op, acc, cast(acc.dtype, update.value.rhs)))
+    match update:
+        case Store(buffer, indices, Binary(op, rhs=new)):
+            acc = held[Load(buffer, indices)]
+            return Store(acc.buffer, acc.indices, binary(op, acc, cast(acc.dtype, new)))
 
-    def rule(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, Store):
-            return None
-        acc = held.get(Load(stmt.buffer, stmt.indices))
-        return None if acc is None else replace(stmt, buffer=acc.buffer, indices=acc.indices)
+    def rule(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
+        acc = held.get(Load(buffer, indices))
+        return None if acc is None else (acc.buffer, acc.indices)
 
-    return map_stmt(map_exprs(update, lambda expr: substitute(expr, held)), rule)
-
-
-def _rebuilt(loops: Sequence[For], leaf: Stmt) -> Stmt:
-    for loop in reversed(loops):
-        leaf = replace(loop, body=leaf)
-    return leaf
+    return redirect(update, rule)
 
 
 def _initial_statements(tile: _Tile) -> int:
@@ -230,19 +213,9 @@ def _initial_statements(tile: _Tile) -> int:
 
 def _initial_values(before: Sequence[Stmt], tile: _Tile) -> tuple[Expr, ...] | None:
     """The literals that the last statements write to exactly the tile's elements, if that is all that they do."""
-    inner = block(*before[-_initial_statements(tile) :])
-    for loop in tile.spatial:
-        if not isinstance(inner, For) or inner.var != loop.var or inner.extent != loop.extent:
-            return None
-        inner = inner.body
-    found = inner.statements if isinstance(inner, Block) else (inner,)
-    if len(found) != len(tile.stores):
+    loops, leaf = perfect_nest(block(*before[-_initial_statements(tile) :]))
+    if [(loop.var, loop.extent) for loop in loops] != [(loop.var, loop.extent) for loop in tile.spatial]:
         return None
-    values = []
-    for statement, store in zip(found, tile.stores, strict=True):
-        if not isinstance(statement, Store) or not isinstance(statement.value, Const):
-            return None
-        if statement.buffer != store.buffer or statement.indices != store.indices:
-            return None
-        values.append(statement.value)
-    return tuple(values)
+    found = {(store.buffer, store.indices): store.value for store in of_type(Store, statements_of(leaf))}
+    values = tuple(of_type(Const, (found.get((store.buffer, store.indices)) for store in tile.stores)))
+    return values if len(values) == len(statements_of(leaf)) == len(tile.stores) else None

@@ -13,9 +13,9 @@ fused and split again.
 
 from dataclasses import dataclass, replace
 
-from retune.compiler.ir.interval import Ranges
+from retune.compiler.ir.rewrite import map_exprs_in_scope
 from retune.compiler.ir.simplify import simplify
-from retune.compiler.ir.stmt import LoopFunction, Stmt, map_inner, map_own, ranges_inside
+from retune.compiler.ir.stmt import LoopFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,5 @@ class SimplifyIndices:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with simpler indices."""
-        body = _simplified(function.body, {})
+        body = map_exprs_in_scope(function.body, simplify, {})
         return function if body is function.body else replace(function, body=body)
-
-
-def _simplified(stmt: Stmt, ranges: Ranges) -> Stmt:
-    inside = ranges_inside(stmt, ranges)
-    simpler = map_own(stmt, lambda expr: simplify(expr, ranges))
-    return map_inner(simpler, lambda inner: _simplified(inner, inside))

@@ -1,15 +1,13 @@
-"""In: a kernel with small local buffers. Out: the loops over them unrolled.
-
-Always: their indices become literals, so that the compiler can hold them in registers.
-"""
+"""Unroll the loops over small local buffers: with literal indices the compiler can hold them in registers."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from retune.compiler.ir.expr import Buffer, Expr, Load, Var
-from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, exprs_of, map_stmt, walk_stmt
-from retune.compiler.ir.visit import walk
+from retune.compiler.ir.expr import Buffer, Var
+from retune.compiler.ir.rewrite import accesses_of, rewrite
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, walk_stmt
+from retune.compiler.ir.visit import variables
 
 MAX_VECTORS = 31
 
@@ -23,46 +21,33 @@ class UnrollLocals:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with those loops unrolled."""
-        return replace(function, body=map_stmt(function.body, self._on_allocate))
+        return replace(function, body=rewrite(function.body, {Allocate: self._on_allocate}))
 
-    def _on_allocate(self, stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, Allocate) or stmt.buffer.scope != "local":
-            return None
-        if stmt.buffer.nbytes > MAX_VECTORS * self.vector_bytes:
+    def _on_allocate(self, stmt: Allocate) -> Stmt | None:
+        if stmt.buffer.scope != "local" or stmt.buffer.nbytes > MAX_VECTORS * self.vector_bytes:
             return None
         used = _index_vars(stmt.body, stmt.buffer)
 
-        def unroll(node: Stmt) -> Stmt | None:
-            small = isinstance(node, For) and node.kind is LoopKind.SERIAL and self._work(node, used) <= MAX_VECTORS
-            return replace(node, kind=LoopKind.UNROLL) if small and isinstance(node, For) else None
+        def unroll(loop: For) -> Stmt | None:
+            small = loop.kind is LoopKind.SERIAL and self._work(loop, used) <= MAX_VECTORS
+            return replace(loop, kind=LoopKind.UNROLL) if small else None
 
-        return replace(stmt, body=map_stmt(stmt.body, unroll))
+        return replace(stmt, body=rewrite(stmt.body, {For: unroll}))
 
     def _work(self, loop: For, used: set[Var]) -> float:
         """Vector operations when unrolled whole; infinite when anything but the buffer's own loops is inside."""
         if loop.var not in used:
             return np.inf
         inner = loop.body
-        turns = loop.extent if loop.kind is not LoopKind.VECTOR else -(-loop.extent * 4 // self.vector_bytes)
+        vectors = loop.extent if loop.kind is not LoopKind.VECTOR else -(-loop.extent * 4 // self.vector_bytes)
         match inner:
             case For():
-                return turns * self._work(inner, used)
+                return vectors * self._work(inner, used)
             case Store():
-                return turns
+                return vectors
         return np.inf
 
 
 def _index_vars(body: Stmt, buffer: Buffer) -> set[Var]:
-    found: set[Var] = set()
-
-    def collect(indices: tuple[Expr, ...]) -> None:
-        found.update(node for index in indices for node in walk(index) if isinstance(node, Var))
-
-    for stmt in walk_stmt(body):
-        if isinstance(stmt, Store) and stmt.buffer == buffer:
-            collect(stmt.indices)
-        for expr in exprs_of(stmt):
-            for node in walk(expr):
-                if isinstance(node, Load) and node.buffer == buffer:
-                    collect(node.indices)
-    return found
+    accesses = (access for stmt in walk_stmt(body) for access in accesses_of(stmt))
+    return variables(*(index for accessed, indices, _ in accesses if accessed == buffer for index in indices))

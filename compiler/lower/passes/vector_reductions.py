@@ -1,6 +1,6 @@
-"""In: an innermost reduction over neighbouring elements, outside every vector loop. Out: one that runs in lanes.
+"""Vectorize innermost reductions over contiguous elements that are outside of every vector loop.
 
-Always: integers come out exactly the same; floats are joined in another order, and those of two bytes in float32.
+Integers come out exactly the same; floats are joined in another order, and those of two bytes in float32.
 
     before: for k in 4096: s[i] = s[i] + x[i, k]
     after:  part = 0 over 64 lanes;  for t in 64: part[l] = part[l] + x[i, 64 t + l] over 64 lanes
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from retune.compiler.dtype import accumulated, item_bytes
-from retune.compiler.ir.affine import flat_index
+from retune.compiler.ir.affine import flat_index, stride_of
 from retune.compiler.ir.expr import (
     BOOL,
     Binary,
@@ -30,8 +30,10 @@ from retune.compiler.ir.expr import (
     const,
     is_float,
 )
-from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, map_inner
-from retune.compiler.ir.visit import substitute, transform, walk
+from retune.compiler.ir.interval import Ranges
+from retune.compiler.ir.rewrite import nest, perfect_nest, rewrite_down
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block
+from retune.compiler.ir.visit import find, has, of_type, replace_nodes, substitute, uses, variables
 
 CHAINS = 4
 """Vectors of partial results that a long reduction has: the latency of an addition."""
@@ -48,7 +50,7 @@ class VectorReductions:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with partial results in lanes."""
-        return replace(function, body=_Rewriter(self.vector_bytes).visit(function.body))
+        return replace(function, body=rewrite_down(function.body, {For: _Rewriter(self.vector_bytes).on_loop}))
 
 
 class _Rewriter:
@@ -56,14 +58,11 @@ class _Rewriter:
         self.vector_bytes = vector_bytes
         self.count = 0
 
-    def visit(self, stmt: Stmt) -> Stmt:
-        if isinstance(stmt, For):
-            if stmt.kind is LoopKind.VECTOR:
-                return stmt
-            found = _reduction(stmt)
-            if found is not None:
-                return self.in_lanes(*found)
-        return map_inner(stmt, self.visit)
+    def on_loop(self, loop: For, _: Ranges) -> Stmt | None:
+        if loop.kind is LoopKind.VECTOR:
+            return loop
+        found = _reduction(loop)
+        return None if found is None else self.in_lanes(*found)
 
     def in_lanes(self, loops: Sequence[For], update: Store, value: Binary) -> Stmt:
         """The reduction `loops`, the innermost of them over lanes."""
@@ -86,9 +85,7 @@ class _Rewriter:
             body = [For(turn, turns, LoopKind.SERIAL, body[0])]
         if rest:
             body.append(over(rest, substitute(value.rhs, {inner.var: lane + turns * width})))
-        work = block(*body)
-        for loop in reversed(loops[:-1]):
-            work = replace(loop, body=work)
+        work = nest(loops[:-1], block(*body))
         start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
         folds = []
         while width > 2:
@@ -99,25 +96,19 @@ class _Rewriter:
         return Allocate(part, block(start, work, *folds, replace(update, value=cast(buffer.dtype, total))))
 
 
-def _reduction(loop: For) -> tuple[list[For], Store, Binary] | None:
-    """The loops, the update and its value, of a perfect nest that reduces neighbouring elements into one."""
-    loops = [loop]
-    while isinstance(loops[-1].body, For):
-        loops.append(loops[-1].body)
-    update = loops[-1].body
-    if not isinstance(update, Store) or not isinstance(update.value, Binary):
-        return None
-    used = {node for index in update.indices for node in walk(index)}
-    if any(each.var in used or each.kind not in (LoopKind.SERIAL, LoopKind.UNROLL) for each in loops):
-        return None
-    loops, value = _collapsed(loops, update.value)
-    inner = loops[-1]
-    if inner.extent < MIN_EXTENT or value.op not in _IDENTITIES or value.lhs != Load(update.buffer, update.indices):
-        return None
-    return (loops, update, value) if _neighbours(value.rhs, update.buffer, inner.var) else None
+def _reduction(loop: For) -> tuple[Sequence[For], Store, Binary] | None:
+    """The loops, the update and its value, of a perfect nest that reduces contiguous elements into one."""
+    match perfect_nest(loop, LoopKind.SERIAL, LoopKind.UNROLL):
+        case loops, Store(buffer, indices, Binary(op, old) as joined) as update if op in _IDENTITIES:
+            if old != Load(buffer, indices) or not variables(*indices).isdisjoint(each.var for each in loops):
+                return None
+            collapsed, value = _collapsed(loops, joined)
+            if collapsed[-1].extent >= MIN_EXTENT and _is_contiguous(value.rhs, buffer, collapsed[-1].var):
+                return collapsed, update, value
+    return None
 
 
-def _collapsed(loops: list[For], value: Binary) -> tuple[list[For], Binary]:
+def _collapsed(loops: Sequence[For], value: Binary) -> tuple[Sequence[For], Binary]:
     """The innermost loops as one where they walk through memory without a step between, as a window that is whole rows
     does. The index of the last dimension then runs on into the next rows.
     """
@@ -130,35 +121,25 @@ def _collapsed(loops: list[For], value: Binary) -> tuple[list[For], Binary]:
 
 def _runs_on(source: Expr, outer: For, inner: For) -> bool:
     """Whether every read moves as far in a turn of `outer` as in all of `inner`, and nothing else depends on them."""
-    if any(isinstance(node, Select) for node in walk(source)):
+    rest = replace_nodes(source, Load, lambda load: Var("read", load.dtype))
+    if has(Select, source) or uses(rest, outer.var, inner.var):
         return False
-    rest = transform(source, lambda node: Var("read", node.dtype) if isinstance(node, Load) else None)
-    if any(node in (outer.var, inner.var) for node in walk(rest)):
-        return False
-    for node in walk(source):
-        if isinstance(node, Load):
-            form = flat_index(node.buffer.shape, node.indices)
-            if any(not isinstance(atom, Var) for atom in form.terms):
-                return False
-            if form.terms.get(outer.var, 0) != form.terms.get(inner.var, 0) * inner.extent:
-                return False
+    for load in find(Load, source):
+        form = flat_index(load.buffer.shape, load.indices)
+        if len(form.terms) != len(list(of_type(Var, form.terms))):
+            return False
+        if form.terms.get(outer.var, 0) != form.terms.get(inner.var, 0) * inner.extent:
+            return False
     return True
 
 
-def _neighbours(source: Expr, result: Buffer, var: Var) -> bool:
-    """Whether `source` reads neighbouring elements, or the same ones, as `var` runs, and does not read the result."""
-    side_by_side = False
-    for node in walk(source):
-        if isinstance(node, Select) and any(part == var for part in walk(node.condition)):
-            return False
-        if isinstance(node, Load):
-            form = flat_index(node.buffer.shape, node.indices)
-            stride = form.terms.get(var, 0)
-            inside = any(part == var for atom in form.terms if atom != var for part in walk(atom))
-            if node.buffer == result or inside or stride not in (0, 1):
-                return False
-            side_by_side = side_by_side or stride == 1
-    return side_by_side
+def _is_contiguous(source: Expr, result: Buffer, var: Var) -> bool:
+    """Whether `source` reads contiguous elements, or the same ones, as `var` runs, and does not read the result."""
+    if any(uses(choice.condition, var) for choice in find(Select, source)):
+        return False
+    loads = list(find(Load, source))
+    strides = {stride_of(load.buffer, load.indices, var) for load in loads}
+    return 1 in strides and strides <= {0, 1} and all(load.buffer != result for load in loads)
 
 
 _IDENTITIES = {BinaryOp.ADD: 0, BinaryOp.MUL: 1, BinaryOp.MAX: -np.inf, BinaryOp.MIN: np.inf}

@@ -9,7 +9,7 @@ from retune.compiler.ir.expr import Dot
 from retune.compiler.ir.stmt import LoopFunction, exprs_of, walk_stmt
 from retune.compiler.ir.verify import verify
 from retune.compiler.ir.visit import walk
-from retune.compiler.lower.passes import DotProducts, PackConstants, RegisterTiles, TurnSigns
+from retune.compiler.lower.passes import DotProducts, FlipSignedness, PackConstants, RegisterTiles
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
@@ -110,10 +110,10 @@ def test_other_reductions_stay(
 
 
 def test_a_sign_is_turned_once_for_all_rows() -> None:
-    function = TurnSigns(MIXED, 16).apply(
+    function = FlipSignedness(MIXED, 16).apply(
         RegisterTiles(16).apply(DotProducts(MIXED).apply(tile(product(("int8", "int8", "int32")))))
     )
-    verify(function, "turn-signs")
+    verify(function, "flip-signedness")
     assert str(function) == golden(
         """
         def k(A: int8[2, 8], B: int8[8, 4], C: int32[2, 4]):
@@ -141,4 +141,4 @@ def test_a_sign_is_turned_once_for_all_rows() -> None:
 def test_a_pair_that_the_target_takes_is_not_turned(types: Sequence[str]) -> None:
     function = RegisterTiles(16).apply(DotProducts(MIXED).apply(tile(product(types))))
     assert dots(function)
-    assert TurnSigns(MIXED, 16).apply(function) == function
+    assert FlipSignedness(MIXED, 16).apply(function) == function

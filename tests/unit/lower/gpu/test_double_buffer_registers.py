@@ -7,7 +7,7 @@ from retune.compiler.ir.expr import const
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import Barrier, For, LoopKind, Stmt, walk_stmt
 from retune.compiler.ir.tensor_core import LoadMatrix, Mma, WaitGroup
-from retune.compiler.lower.gpu.fragments_ahead import FragmentsAhead
+from retune.compiler.lower.gpu.double_buffer_registers import DoubleBufferRegisters
 from tests.unit.simt.products import TF32, check_as_threads_and_as_ptx, lowered, product, tensor_space, with_lengths
 
 
@@ -42,7 +42,7 @@ def test_without_a_pipeline_or_a_second_step_nothing_changes(steps: int, depth: 
     kinds = [type(stmt) for stmt in in_turns(program(steps, depth))]
     assert kinds.index(WaitGroup) < kinds.index(LoadMatrix) < kinds.index(Mma)
     (kernel,) = program(steps, depth).kernels
-    assert FragmentsAhead().apply(kernel.body) == kernel.body
+    assert DoubleBufferRegisters().apply(kernel.body) == kernel.body
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""In: register tiles of dot products whose types the target has no instruction for. Out: the same for types it has.
+"""Flip the signedness of a factor of register tiles of dot products, where the target has no instruction for the types.
 
-Always: exact. Of one factor the sign is turned, which moves it by 128 (see `retune.compiler.ir.dot`); what that adds to
-the sums is summed beside the tile, once for all its rows, and subtracted where the tile is stored.
+It is exact. Flipping moves the factor by 128 (see `retune.compiler.ir.dot`). What that adds to the sums is summed
+beside the tile, once for all its rows, and subtracted where the tile is stored.
 
     before: for k: for i: vector j: acc[i, j] = acc[i, j] + dot(a[i, ..] * b[.., j])                      int8 * int8
     after:  for k: vector j: extra[j] = extra[j] + dot(128 * b[.., j])
@@ -15,55 +15,47 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.dot import OTHER_SIGN, Pair, in_order
-from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, Var, const
-from retune.compiler.ir.stmt import (
-    Allocate,
-    Block,
-    For,
-    LoopFunction,
-    LoopKind,
-    Stmt,
-    Store,
-    block,
-    map_exprs,
-    map_stmt,
-)
-from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, Expr, Load, const
+from retune.compiler.ir.rewrite import nest, perfect_nest, rewrite, statements_of
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, block, map_exprs
+from retune.compiler.ir.visit import substitute, variables
 
 _TURNED = {"uint8": 128, "int8": -128}
 """The highest bit alone, in each type."""
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSigns:
+class FlipSignedness:
     """`native` are the pairs of factor types that the target has instructions for; `vector_bytes` is the width of a
     vector register.
     """
 
     native: frozenset[Pair]
     vector_bytes: int = 64
-    name: str = "turn-signs"
+    name: str = "flip-signedness"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with tiles that the target's instructions compute."""
-        return replace(function, body=map_stmt(function.body, self._on_tile)) if self.native else function
+        return replace(function, body=rewrite(function.body, {Allocate: self._on_tile})) if self.native else function
 
-    def _on_tile(self, stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, Allocate) or stmt.buffer.scope != "register" or not isinstance(stmt.body, Block):
+    def _on_tile(self, stmt: Allocate) -> Stmt | None:
+        match stmt.buffer.scope, statements_of(stmt.body):
+            case "register", (begin, work, end):
+                match perfect_nest(work):
+                    case loops, Store(buffer, value=Binary(rhs=Dot() as dot)) as update if buffer == stmt.buffer:
+                        return self._flipped(stmt, begin, loops, update, dot, end)
+        return None
+
+    def _flipped(
+        self, stmt: Allocate, begin: Stmt, loops: Sequence[For], update: Store, dot: Dot, end: Stmt
+    ) -> Stmt | None:
+        """A tile that `begin` initialises, `update` accumulates and `end` stores."""
+        if in_order(self.native, dot.lhs.dtype, dot.rhs.dtype) is not None:
             return None
-        if len(stmt.body.statements) != 3:
-            return None
-        begin, work, end = stmt.body.statements
-        loops, update = _loops_of(work)
-        if not isinstance(update, Store) or update.buffer != stmt.buffer or not isinstance(update.value, Binary):
-            return None
-        dot = update.value.rhs
-        if not isinstance(dot, Dot) or in_order(self.native, dot.lhs.dtype, dot.rhs.dtype) is not None:
-            return None
-        place = {node for index in update.indices for node in walk(index) if isinstance(node, Var)}
+        place = variables(*update.indices)
         first = next((depth for depth, loop in enumerate(loops) if loop.var in place), len(loops))
         reductions, spatial = loops[:first], loops[first:]
-        chosen = self._turned(dot, spatial, stmt.buffer.dtype)
+        chosen = self._choose(dot, spatial, stmt.buffer.dtype)
         if chosen is None:
             return None
         turned, other, shared = chosen
@@ -76,24 +68,24 @@ class TurnSigns:
         more = Binary(BinaryOp.ADD, Load(extra, here), replace(dot, lhs=bit, rhs=other))
         moved = replace(dot, lhs=Binary(BinaryOp.BIT_XOR, Cast(sign, turned), bit), rhs=other)
         both = block(
-            _nest(shared, Store(extra, here, more)),
-            _nest(spatial, replace(update, value=replace(update.value, rhs=moved))),
+            nest(shared, Store(extra, here, more)),
+            nest(spatial, replace(update, value=substitute(update.value, {dot: moved}))),
         )
-        start = _nest(shared, Store(extra, here, const(0, extra.dtype)))
+        start = nest(shared, Store(extra, here, const(0, extra.dtype)))
         old = Load(stmt.buffer, update.indices)
         less = Binary(BinaryOp.SUB, old, Load(extra, here))
         finish = map_exprs(end, lambda expr: substitute(expr, {old: less}))
-        return replace(stmt, body=Allocate(extra, block(begin, start, _nest(reductions, both), finish)))
+        return replace(stmt, body=Allocate(extra, block(begin, start, nest(reductions, both), finish)))
 
-    def _turned(self, dot: Dot, spatial: Sequence[For], dtype: str) -> tuple[Expr, Expr, tuple[For, ...]] | None:
-        """The factor to turn, the other one, and the tile's loops that the other moves with, the lanes among
+    def _choose(self, dot: Dot, spatial: Sequence[For], dtype: str) -> tuple[Expr, Expr, tuple[For, ...]] | None:
+        """The factor to flip, the other one, and the tile's loops that the other moves with, the lanes among
         them: the fewest vectors, at most half of the tile's.
         """
         best = None
         lanes = {loop for loop in spatial if loop.kind is LoopKind.VECTOR}
         least = self._vectors(spatial, dtype) // 2
         for turned, other in ((dot.lhs, dot.rhs), (dot.rhs, dot.lhs)):
-            used = {node for node in walk(other) if isinstance(node, Var)}
+            used = variables(other)
             shared = tuple(loop for loop in spatial if loop.var in used)
             sign = OTHER_SIGN.get(turned.dtype, turned.dtype)
             if in_order(self.native, sign, other.dtype) is None or not lanes <= set(shared):
@@ -109,18 +101,3 @@ class TurnSigns:
         for loop in loops:
             count *= -(-loop.extent // lanes) if loop.kind is LoopKind.VECTOR else loop.extent
         return count
-
-
-def _loops_of(stmt: Stmt) -> tuple[tuple[For, ...], Stmt]:
-    """The loops that hold nothing but one another, and what the innermost holds."""
-    loops: list[For] = []
-    while isinstance(stmt, For):
-        loops.append(stmt)
-        stmt = stmt.body
-    return tuple(loops), stmt
-
-
-def _nest(loops: Sequence[For], leaf: Stmt) -> Stmt:
-    for loop in reversed(loops):
-        leaf = replace(loop, body=leaf)
-    return leaf
