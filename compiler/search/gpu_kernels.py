@@ -12,7 +12,7 @@ import numpy as np
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.kernel import WARP
-from retune.compiler.lower.gpu.across_threads import MOST_HELD
+from retune.compiler.lower.gpu.cross_thread_reduction import MOST_HELD
 from retune.compiler.lower.gpu.limits import Limit
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.bounds import Loop
@@ -147,7 +147,7 @@ class DeviceKernel:
         return np.where(own > 1, own, turns(outer_loops(nest), (kind,), self.count))
 
     def _in_warps(self, each: dict[Annotation, Counts], others: Sequence[Counts]) -> Mask:
-        """Whether threads hand each other what is joined; see `retune.compiler.lower.gpu.across_threads`."""
+        """Whether threads hand each other what is joined; see `retune.compiler.lower.gpu.cross_thread_reduction`."""
         extent, threads = each[Annotation.THREAD_X], self.threads
         alone = (each[Annotation.THREAD_Y] == 1) & (each[Annotation.THREAD_Z] == 1) & (extent > 1)
         whole = extent == self.block[0]

@@ -1,8 +1,8 @@
-"""In: a concrete state whose loops are bound to blocks and threads. Out: the loop IR of its kernels, one a stage with
-a nest of its own.
+"""Build the loop IR of the kernels of a concrete state whose loops are bound to blocks and threads.
 
-Always: it computes what the definition says, when a loop over blocks or threads is read as an ordinary one; a reduction
-over threads is a partial result in each of them, and what joins these. No barriers yet.
+Each stage with a nest of its own is a kernel. A kernel computes what the definition says when a loop over blocks or
+threads is read as an ordinary one; a reduction over threads is a partial result in each of them, and what joins these.
+There are no barriers yet.
 
 What is computed outside of the loops over threads is shared by them, and so is what a stage called `.shared` holds;
 what is computed inside belongs to one thread.
@@ -16,7 +16,7 @@ from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, const
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
 from retune.compiler.lower.build_loops import LoopBuilder
-from retune.compiler.lower.gpu.across_threads import ThreadLoop, are_few, joined_across
+from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, are_few, plan_cross_thread_reduction
 from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var, vars_of
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import Annotation, Attached, State
@@ -103,7 +103,7 @@ class KernelBuilder(LoopBuilder):
         self, stage_id: int, loops: list[NestLoop], body: Reduce, target: tuple[Expr, ...], guards: list[Expr]
     ) -> Stmt:
         """The loops of a reduction; one over threads is done in parts, which are then joined, and so is one whose
-        results would be rounded again with every turn.
+        results would be rounded again with every iteration.
         """
         across = [loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS]
         op, buffers = self.state.stages[stage_id].op, self.buffers[stage_id]
@@ -119,7 +119,7 @@ class KernelBuilder(LoopBuilder):
         outer = [guard for guard in guards if not vars_of(guard) & reducing]
         starts = self.starts(stage_id, body)
         sizes = self._block_around(stage_id)
-        plan = joined_across(body, buffers, held, starts, loops, target, outer, others, sizes)
+        plan = plan_cross_thread_reduction(body, buffers, held, starts, loops, target, outer, others, sizes)
         update = join_into(body, plan.partials, plan.point)
         return self.wrap(stage_id, loops, update, guards, (plan.level, plan.around))
 

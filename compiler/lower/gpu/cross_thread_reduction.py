@@ -1,9 +1,7 @@
-"""In: a reduction, over threads or in each. Out: the statements around its loops that start a partial result in each
-thread and join these.
+"""Cross-thread reductions: each thread reduces a part; parts are joined serially, by a tree or by warp shuffles.
 
-Always: the order of the sum is fixed, so a program computes the same bits each time. Threads of a warp hand each other
-their results where the reduction fills whole warps or lies in one; else, and from warp to warp, these go through shared
-memory.
+The order of a sum is fixed, so that a program computes the same bits each time. Threads of a warp shuffle where the
+reduction fills whole warps or lies in one; else, and from warp to warp, results go through shared memory.
 
     before: for k.0 in 8: threadIdx.x k.1 in 32: b[i] = b[i] + a[i, k.0 * 32 + k.1]
     after:  local b.part: b.part[] = 0
@@ -22,7 +20,8 @@ from typing import TypeVar
 
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import WARP
-from retune.compiler.ir.stmt import THREAD_KINDS, Allocate, For, If, LoopKind, Shuffle, Stmt, block
+from retune.compiler.ir.rewrite import allocate
+from retune.compiler.ir.stmt import THREAD_KINDS, For, If, LoopKind, Shuffle, Stmt, block
 from retune.compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, stores
 from retune.compiler.te.tensor import Reduce, as_body
 
@@ -34,7 +33,7 @@ _Along = TypeVar("_Along")
 
 
 @dataclass(frozen=True, slots=True)
-class AcrossThreads:
+class CrossThreadReduction:
     """How a reduction is done: into element `point` of `partials`, with `around` around its loop number `level`."""
 
     partials: tuple[Buffer, ...]
@@ -52,7 +51,7 @@ class ThreadLoop:
     extent: int
 
 
-def joined_across(
+def plan_cross_thread_reduction(
     body: Reduce,
     results: Sequence[Buffer],
     held: Sequence[str],
@@ -62,7 +61,7 @@ def joined_across(
     guards: list[Expr],
     others: Sequence[ThreadLoop],
     sizes: Mapping[LoopKind, int],
-) -> AcrossThreads:
+) -> CrossThreadReduction:
     """The plan for the reduction `body` into element `target` of `results`, which is there where `guards` hold. Partial
     results have the types `held`.
 
@@ -78,16 +77,16 @@ def joined_across(
     partials = tuple(Buffer(f"{buffer.name}.part", shape, dtype, "local") for buffer, dtype in pairs)
     reducing = (loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS)
     across = [ThreadLoop(loop.kind, loop.var, loop.extent) for loop in reducing]
-    join = _Alone if not across else _Warps if _in_warps(across, others, sizes) else _Tree
+    join = _Serial if not across else _WarpShuffle if _in_warps(across, others, sizes) else _TreeReduction
     plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
 
     def around(update: Stmt) -> Stmt:
         first = nested(points, stores(partials, point, starts), [])
         result = guarded(guards, stores(results, target, plan.joined()))
-        joined = _allocated(plan.scratch, block(*plan.statements(), result))
-        return _allocated(partials, block(first, update, nested(inner, joined, [])))
+        joined = allocate(plan.scratch, block(*plan.statements(), result))
+        return allocate(partials, block(first, update, nested(inner, joined, [])))
 
-    return AcrossThreads(partials, point, level, around)
+    return CrossThreadReduction(partials, point, level, around)
 
 
 def are_few(loops: Sequence[NestLoop]) -> bool:
@@ -113,12 +112,6 @@ def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes:
     return threads % WARP == 0 and (extent % WARP == 0 or WARP % extent == 0)
 
 
-def _allocated(buffers: Sequence[Buffer], stmt: Stmt) -> Stmt:
-    for buffer in reversed(buffers):
-        stmt = Allocate(buffer, stmt)
-    return stmt
-
-
 class _Join:
     """The joining of what the threads of a block have at `point` of `partials`, along the dimensions `across`.
     `alone` says that the first thread alone needs the result.
@@ -141,7 +134,7 @@ class _Join:
         self.others = others
         self.alone = alone
         self.loops = (*others, *across)
-        self.turns = [Var(f"{loop.kind}.t") for loop in self.loops]
+        self.indices = [Var(f"{loop.kind}.t") for loop in self.loops]
         self.names = [buffer.name.removesuffix(".part") for buffer in partials]
 
     @property
@@ -151,7 +144,7 @@ class _Join:
 
     def over(self, extents: Sequence[int], stmt: Stmt) -> Stmt:
         """The statement in the first `extents` threads along the dimensions."""
-        for loop, var, extent in zip(reversed(self.loops), reversed(self.turns), reversed(extents), strict=True):
+        for loop, var, extent in zip(reversed(self.loops), reversed(self.indices), reversed(extents), strict=True):
             stmt = For(var, extent, loop.kind, stmt)
         return stmt
 
@@ -166,8 +159,8 @@ class _Join:
         return join_into(replace(self.body, source=as_body(values)), buffers, target)
 
 
-class _Alone(_Join):
-    """Of each thread by itself."""
+class _Serial(_Join):
+    """Serial: each thread has the whole result."""
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
@@ -183,8 +176,8 @@ class _Alone(_Join):
         return []
 
 
-class _Tree(_Join):
-    """By halvings in shared memory, where neighbours along x lie side by side, in banks of their own."""
+class _TreeReduction(_Join):
+    """By a tree of halvings in shared memory, where neighbours along x are contiguous, in banks of their own."""
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
@@ -206,7 +199,7 @@ class _Tree(_Join):
         the other.
         """
         left = [loop.extent for loop in self.loops]
-        here: list[Expr] = list(self.turns)
+        here: list[Expr] = list(self.indices)
         found = [self.over(left, stores(self.scratch, self.lying(here), self.mine))]
         for dim in range(len(self.others), len(left)):
             for offset in _halvings(left[dim]):
@@ -218,7 +211,7 @@ class _Tree(_Join):
         return found
 
 
-class _Warps(_Join):
+class _WarpShuffle(_Join):
     """By shuffles in each warp, and of what warps have in the first of them."""
 
     @property
@@ -253,19 +246,19 @@ class _Warps(_Join):
         return self.mine if self.alone or not self.shared else self.left
 
     def statements(self) -> list[Stmt]:
-        """The shuffles in every warp; then what each warp has goes to the first one, which shuffles it in turn."""
+        """The shuffles in every warp; then what each warp has goes to the first one, which shuffles it again."""
         extents = [loop.extent for loop in self.loops]
-        turns = tuple(self.turns)
+        indices = tuple(self.indices)
         found = self.shuffles(min(self.extent, WARP))
         if self.shared:
-            mine = stores(self.shared, (*turns[:-1], turns[-1] // WARP), self.mine)
-            found.append(self.over(extents, If(turns[-1] % WARP < 1, mine)))
-            taken = stores(self.partials, self.point, [Load(buffer, turns) for buffer in self.shared])
+            mine = stores(self.shared, (*indices[:-1], indices[-1] // WARP), self.mine)
+            found.append(self.over(extents, If(indices[-1] % WARP < 1, mine)))
+            taken = stores(self.partials, self.point, [Load(buffer, indices) for buffer in self.shared])
             warps = self.extent // WARP
             found.append(self.over([*extents[:-1], warps], taken))
             found.extend(self.shuffles(warps))
             if not self.alone:
-                found.append(self.over([*extents[:-1], 1], stores(self.shared, turns, self.mine)))
+                found.append(self.over([*extents[:-1], 1], stores(self.shared, indices, self.mine)))
         elif not self.alone:
             found.append(self.shuffle(None, self.width(self.extent)))
             found.append(stores(self.partials, self.point, [Load(buffer, ()) for buffer in self.other]))
