@@ -36,6 +36,8 @@ def _is_plain(annotation: object) -> bool:
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The direct operands of a node, in field order."""
+    if type(expr) is Binary:  # most nodes with operands, and this is where lowering takes its time
+        return expr.lhs, expr.rhs
     found: list[Expr] = []
     for name in _child_fields(type(expr)):
         value = getattr(expr, name)

@@ -23,8 +23,8 @@ class LimitCode:
         """
 
         def check(loop: For) -> None:
-            count = unrolled_size(loop)
-            if loop.kind is LoopKind.UNROLL and count > MAX_STATEMENTS:
+            count = unrolled_size(loop) if loop.kind is LoopKind.UNROLL else 0
+            if count > MAX_STATEMENTS:
                 raise LoweringError(
                     f"{function.name}: unrolling {loop.var} makes {count} statements, more than {MAX_STATEMENTS}; "
                     "unroll an inner loop only, or split the loop and unroll the inner part"
