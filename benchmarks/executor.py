@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from benchmarks.harness import Figure, Run, parse, seconds_of
 from retune.compiler import te
 from retune.compiler.driver.build import build
-from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler.graph_executor import GraphModule, cpu, create
 
 CASE = "chain"

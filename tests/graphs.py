@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
+from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler.runtime.artifact import Array
 
 Function = Callable[..., None]

@@ -27,11 +27,11 @@ from benchmarks.fuzzing.mutations import (
     tar_of,
     zip_members,
 )
+from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler import te
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.modules import build
 from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler.executor.graph_module import create
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import CompiledNetwork

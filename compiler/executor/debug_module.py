@@ -18,7 +18,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,10 +26,17 @@ from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.argument_checks import copy_to
 from retune.compiler.executor.debug_report import NodeTime, Report, make_report, time_table, trace_json
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.graph_json import NOP, GraphJson
-from retune.compiler.executor.graph_module import Devices, FunctionTable, GraphModule, create_executor
+from retune.compiler.executor.graph_import import NOP, GraphNode, ImportedGraph
+from retune.compiler.executor.graph_module import (
+    Devices,
+    FunctionTable,
+    GraphModule,
+    create_executor,
+    import_graph_for,
+)
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.params import save_param_dict_to_file
+from retune.compiler.executor.plan import BufferSpec
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
@@ -50,20 +56,27 @@ def create(
     Raises: as `retune.compiler.executor.graph_module.create`; ArtifactError when the folder cannot be written,
     OptionError when `dump_root` is no path.
     """
-    graph = _unshared(GraphJson.loads(graph_json_str))
-    return GraphModuleDebug(create_executor(graph, libmod, device), graph, dump_root)
+    graph = import_graph_for(graph_json_str, libmod).unshared()
+    return GraphModuleDebug(create_executor(graph.plan, libmod, device), graph, json.loads(graph_json_str), dump_root)
 
 
 class GraphModuleDebug(GraphModule):
     """A graph module that looks inside. Use it as a context manager, or call `exit` at the end."""
 
-    def __init__(self, module: GraphExecutor, graph: GraphJson, dump_root: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        module: GraphExecutor,
+        graph: ImportedGraph,
+        data: Mapping[str, object],
+        dump_root: str | Path | None = None,
+    ) -> None:
+        """`data` is what the JSON text of the graph says, which goes into the folder."""
         super().__init__(module)
         root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if dump_root is None else path_of(dump_root)
         temporary = dump_root is None
         self._remove = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True) if temporary else None
-        self.graph = graph
-        self._rows = graph.row_ptr
+        self._nodes = graph.nodes
+        self._first = graph.first_entries
         computing = [number for number, node in enumerate(graph.nodes) if node.function not in ("", NOP)]
         self._calls = {number: place for place, number in enumerate(computing)}
         self._times: tuple[NodeTime, ...] = ()
@@ -71,7 +84,7 @@ class GraphModuleDebug(GraphModule):
         self.folder = root / f"_tvmdbg_device_{self._device.kind.upper()}_{self._device.device_id}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(_GRAPH, json.dumps(self._dump(), indent=1))
+            self._write(_GRAPH, json.dumps(self._dump(data), indent=1))
         except OSError as error:
             raise ArtifactError(f"cannot write {self.folder}: {error}") from error
 
@@ -90,17 +103,16 @@ class GraphModuleDebug(GraphModule):
 
     def get_graph_nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, op ("param" or a function), shape and dtype of the first output, names of what it reads."""
-        graph = self.graph
         return [
             {
                 "name": node.name,
                 "op": node.function or "param",
-                "shape": list(graph.entries[self._rows[number]].shape),
-                "dtype": graph.entries[self._rows[number]].dtype,
-                "inputs": [graph.nodes[source.node].name for source in node.inputs],
+                "shape": list(self._spec(number).shape),
+                "dtype": self._spec(number).dtype,
+                "inputs": [self._nodes[source].name for source, _ in node.inputs],
                 "attrs": dict(node.attrs),
             }
-            for number, node in enumerate(graph.nodes)
+            for number, node in enumerate(self._nodes)
         ]
 
     def run(  # type: ignore[override]
@@ -190,7 +202,7 @@ class GraphModuleDebug(GraphModule):
         if not isinstance(out_ind, int) or not 0 <= out_ind < self._nodes[node].num_outputs:
             raise OptionError(f"node {node} ({self._nodes[node].name}) has no output {out_ind!r}")
         with self.module.lock:
-            return self.module.value(self._rows[node] + out_ind).copy()
+            return self.module.value(self._first[node] + out_ind).copy()
 
     def debug_get_output(self, node: int | str, out: Array | None = None) -> Array:
         """Run the graph up to a node, by number or name, and copy its first output, into `out` when given.
@@ -198,12 +210,10 @@ class GraphModuleDebug(GraphModule):
         Raises: OptionError when there is no such node, or `out` does not fit.
         """
         last = self._node(node)
-        entry = self._rows[last]
-        spec = self.module.network.plan.buffers[entry]
         with self.module.lock:
             for number in range(last + 1):
                 self.execute_node(number)
-            return copy_to(out, self.module.value(entry), spec, "the array for the value")
+            return copy_to(out, self.module.value(self._first[last]), self._spec(last), "the array for the value")
 
     def profile(self, collectors: Sequence[object] | None = None, **input_dict: Array) -> Report:
         """Time every node of one run, after three that are not timed. There are no `collectors` of further metrics.
@@ -222,9 +232,9 @@ class GraphModuleDebug(GraphModule):
         hashes = {name: hashlib.sha256(code).hexdigest()[:16] for name, code in codes if code}
         return make_report(times, hashes, f"{self._device.kind}{self._device.device_id}", self.module.threads)
 
-    @property
-    def _nodes(self) -> tuple[Any, ...]:
-        return self.graph.nodes
+    def _spec(self, number: int) -> BufferSpec:
+        """The first output of a node."""
+        return self.module.network.plan.buffers[self._first[number]]
 
     def _node(self, key: int | str) -> int:
         """The number of a node."""
@@ -252,13 +262,14 @@ class GraphModuleDebug(GraphModule):
         return (time.perf_counter_ns() - start) / 1e9
 
     def _node_time(self, number: int, result: BenchmarkResult) -> NodeTime:
-        node = self._nodes[number]
-        op, shape = node.function or "param", self.graph.entries[self._rows[number]].shape
+        node: GraphNode = self._nodes[number]
+        op, shape = node.function or "param", self._spec(number).shape
         return NodeTime(node.name, "param" if op == NOP else op, shape, len(node.inputs), node.num_outputs, result)
 
-    def _dump(self) -> dict[str, object]:
+    def _dump(self, data: Mapping[str, object]) -> dict[str, object]:
         return {
-            **json.loads(self.graph.dumps()),
+            **data,
+            "node_row_ptr": list(self._first),
             "nodes": [
                 {**row, "attrs": {**row["attrs"], "T": f"type: {row['dtype']}"}} for row in self.get_graph_nodes()
             ],
@@ -266,15 +277,3 @@ class GraphModuleDebug(GraphModule):
 
     def _write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
-
-
-def _unshared(graph: GraphJson) -> GraphJson:
-    """The same graph with memory of its own for every value, but for those that show another."""
-    storage = list(range(len(graph.entries)))
-    rows = graph.row_ptr
-    for number, node in enumerate(graph.nodes):
-        if node.function == NOP:
-            (source,) = node.inputs
-            storage[rows[number]] = storage[rows[source.node] + source.index]
-    entries = zip(graph.entries, storage, strict=True)
-    return replace(graph, entries=tuple(replace(entry, storage_id=each) for entry, each in entries))

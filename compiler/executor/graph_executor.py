@@ -7,22 +7,22 @@ allocates nothing.
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import NoReturn, cast
 
 import numpy as np
 
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.argument_checks import check_fit, copy_to, parameter_names, position_of
+from retune.compiler.executor.binding import bind_calls, check_devices, order_steps
 from retune.compiler.executor.claims import Claims
 from retune.compiler.executor.device_copies import DeviceCopies
 from retune.compiler.executor.host_function import HostFunction
-from retune.compiler.executor.host_memory import HostMemory, missing_kernel
+from retune.compiler.executor.host_memory import HostMemory
 from retune.compiler.executor.memory import DeviceMemory, MemoryUse
 from retune.compiler.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.executor.params import load_param_dict
-from retune.compiler.executor.placement import HOST, Copy, Run, place_copies
-from retune.compiler.executor.plan import READ_ONLY, Plan
+from retune.compiler.executor.placement import HOST, place_copies
+from retune.compiler.executor.plan import READ_ONLY
 from retune.compiler.executor.timed_executor import TimedExecutor
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import AnyArray, Device, device_of, on_gpu, same_device
@@ -69,7 +69,7 @@ class GraphExecutor(TimedExecutor):
         functions = functions or {}
         network.verify(functions)
         check_machine(network)
-        _check_devices(network.plan, functions, len(memories))
+        check_devices(network.plan, functions, len(memories))
         if kernels is None:
             kernels = load_kernels([kernel for kernel in network.kernels if kernel.device is None])
         plan = network.plan
@@ -81,8 +81,8 @@ class GraphExecutor(TimedExecutor):
         for device, memory in enumerate(self._memories):
             memory.open(plan, network.constants, self.placed.used(plan, device))
         self._copies = DeviceCopies(plan, self.placed, self._host, self._memories)
-        self._calls = self._bind(functions)
-        self._steps = self._in_order(self._calls)
+        self._calls = bind_calls(network, functions, self._host, self._memories)
+        self._steps = order_steps(self.placed, self._calls, self._copies, self._memories)
         self._input_specs = [plan.buffers[number] for number in plan.inputs]
         self._output_specs = [plan.buffers[number] for number in plan.outputs]
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
@@ -94,31 +94,6 @@ class GraphExecutor(TimedExecutor):
         self._has_devices = bool(memories)
         add_lock(self)
         self._claims = Claims(len(plan.outputs))
-
-    def _bind(self, functions: Mapping[str, HostFunction]) -> tuple[Callable[[], object], ...]:
-        plan = self.network.plan
-        artifacts = {kernel.name: kernel for kernel in self.network.kernels}
-        known = {number for number, spec in enumerate(plan.buffers) if spec.kind in READ_ONLY}
-        bound: list[Callable[[], object]] = []
-        for call in plan.calls:
-            roots = [plan.buffers[number].storage for number in call.buffers]
-            if call.kernel in artifacts:
-                bound.append(self._memories[call.device].bind(artifacts[call.kernel], call.buffers))
-            elif call.kernel in functions:  # what nothing has written yet is what the function writes
-                inputs = sum(root in known for root in roots)
-                bound.append(self._host.bind_function(functions[call.kernel], call.buffers, inputs))
-            else:
-                raise ArtifactError(missing_kernel(plan, call.kernel))
-            known.update(roots)
-        return tuple(bound)
-
-    def _in_order(self, calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
-        """The steps of a run: calls of one device that follow each other as one, and the copies between them."""
-        steps: list[Callable[[], object]] = []
-        for device, group in groupby(self.placed.steps, key=_device_of_step):
-            made = [calls[step.call] if isinstance(step, Run) else self._copies.step(step) for step in group]
-            steps += made if device is None else self._memories[device].capture(made)
-        return (*steps, *self._copies.finish)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -393,23 +368,6 @@ class GraphExecutor(TimedExecutor):
             names = ", ".join(spec.name for spec in self._output_specs)
             raise OptionError(f"no output {key!r}; the outputs are {names}")
         return place
-
-
-def _check_devices(plan: Plan, functions: Mapping[str, HostFunction], memories: int) -> None:
-    """Check that every device has a memory, and that functions of Python run on none. Raises: ArtifactError."""
-    for call in plan.calls:
-        if call.device > memories:
-            raise ArtifactError(
-                f"network {plan.name} also runs on device {call.device}, in its call of {call.kernel}, and {memories} "
-                "memories of devices are given: retune.compiler.executor.executors.executor_of makes them"
-            )
-        if call.device and call.kernel in functions:
-            raise ArtifactError(f"network {plan.name}: {call.kernel} is a function of Python, which no device runs")
-
-
-def _device_of_step(step: Run | Copy) -> int | None:
-    """The device that makes a call, None for a copy."""
-    return step.device if isinstance(step, Run) else None
 
 
 def _waiting(call: Callable[[], object], wait: Callable[[], None]) -> Callable[[], None]:

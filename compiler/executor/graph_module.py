@@ -9,11 +9,11 @@ import numpy as np
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.graph_json import COPY, NOP, GraphJson
-from retune.compiler.executor.graph_plan import plan_of
+from retune.compiler.executor.graph_import import COPY, ImportedGraph, import_graph
 from retune.compiler.executor.host_function import HostFunction
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import Plan
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.device import AnyArray, Device
 from retune.compiler.runtime.function import KernelFunction
@@ -33,17 +33,22 @@ def create(graph_json_str: str, libmod: Library | FunctionTable, device: Devices
     OptionError when the devices are not those that it needs, or `libmod` is neither a library nor functions by name;
     DeviceError when a GPU is needed, and there is none or another one.
     """
-    return GraphModule(create_executor(GraphJson.loads(graph_json_str), libmod, device))
+    graph = import_graph_for(graph_json_str, libmod)
+    return GraphModule(create_executor(graph.plan, libmod, device))
 
 
-def create_executor(graph: GraphJson, libmod: Library | FunctionTable, device: Devices) -> GraphExecutor:
-    """The executor inside `create`, of a graph that has been read."""
-    devices, _, _ = get_device(libmod, device)
+def import_graph_for(graph_json_str: str, libmod: Library | FunctionTable) -> ImportedGraph:
+    """Read a graph whose functions are in `libmod`. Raises: as `create`."""
     if not isinstance(libmod, Library | Mapping):
         raise OptionError(f"a library, or functions by their names, is needed, not {libmod!r}")
+    return import_graph(graph_json_str, libmod.gpu_kernels if isinstance(libmod, Library) else ())
+
+
+def create_executor(plan: Plan, libmod: Library | FunctionTable, device: Devices) -> GraphExecutor:
+    """The executor inside `create`, of the plan of an imported graph. Raises: as `create`."""
+    devices, _, _ = get_device(libmod, device)
     on_gpu = libmod.gpu_kernels if isinstance(libmod, Library) else {}
-    kernels, functions = _functions(graph, libmod, on_gpu)
-    plan = plan_of(graph, on_gpu=on_gpu)
+    kernels, functions = _functions(plan, libmod, on_gpu)
     called = {call.kernel for call in plan.calls}
     artifacts = tuple(kernel.artifact for kernel in kernels.values())
     artifacts += tuple(kernel for name, kernel in on_gpu.items() if name in called)
@@ -178,16 +183,16 @@ class GraphModule:
 
 
 def _functions(
-    graph: GraphJson, libmod: Library | FunctionTable, on_gpu: Mapping[str, KernelArtifact]
+    plan: Plan, libmod: Library | FunctionTable, on_gpu: Mapping[str, KernelArtifact]
 ) -> tuple[dict[str, Kernel], dict[str, HostFunction]]:
-    """The kernels for the processor and the Python functions that a graph calls, by name."""
+    """The kernels for the CPU and the Python functions that a graph calls, by name."""
     table: Mapping[str, Any] = libmod.kernels if isinstance(libmod, Library) else libmod
     kernels: dict[str, Kernel] = {}
     functions: dict[str, HostFunction] = {}
-    for node in graph.nodes:
-        name = node.function
+    for call in plan.calls:
+        name = call.kernel
         found = _copy if name == COPY else table.get(name)
-        if node.is_input or name == NOP or name in on_gpu:
+        if name in on_gpu:
             continue
         if isinstance(found, KernelFunction):
             found = found.kernel
@@ -196,7 +201,7 @@ def _functions(
         elif callable(found):
             functions[name] = found
         else:
-            raise ArtifactError(f"graph, node {node.name}: the library has no function {name!r}")
+            raise ArtifactError(f"graph, node {call.label}: the library has no function {name!r}")
     return kernels, functions
 
 

@@ -11,8 +11,8 @@ from retune.compiler import config
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.graph_json import GraphJson
-from retune.compiler.executor.graph_plan import graph_of, plan_of
+from retune.compiler.executor.graph_export import export_graph
+from retune.compiler.executor.graph_import import import_graph
 from retune.compiler.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.executor.shared_library import is_shared_library, load_shared_library, write_shared_library
 from retune.compiler.runtime.arguments import is_thread_count
@@ -49,7 +49,7 @@ class Library:
         network.verify()
         self.network = network
         self._kernels = kernels
-        self._graph: GraphJson | None = None
+        self._graph: str | None = None
         self._params: dict[str, Array] = {}
         self._complete = True
 
@@ -114,7 +114,7 @@ class Library:
             raise OptionError(f"devices are needed, such as cpu() or cuda(0), not {devices!r:.80}")
         network = self.network
         if not self._complete:
-            plan = plan_of(self.graph, self.network.plan.name, self.gpu_kernels)
+            plan = import_graph(self.get_graph_json(), self.gpu_kernels, self.network.plan.name).plan
             network = replace(self.network, plan=plan, constants={})
         return executor_of(network, self.threads, devices, self.kernels)
 
@@ -122,20 +122,15 @@ class Library:
         """The graph's JSON text, this library, the parameters."""
         return iter((self.get_graph_json(), self, self.get_graph_params()))
 
-    @property
-    def graph(self) -> GraphJson:
-        """The graph of the network. Raises: ArtifactError when it has none, see `graph_of`."""
-        if self._graph is None:
-            self._graph, self._params = graph_of(self.network)
-        return self._graph
-
     def get_graph_json(self) -> str:
-        """The graph as JSON text."""
-        return self.graph.dumps()
+        """The graph of the network as JSON text. Raises: ArtifactError when it has none, see `export_graph`."""
+        if self._graph is None:
+            self._graph, self._params = export_graph(self.network)
+        return self._graph
 
     def get_graph_params(self) -> dict[str, Array]:
         """The parameters by the names of their nodes, as the kernels read them: some are packed."""
-        return dict(self._params) if self.graph and self._complete else {}
+        return dict(self._params) if self.get_graph_json() and self._complete else {}
 
     def get_lib(self) -> "Library":
         """What `create` looks functions up in: this library."""
@@ -144,7 +139,7 @@ class Library:
     def remove_params(self) -> "Library":
         """The same library without parameters: its executors take them with `load_params` or `set_input`."""
         bare = Library(self.network, self.kernels)
-        bare._graph, bare._complete = self.graph, False
+        bare._graph, bare._complete = self.get_graph_json(), False
         return bare
 
     def export_library(self, path: str | Path) -> Path:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler import debug_executor
 from retune.compiler.debug_executor import GraphModuleDebug, Report
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.executor.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.graph_executor import Library, cpu
 from retune.compiler.runtime.artifact import Array

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
-from retune.compiler.executor.graph_plan import graph_of, plan_of, storage_ids
+from retune.compiler.executor.graph_export import export_graph, storage_ids
+from retune.compiler.executor.graph_import import NOP, import_graph
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.graph_executor import cpu, create
 from tests.doubling_network import doubling_network
@@ -33,11 +34,6 @@ def test_n8_a_graph_written_by_hand() -> None:
     np.testing.assert_array_equal(module.get_output(0), x + 1)
 
 
-@pytest.mark.parametrize("graph", [one_call(), weighted(), chain(f"myadd {NOP} myadd", (0, 1, 1, 2))])
-def test_what_is_written_is_read_again(graph: GraphJson) -> None:
-    assert GraphJson.loads(graph.dumps()) == graph
-
-
 def test_n3_reshapes_share_storage_and_compute_nothing() -> None:
     flat, square = (4,), (2, 2)
     shapes = (flat, flat, square, square, flat, flat)
@@ -52,7 +48,7 @@ def test_n3_reshapes_share_storage_and_compute_nothing() -> None:
     storage = (0, 1, 1, 2, 3, 2)
     entries = tuple(EntrySpec(shape, "float32", number) for shape, number in zip(shapes, storage, strict=True))
     graph = GraphJson(nodes, (0,), (Source(3), Source(4), Source(5)), entries)
-    assert [call.label for call in plan_of(graph).calls] == ["a", "b", "c"]
+    assert [call.label for call in import_graph(graph.dumps()).plan.calls] == ["a", "b", "c"]
     module = create(graph.dumps(), ARITHMETIC, cpu())
     x = np.arange(4, dtype="float32")
     module.run(x=x)
@@ -81,7 +77,7 @@ def test_n2_two_temporaries_suffice_for_a_chain() -> None:
 
 def test_two_storages_alternate() -> None:
     graph = chain("myadd myadd myadd myadd", (0, 1, 2, 1, 2))
-    assert plan_of(graph).arena_bytes == 128
+    assert import_graph(graph.dumps()).plan.arena_bytes == 128
     module = create(graph.dumps(), ARITHMETIC, cpu())
     module.run(x=np.zeros(4, "float32"))
     np.testing.assert_array_equal(module.get_output(0), np.full(4, 4, "float32"))
@@ -126,7 +122,7 @@ def test_n5_copies_and_outputs_that_are_inputs() -> None:
 )
 def test_a_graph_that_would_read_what_is_not_there_is_refused(graph: GraphJson, words: str) -> None:
     with pytest.raises(ArtifactError, match=words):
-        graph.verify()
+        import_graph(graph.dumps())
 
 
 def _change(path: str, value: Any) -> Callable[[Any], None]:
@@ -148,14 +144,14 @@ def _change(path: str, value: Any) -> Callable[[Any], None]:
         (_change("nodes.1.attrs.func_name", ""), "do not fit the node"),
         (_change("nodes.1.attrs", {}), "KeyError"),
         (_change("node_row_ptr", [0, 1, 3]), "the nodes make"),
-        (_change("attrs.shape.1.0", [-4]), "not a whole number"),
+        (_change("attrs.shape.1.0", [-4]), "not an integer"),
         (_change("attrs.dltype.1.0", "float99"), "'float99' is no element type"),
         (_change("attrs.dltype.1.0", "f4,i8"), "is no element type"),
         (_change("attrs.dltype.1.0", "O"), "no element type of numbers"),
         (_change("attrs.storage_id.1", [0]), "ValueError"),
-        (_change("attrs.device_index", ["list_int", [1, 4]]), "run on processors and CUDA's GPUs"),
+        (_change("attrs.device_index", ["list_int", [1, 4]]), "run on CPUs and CUDA's GPUs"),
         (_change("attrs.storage_scope", ["list_str", ["global", "global.texture"]]), "in their global memory"),
-        (_change("heads", [[True, 0, 0]]), "not a whole number"),
+        (_change("heads", [[True, 0, 0]]), "not an integer"),
         (_change("heads", [[1]]), r"is not \[node, index, version\]"),
     ],
 )
@@ -163,21 +159,23 @@ def test_a_malformed_text_is_refused(change: Callable[[Any], None], words: str) 
     data = json.loads(HAND_WRITTEN)
     change(data)
     with pytest.raises(ArtifactError, match=words):
-        GraphJson.loads(json.dumps(data))
+        import_graph(json.dumps(data))
 
 
 def test_a_network_as_a_graph() -> None:
-    graph, params = graph_of(doubling_network())
+    text, params = export_graph(doubling_network())
+    graph = import_graph(text)
     assert [node.function for node in graph.nodes] == ["", "", *["twofold"] * 4, NOP]
     assert list(params) == ["c"]
-    assert graph.entries[graph.entry(graph.heads[2])].shape == (1024,)
-    assert GraphJson.loads(graph.dumps()) == graph
+    assert [graph.plan.buffers[number].name for number in graph.plan.outputs] == ["out", "twice", "flat"]
+    assert graph.plan.buffers[graph.plan.outputs[2]].shape == (1024,)
+    assert graph.plan.arena_bytes == 4 * 4096  # two temporaries, two outputs
 
 
 def test_n4_memory_in_two_dimensions_is_refused() -> None:
     data = json.loads(one_call().dumps())
     data["attrs"]["storage_scope"] = ["list_str", ["global", "global.texture"]]
     with pytest.raises(ArtifactError, match="in their global memory, not on other"):
-        GraphJson.loads(json.dumps(data))
+        import_graph(json.dumps(data))
     data["attrs"]["storage_scope"] = ["list_str", ["global", ""]]
-    assert GraphJson.loads(json.dumps(data)) == one_call()
+    assert import_graph(json.dumps(data)) == import_graph(one_call().dumps())

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.graph_json import EntrySpec, GraphJson, Node, Source
 from retune.compiler import te
 from retune.compiler.driver.build import build
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.executor.graph_json import NOP, EntrySpec, GraphJson, Node, Source
+from retune.compiler.executor.graph_import import NOP
 from retune.compiler.graph_executor import GraphModule, Library, cpu, create, device, empty, get_device, save_param_dict
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.registry import register_func, remove_global_func
