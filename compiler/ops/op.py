@@ -220,7 +220,8 @@ class Op:
         if literal is not None and self.kind is not FusionKind.BROADCAST:
             raise call.misfit(f"takes tensors, not the literal {literal}")
         tensor = lowered.build(*operands)
-        assert (tensor.shape, tensor.dtype) == (lowered.shape, lowered.dtype), f"{call} is lowered to {tensor}"
+        if tensor.dtype != lowered.dtype:
+            raise call.misfit(f"is computed in {tensor.dtype}, not {lowered.dtype}; cast the operands to a float first")
         return tensor
 
     def compute(self, call: OpCall, arrays: Sequence[Array]) -> Array:

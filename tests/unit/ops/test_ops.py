@@ -106,3 +106,10 @@ def test_misfits_are_named() -> None:
         OPS["softmax"].tensor((te.const(1.0),), {"axis": 0}, name="node_7")
     with pytest.raises(DefinitionError, match=r"reshape 'node_7' .* takes tensors, not the literal 1"):
         OPS["reshape"].tensor((te.const(1.0),), {"shape": (1,)}, name="node_7")
+
+
+def test_integers_have_no_kernel_of_an_operator_of_floats() -> None:
+    """A kernel of another dtype than the described one would write past the end of its buffer."""
+    x = te.placeholder((3,), "int32", name="x")
+    with pytest.raises(DefinitionError, match=r"gelu .* is computed in float32, not int32; cast the operands"):
+        OPS["gelu"].tensor((x,))
