@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import simulated, simulated_worker
@@ -70,8 +69,9 @@ def measure(count: int, run: Run, folder: Path) -> Figure:
     """Tune with `count` workers of each kind. Raises: MeasureError when the run fails."""
     home, batch = folder / "home", run.options["batch"]
     (home / "prefect").mkdir(parents=True)
-    job = TuneJob.checked(
-        "mlp", run.options["rounds"] * batch, threads=1, batch=batch, home=str(home), fleet="folder", on_device=DEVICE
+    job = TuneJob.of(
+        "mlp", trials=run.options["rounds"] * batch, threads=1, batch=batch, home=str(home), fleet="folder",
+        on_device=DEVICE,
     )
     builder = SimulatedWorker(job.storage, (BUILD,), build_seconds=run.options["build"] / 1e3)
     timer = SimulatedWorker(job.storage, (device_queue(DEVICE),), time_seconds=run.options["time"] / 1e3)
@@ -80,7 +80,7 @@ def measure(count: int, run: Run, folder: Path) -> Figure:
         for place, log in enumerate(logs):
             workers.enter_context(serving(builder if place < count else timer, log))
         done = subprocess.run(
-            simulated.command(Simulation(asdict(job))),
+            simulated.command(Simulation(job.parameters())),
             env=config.child_environment(config.prefect_environment(home)),
             capture_output=True,
             text=True,

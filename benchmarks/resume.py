@@ -24,7 +24,6 @@ from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.search.policy import Candidate
-from retune.compiler.search.task_scheduler import SchedulerOptions
 from retune.storage.files import new_id
 from retune.storage.looks import LookStore
 from retune.storage.parquet import ParquetRecordStore
@@ -42,7 +41,7 @@ def made_up(key: str, candidate: Candidate) -> Measurement:
 
 def asked(tuning: Tuning, count: int) -> tuple[int | None, tuple[Candidate, ...]]:
     """The task whose turn it is, and its next programs."""
-    index = tuning.choose(SchedulerOptions())
+    index = tuning.choose()
     return index, () if index is None else tuning.ask(index, count)
 
 

@@ -1,5 +1,6 @@
-"""In: a `TuneJob` and what is to go wrong, as JSON. Out: the job's tuning, with made-up times. Always: the same program
-has the same time, so two runs with one seed store the same records.
+"""Tuning with made-up times, of a job and what is to go wrong, both given as JSON.
+
+The same program has the same time, so two runs with one seed store the same records.
 
     python -m benchmarks.simulated '{"job": {...}, "pause": 0.1}'
 
@@ -126,14 +127,14 @@ def move_clock(seconds: float) -> None:
 def simulated(simulation: dict[str, Any]) -> TuningSummary:
     """Tune as `tune_network` does, without compiling the network in the end."""
     made = Simulation(**simulation)
-    job = resolve_device(TuneJob(**made.job))
+    job = resolve_device(TuneJob.of(**made.job))
 
     @contextmanager
     def open_workers(options: MeasureOptions, *_: FleetPlan | int | None) -> Iterator[Workers]:
         with LocalMeasurer.with_options(options) as real:
             yield Workers(SimulatedMeasurer(made, real), real.builder, real.runner)
 
-    if not job.fleet:
+    if not job.options.fleet:
         setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:

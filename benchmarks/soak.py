@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -72,12 +72,12 @@ def soak(network: str, rounds: int, batch: int, limit: float, home: Path) -> Soa
     Raises: MeasureError when the run fails or takes too long.
     """
     (home / "prefect").mkdir(parents=True)
-    job = TuneJob.checked(network, rounds * batch, threads=1, batch=batch, home=str(home))
+    job = TuneJob.of(network, trials=rounds * batch, threads=1, batch=batch, home=str(home))
     environment = config.child_environment(config.prefect_environment(home))
     looks: list[Look] = []
     began = time.monotonic()
     with (home / "log.txt").open("wb") as log:
-        process = subprocess.Popen(command(Simulation(asdict(job))), env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command(Simulation(job.parameters())), env=environment, stdout=log, stderr=log)
         try:
             while process.poll() is None:
                 done, seconds = _rounds(home), time.monotonic() - began

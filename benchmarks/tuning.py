@@ -19,7 +19,6 @@ from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.task_scheduler import SchedulerOptions
 from retune.storage.files import new_id
 
 BATCH = 64
@@ -93,7 +92,7 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
     budget = Budget(None, seconds)
     records: dict[str, list[MeasureRecord]] = {key: [] for key in network.task_keys}
     while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
-        index = tuning.choose(SchedulerOptions())
+        index = tuning.choose()
         if index is None:
             break
         count = budget.round_size(BATCH, tuning.live, tuning.trials)

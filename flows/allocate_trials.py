@@ -11,7 +11,6 @@ from prefect import flow
 
 from retune.compiler.driver.looks import KEEP_ROUNDS
 from retune.compiler.driver.tuning import Tuning, TuningSummary
-from retune.compiler.search.task_scheduler import SchedulerOptions
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
@@ -32,10 +31,10 @@ LEAST_PROGRESS = 0.01
 def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -> TuningSummary:
     """Spend the budget of `job` on its tasks; what the run has spent before counts. `bar` is filled meanwhile."""
     home, device = job.place, job.device
-    extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.winograd)
+    extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
-    tuning = begin_tuning(opaque(extracted), job.origin(run_id, measuring))
+    tuning = begin_tuning(opaque(extracted), job.origin(run_id, measuring), job.options)
     lessons = recall_lessons(run_id, home, tuning.origin)
     if known.own or known.programs or lessons:
         others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
@@ -52,13 +51,13 @@ def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -
     bar = bar or ProgressBar.begun(run_id, job.network)
     with open_workers(measuring, job.plan, job.gpu) as workers:
         while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
-            if tuning.is_stalled(job.early_stopping):
-                announce(PhaseStarted(f"stopped early: {job.early_stopping} trials brought nothing"))
+            if tuning.is_stalled(job.options.early_stopping):
+                announce(PhaseStarted(f"stopped early: {job.options.early_stopping} trials brought nothing"))
                 break
-            index = tuning.choose(SchedulerOptions())
+            index = tuning.choose()
             if index is None:
                 break
-            count = budget.round_size(job.batch, tuning.live, tuning.trials)
+            count = budget.round_size(job.options.batch, tuning.live, tuning.trials)
             tune_round(job, tuning, index, count, workers, began)
             if tuning.rounds % KEEP_ROUNDS == 0:
                 keep_looks(run_id, home, tuning)

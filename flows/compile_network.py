@@ -8,6 +8,7 @@ one after that.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -17,9 +18,10 @@ from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Comparison, Report
 from retune.compiler.driver.winners import Winner, decided, finalists, record_guesses
+from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
 from retune.flows.device import resolve_device, with_task_runner
-from retune.flows.parameters import TuneJob
+from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
 from retune.storage.files import new_id
 from retune.tasks.compile import compile_to
@@ -54,29 +56,17 @@ def run_name() -> str:
 
 
 @flow(name="compile-network", flow_run_name=run_name)
+@takes_options(MACHINE, NETWORK, FLEET)
 def compile_network(
-    network: str,
-    threads: int | None = None,
-    target: str | None = None,
-    home: str | None = None,
-    shapes: list[str] | None = None,
-    weights: str | None = None,
-    winograd: bool | None = None,
-    fleet: str | None = None,
-    on_device: str | None = None,
+    network: str, *, shapes: list[str] | None = None, home: str | None = None, **options: Any
 ) -> Report:
     """Compile `network` anew with the best records on this machine, measuring nothing else: after an upgrade, or when
-    other runs have found better programs for its kernels. The parameters are those of `tune_network`.
+    other runs have found better programs for its kernels. `shapes` and `home` are as for `tune_network`.
 
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
-    job = resolve_device(
-        TuneJob.checked(
-            network, 1, None, threads, target, home=home, shapes=shapes, weights=weights, winograd=winograd,
-            fleet=fleet, on_device=on_device,
-        )
-    )  # fmt: skip
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
+    job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, trials=1, **options))
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         compiled = with_task_runner(compile_best, job)(job, run.run_id)
         origin = job.origin(run.run_id, job.measuring(extracted.constant_bytes))
@@ -103,7 +93,7 @@ def compile_best(job: TuneJob, run_id: str, rounds: int = 0, elapsed: float = 0.
     """
     announce(PhaseStarted("selecting the best programs"))
     folder = job.run_folder(run_id)
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     known = best_of_every_task(job.place, job.target, job.device, job.threads)
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
@@ -124,7 +114,7 @@ def compile_best(job: TuneJob, run_id: str, rounds: int = 0, elapsed: float = 0.
     tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file)
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
-    comparison = verify(job.network, paths, job.threads, job.seed, job.plan)
+    comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan)
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = limits_of_machine(job.threads, job.plan)
     return Compiled(tuned.path, winners, comparison, tuned.coverage, limits)

@@ -33,17 +33,14 @@ def resolve_device(job: TuneJob) -> TuneJob:
         device = gpu_here(job.gpu)
         if device is None:  # which is said where the first program would be launched
             return job
-        return replace(job, machine=device.identity, target=str(target_on(Target(job.target), device)))
+        options = replace(job.options, target=str(target_on(Target(job.target), device)))
+        return replace(job, machine=device.identity, options=options)
     if job.plan is None:
         return job
-    facts = with_task_runner(describe_on, job)(job.on_device, job.plan)
-    return replace(
-        job,
-        target=_target_on(job.target, facts.target, job.on_device),
-        threads=job.threads or facts.cores,
-        machine=facts.device,
-        cache_bytes=facts.cache_bytes,
-    )
+    facts = with_task_runner(describe_on, job)(job.plan.device, job.plan)
+    target = _target_on(job.target, facts.target, job.plan.device)
+    options = replace(job.options, target=target, threads=job.threads or facts.cores)
+    return replace(job, options=options, machine=facts.device, cache_bytes=facts.cache_bytes)
 
 
 def _target_on(asked: str, has: str, device: str) -> str:
@@ -62,7 +59,7 @@ def _target_on(asked: str, has: str, device: str) -> str:
 
 def with_task_runner(plain: AnyFlow, job: TuneJob) -> AnyFlow:
     """The flow with the task runner that reaches the job's fleet, if that is Dask or Ray."""
-    runner = task_runner_of(job.fleet, (BUILD, device_queue(job.on_device))) if job.fleet else None
+    runner = task_runner_of(job.plan.kind, (BUILD, device_queue(job.plan.device))) if job.plan else None
     return plain if runner is None else plain.with_options(task_runner=runner)  # type: ignore[return-value]
 
 

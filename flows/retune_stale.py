@@ -16,10 +16,11 @@ from retune.compiler.driver.operators import Operator, is_operator
 from retune.compiler.driver.report import Report
 from retune.compiler.driver.stale import most_promising
 from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.options import FLEET, MACHINE, SEARCH, tune_options
 from retune.flows.device import resolve_device
-from retune.flows.parameters import TuneJob
+from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.tune_network import tune_network
-from retune.flows.tune_operator import tune_operator
+from retune.flows.tune_operator import OF_OPERATORS, tune_operator
 from retune.tasks.stale import judge
 
 SHORTEST_SLICE = 1.0
@@ -27,24 +28,22 @@ SHORTEST_SLICE = 1.0
 
 
 @flow(name="retune-stale", flow_run_name="retune-stale")
+@takes_options(MACHINE, SEARCH, FLEET)
 def retune_stale(
     networks: list[str],
     window_minutes: float = 240.0,
     slice_minutes: float = 15.0,
     least_gain: float = 0.0005,
-    threads: int | None = None,
-    target: str | None = None,
+    *,
     home: str | None = None,
-    fleet: str | None = None,
-    on_device: str | None = None,
+    **options: Any,
 ) -> list[Report | OperatorReport]:
     """Tune those of `networks` again that are expected to gain most, for `window_minutes` in all. They are names of the
     zoo, paths, or operators such as `operator:["retune.matmul", 512, 512, 512]`, see
     `retune.compiler.driver.operators`.
 
     Each turn lasts at most `slice_minutes`. The run ends early when no network is expected to lose the share
-    `least_gain` of its latency in a minute of tuning, or at once when none is listed. The other parameters are those
-    of `tune_network`.
+    `least_gain` of its latency in a minute of tuning, or at once when none is listed. `home` is as for `tune_network`.
     Raises: OptionError for parameters that make no sense; RetuneError at the end when a network could not be tuned.
     """
     logger = get_run_logger()
@@ -53,11 +52,7 @@ def retune_stale(
         return []
     if not (math.isfinite(window_minutes) and window_minutes >= SHORTEST_SLICE):
         raise OptionError(f"the window must be at least {SHORTEST_SLICE:g} minute, not {window_minutes}")
-    job = TuneJob.checked(
-        networks[0], minutes=slice_minutes, threads=threads, target=target, home=home, fleet=fleet,
-        on_device=on_device,
-    )
-    job = resolve_device(job)
+    job = resolve_device(TuneJob.of(networks[0], home=home, minutes=slice_minutes, **options))
     jobs = {name: replace(job, network=name) for name in networks}
     end = time.monotonic() + window_minutes * 60
     reports: list[Report | OperatorReport] = []
@@ -86,14 +81,14 @@ def retune_stale(
 
 def tune_again(job: TuneJob, minutes: float) -> Report | OperatorReport:
     """Tune the job's network or operator for some minutes."""
-    options: dict[str, Any] = {name: getattr(job, name) for name in ("threads", "target", "fleet", "on_device")}
-    options["home"] = str(job.place)  # which is a URL where the records are at one
+    job = replace(job, options=replace(job.options, minutes=minutes))
     if is_operator(job.network):
         operator = Operator.parsed(job.network)
         workload = operator.name if operator.module else operator.name.removeprefix("retune.")
+        options = {one.name: getattr(job.options, one.name) for one in tune_options(*OF_OPERATORS)}
         tuned: OperatorReport = tune_operator(
-            workload, list(operator.args), operator.module, minutes=minutes, **options
+            workload, list(operator.args), operator.module, home=str(job.place), **options
         )
         return tuned
-    report: Report = tune_network(job.network, minutes=minutes, **options)
+    report: Report = tune_network(**job.parameters())
     return report

@@ -1,6 +1,6 @@
 """The second half of `retune tune`, in an environment made for Prefect: runs the flow, shows its progress and report.
 
-Its arguments are the output mode and a checked `TuneJob` as JSON, see `retune.flows.commands.tune`.
+Its arguments are the output mode and the parameters of the flow as JSON, see `retune.flows.commands.tune`.
 """
 
 import json
@@ -9,18 +9,17 @@ import os
 import signal
 import sys
 from functools import partial
-from pathlib import Path
 
 import typer
 from prefect.settings import PREFECT_API_URL
 
 from retune.compiler import config
 from retune.flows import exits, launch
+from retune.flows.commands.arguments import state_folder_of
 from retune.flows.commands.output import Mode, warn_in_one_line
 from retune.flows.guardian import start_guardian
 from retune.flows.json_view import report_line
 from retune.flows.live import shown_on
-from retune.flows.parameters import TuneJob
 from retune.flows.server import watched_server
 from retune.flows.state_folder import blaming_the_disk
 from retune.flows.summary import show_report
@@ -33,12 +32,12 @@ GRACE_SECONDS = 8.0
 
 
 def main(mode: Mode, text: str) -> int:
-    """Run the flow for the job in `text` and print its report. Returns the exit code."""
-    job = TuneJob(**json.loads(text))
+    """Run the flow with the parameters in `text` and print its report. Returns the exit code."""
+    parameters = json.loads(text)
     for url in config.places():
         veiled(url)
-    with watched_server(), blaming_the_disk(Path(job.home)), shown_on(sys.stdout, mode):
-        report = tune_network(**job.asked())
+    with watched_server(), blaming_the_disk(state_folder_of(parameters["home"])), shown_on(sys.stdout, mode):
+        report = tune_network(**parameters)
     if mode is Mode.JSON:
         typer.echo(report_line(report))
     elif mode is Mode.PEOPLE:

@@ -1,15 +1,17 @@
-"""In: networks and operators whose records are stored. Out: a cost model that has learned them, from which later runs
-on this machine start. Always: only reads records; nothing is measured.
+"""The flow that trains a cost model on stored records of networks and operators. Later runs on this machine start from
+that model. Nothing is measured.
 """
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 
 from retune.compiler.errors import OptionError
-from retune.flows.parameters import TuneJob
+from retune.compiler.options import MACHINE
+from retune.flows.parameters import TuneJob, takes_options
 from retune.storage.files import new_id
 from retune.tasks.extract import extracted
 from retune.tasks.train import learn_records, save_lessons
@@ -28,25 +30,21 @@ class TrainingReport:
 
 
 @flow(name="train-cost-model", flow_run_name="train-cost-model")
+@takes_options(MACHINE, "seed")
 def train_cost_model(
-    networks: list[str],
-    threads: int | None = None,
-    target: str | None = None,
-    seed: int | None = None,
-    holdout: float = 0.2,
-    home: str | None = None,
+    networks: list[str], *, holdout: float = 0.2, home: str | None = None, **options: Any
 ) -> TrainingReport:
     """Train the cost model on all records of `networks` (names, paths, or operators as `retune-stale` takes them) on
     this machine, and keep what it learned for later runs.
 
     The latest share `holdout` of every task's records is predicted before it is learned, which says how good the model
-    is. The other parameters are those of `tune_network`.
+    is. `home` is as for `tune_network`.
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
     if not networks:
         raise OptionError("no networks given: name some of the zoo, the paths of ONNX files, or operators")
     began = time.monotonic()
-    job = TuneJob.checked(networks[0], trials=1, threads=threads, target=target, seed=seed, home=home)
+    job = TuneJob.of(networks[0], home=home, trials=1, **options)
     subjects = [extracted(name, job.target, job.threads) for name in networks]
     tasks = list({task.workload_key: task for subject in subjects for task in subject.tasks}.values())
     origin = job.origin(new_id(), job.measuring(max(subject.constant_bytes for subject in subjects)))

@@ -1,6 +1,6 @@
-"""In: a network and a budget. Out: the network compiled with the best programs found, and a report.
+"""The flow that tunes a network, compiles it with the best programs found, and reports what that brought.
 
-Always: the same command after a crash goes on where the stored records end.
+The same request after a crash goes on where the stored records end.
 
     tune-network
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
@@ -9,6 +9,7 @@ Always: the same command after a crash goes on where the stored records end.
      └─ report             what it brought, task by task, as files and in Prefect's UI
 """
 
+from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -18,7 +19,7 @@ from retune.compiler.driver.report import Report
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.compile_network import compile_best
 from retune.flows.device import resolve_device, with_task_runner
-from retune.flows.parameters import TuneJob
+from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_tasks
 from retune.tasks.report import keep_result, publish, write_page
@@ -32,40 +33,19 @@ def run_name() -> str:
 
 
 @flow(name="tune-network", flow_run_name=run_name)
+@takes_options()
 def tune_network(
-    network: str,
-    trials: int | None = None,
-    minutes: float | None = None,
-    threads: int | None = None,
-    target: str | None = None,
-    seed: int | None = None,
-    batch: int | None = None,
-    home: str | None = None,
-    shapes: list[str] | None = None,
-    early_stopping: int | None = None,
-    weights: str | None = None,
-    winograd: bool | None = None,
-    fleet: str | None = None,
-    on_device: str | None = None,
+    network: str, *, shapes: list[str] | None = None, home: str | None = None, **options: Any
 ) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
     What is None is taken from the settings of the machine that the flow runs on (see `retune.compiler.settings`).
-    `trials` and `minutes` limit the tuning (1000 trials when neither is given or set), `threads` is the number of
-    threads the network will run on (all cores), `home` the state folder (./.retune). After
-    `early_stopping` trials that did not shorten the estimated latency, tuning ends before its budget does (0: never).
-    `weights` says where a kernel's weights are while it is timed: "cached", in "memory", or as in the network ("auto").
-    `winograd` says whether convolutions may be computed in transformed spaces where that is measured to be faster.
-    With a `fleet` (folder, prefect, dask[://HOST:PORT], ray[://HOST:PORT]) its workers build, its device `on_device`
-    times. Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
+    `shapes` fixes dynamic inputs, each by a text such as `image=1,3,224,224`; `home` is the state folder (./.retune).
+    Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
     """
-    job = TuneJob.checked(
-        network, trials, minutes, threads, target, seed, batch, home, shapes, early_stopping, weights, winograd,
-        fleet, on_device,
-    )  # fmt: skip
-    job = resolve_device(job)
+    job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, **options))
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.winograd)
+    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
         spent = with_task_runner(allocate_trials, job)(job, run.run_id, bar)

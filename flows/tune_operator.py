@@ -1,5 +1,6 @@
-"""In: an operator and a budget. Out: its best program, in the records, and how fast that is. Always: as for a network,
-the same request after a crash goes on where the stored records end.
+"""The flow that tunes one operator: its best program goes into the records.
+
+The same request after a crash goes on where the stored records end.
 
     tune-operator
      ├─ allocate-trials    rounds of sample → measure → store → train, until the budget is spent
@@ -7,6 +8,7 @@ the same request after a crash goes on where the stored records end.
      └─ report
 """
 
+from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -14,9 +16,10 @@ from prefect.runtime import flow_run
 from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.operators import Operator
 from retune.compiler.driver.winners import Winner, first_guesses
+from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
-from retune.flows.parameters import TuneJob
+from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_any
 from retune.tasks.report import keep_result, publish_operator
@@ -24,6 +27,9 @@ from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run
 from retune.tasks.verify import confirm
 from retune.tasks.workers import open_workers
+
+OF_OPERATORS = (BUDGET, MACHINE, SEARCH, FLEET)
+"""The options that an operator can be tuned with."""
 
 FINALISTS = 5
 """How many of the fastest records are timed again before one may serve."""
@@ -35,36 +41,25 @@ def run_name() -> str:
 
 
 @flow(name="tune-operator", flow_run_name=run_name)
+@takes_options(*OF_OPERATORS)
 def tune_operator(
     workload: str,
     args: list[int | float | str | list[int] | None],
     module: str = "",
-    trials: int | None = None,
-    minutes: float | None = None,
-    threads: int | None = None,
-    target: str | None = None,
-    seed: int | None = None,
-    batch: int | None = None,
+    *,
     home: str | None = None,
-    early_stopping: int | None = None,
-    fleet: str | None = None,
-    on_device: str | None = None,
+    **options: Any,
 ) -> OperatorReport:
     """Tune one operator for this machine.
 
     `workload` is an operator of `retune.compiler.driver.operators` (matmul, batch_matmul, conv2d, depthwise_conv2d,
     softmax, layer_norm) and `args` are its sizes: `matmul` takes rows, columns and inner extent. With `module`, which
     is imported and so runs with your rights, it is the name of a workload that the module registers with
-    `auto_scheduler.register_workload`, and `args` are its arguments. The other parameters are those of `tune_network`.
+    `auto_scheduler.register_workload`, and `args` are its arguments. `home` is the state folder (./.retune).
     Raises: OptionError, TargetError, StoreError.
     """
     subject = str(Operator.asked(workload, args, module))
-    job = resolve_device(
-        TuneJob.checked(
-            subject, trials, minutes, threads, target, seed, batch, home, None, early_stopping, "auto",
-            fleet=fleet, on_device=on_device,
-        )
-    )
+    job = resolve_device(TuneJob.of(subject, home=home, **options))
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)

@@ -18,6 +18,7 @@ from retune.compiler.driver.tuning import Origin, Tuning, begin
 from retune.compiler.errors import StoreError
 from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.task import SearchTask
 from retune.storage.lessons import LessonStore
 from retune.storage.looks import LookStore
@@ -27,9 +28,11 @@ from retune.storage.runs import RunLedger
 
 
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
-def begin_tuning(extracted: ExtractedNetwork | ExtractedOperator, origin: Origin) -> Tuning:
+def begin_tuning(
+    extracted: ExtractedNetwork | ExtractedOperator, origin: Origin, scheduler: SchedulerOptions | None = None
+) -> Tuning:
     """A run before its first round: one policy per tuning task, one cost model for all of them."""
-    return begin(extracted.tasks, extracted.weights, origin, layers=extracted.layers)
+    return begin(extracted.tasks, extracted.weights, origin, layers=extracted.layers, scheduler=scheduler)
 
 
 @task(name="train", task_run_name="train-{name}", cache_policy=NO_CACHE)

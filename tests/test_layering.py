@@ -32,6 +32,7 @@ RANK = {
     "errors": 0,
     "config": 0,
     "settings": 0,
+    "options": 0,
     "dtype": 0,
     "packing": 0,
     "target": 0,
@@ -66,6 +67,8 @@ NEIGHBOURS = {
     ("dtype", "errors"),
     ("packing", "errors"),
     ("settings", "errors"),
+    ("options", "errors"),
+    ("settings", "options"),
     ("config", "settings"),
 }
 """Exceptions to that: the exception tree is below everything, and `config` applies what `settings` defines."""

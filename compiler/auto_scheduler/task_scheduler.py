@@ -38,13 +38,13 @@ from retune.compiler.auto_scheduler.search_policy import (
 from retune.compiler.cost_model import XGBOptions
 from retune.compiler.errors import OptionError, StoreError
 from retune.compiler.measure.log import code_target, read_log
+from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Told
 from retune.compiler.search.task_scheduler import (
     UNKNOWN_SECONDS,
-    SchedulerOptions,
     TaskState,
     choose_task,
     is_stalled,

@@ -6,12 +6,8 @@ in the cache may be the wrong one. So then each timed call gets its weights from
 network's weights, or twice the cache: beyond that nothing changes.
 """
 
-from retune.compiler.errors import OptionError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.runtime.machine import last_cache_bytes
-
-WEIGHTS = ("auto", "cached", "memory")
-"""Where the weights are while a program is timed: as in the network, in the caches, in memory."""
 
 
 def network_options(
@@ -19,10 +15,8 @@ def network_options(
 ) -> MeasureOptions:
     """Options for the tasks of a network that runs on `threads` threads and has `constant_bytes` of weights.
 
-    `cache_bytes` is the last cache's size, by default this machine's. Raises: OptionError for an unknown `weights`.
+    `weights` is the option of that name. `cache_bytes` is the last cache's size, by default this machine's.
     """
-    if weights not in WEIGHTS:
-        raise OptionError(f"weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
     cache = last_cache_bytes() if cache_bytes is None else cache_bytes
     exceed = constant_bytes > cache
     rotate = weights == "memory" or (weights == "auto" and exceed)

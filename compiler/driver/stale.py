@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.driver.shares import are_small
 from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.options import SchedulerOptions
 from retune.compiler.runtime.readable import milliseconds
 from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.task_scheduler import SchedulerOptions, TaskState, gradients, network_latency
+from retune.compiler.search.task_scheduler import TaskState, gradients, network_latency
 
 ROUND = 64
 """Trials that count as one round, whatever the rounds were that they were measured in."""

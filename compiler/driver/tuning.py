@@ -16,6 +16,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
+
 from retune.compiler import config
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.base import TrainingBatch
@@ -24,13 +26,13 @@ from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.driver.shares import are_small, moved_bytes
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
+from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Candidate, Policy, SketchPolicy, Told
 from retune.compiler.search.task_scheduler import (
-    SchedulerOptions,
     TaskState,
     best_rival,
     choose_task,
@@ -134,11 +136,14 @@ class Tuning:
         make_policy: Callable[[SearchTask], Policy],
         model: XGBModel | None = None,
         layers: Sequence[int] = (),
+        scheduler: SchedulerOptions | None = None,
     ) -> None:
         """A run before its first round; `model` is the one that the policies share, if there is one. Tasks with the
-        same number in `layers` compute the same result; without numbers each task has its own.
+        same number in `layers` compute the same result; without numbers each task has its own. `scheduler` says how
+        rounds are given to tasks.
         """
         self.origin = origin
+        self.scheduler = scheduler or SchedulerOptions()
         self.model = model
         numbers = list(layers) or list(range(len(tasks)))
         shared = {number for number in numbers if numbers.count(number) > 1}
@@ -250,9 +255,11 @@ class Tuning:
             records = tuple(group)
             self.tell(by_key[records[0].task_key], records)
 
-    def choose(self, options: SchedulerOptions) -> int | None:
+    def choose(self) -> int | None:
         """The index of the task that gets the next round; None when no task has anything left to try."""
-        return choose_task([task.state for task in self.tasks], options)
+        # a generator per round: a resumed run draws what the run would have drawn
+        rng = np.random.default_rng((self.origin.seed, self.rounds))
+        return choose_task([task.state for task in self.tasks], self.scheduler, rng)
 
     def ask(self, index: int, count: int, spent: float = 0.0) -> tuple[Candidate, ...]:
         """Up to `count` programs of a task that nobody has measured; the first round begins with the untuned program.
@@ -305,7 +312,7 @@ class Tuning:
         first_try = task.state.rounds == 0 and math.isinf(task.state.best_seconds)
         task.stop_reason = common_failure(records) if first_try else ""
         task.state = task.state.after_round(min(best, task.guessed_seconds), exhausted=bool(task.stop_reason))
-        if leaves_group([other.state for other in self.tasks], index, SchedulerOptions()):
+        if leaves_group([other.state for other in self.tasks], index, self.scheduler):
             task.state = replace(task.state, group="")
         self._end_losers()
         task.trials += len(records)
@@ -333,7 +340,7 @@ class Tuning:
     def _end_losers(self) -> None:
         """Give no further rounds to tasks whose layer is computed faster in another way."""
         for index, task in enumerate(self.tasks):
-            if not task.state.exhausted and has_lost([each.state for each in self.tasks], index, SchedulerOptions()):
+            if not task.state.exhausted and has_lost([each.state for each in self.tasks], index, self.scheduler):
                 rivals = (each for each in self.tasks if each is not task and each.state.layer == task.state.layer)
                 best = min(rivals, key=lambda each: each.state.best_seconds)
                 self.exhaust(index, f"{best.task.name} computes the same faster")
@@ -361,13 +368,16 @@ def begin(
     origin: Origin,
     options: SearchOptions | None = None,
     layers: Sequence[int] = (),
+    scheduler: SchedulerOptions | None = None,
 ) -> Tuning:
     """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model. `layers`
-    says which tasks compute the same, see `Tuning`.
+    says which tasks compute the same and `scheduler` how rounds are given to them, see `Tuning`.
     """
     model = XGBModel(seed=origin.seed, threads=1)  # one thread: no idle ones that spin beside the programs being timed
     chosen = options or SearchOptions()
-    return Tuning(origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model, layers)
+    return Tuning(
+        origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model, layers, scheduler
+    )
 
 
 def record_of(

@@ -27,9 +27,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from retune.compiler.errors import OptionError
-
-STRATEGIES = ("gradient", "round-robin")
+from retune.compiler.options import SchedulerOptions
 
 Objective = Callable[[Sequence[float]], float]
 """What tuning makes small, of the best seconds of every task, in order; it must not fall when one of them rises."""
@@ -42,35 +40,6 @@ _HOPELESS = 1.5
 """A task so many times slower than the fastest of its layer, in earlier runs, gets no round."""
 _HEAD_START = 5
 """So many rounds more than any other a task needs before it may leave its group."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOptions:
-    """How rounds are dealt out.
-
-    `alpha` is the share of recent progress in the gradient, `backward_window` the number of rounds it looks back,
-    `beta` how many times slower than the fastest of its group a task is expected to become at worst, `explore` the
-    probability of a round for a task drawn at random.
-    """
-
-    strategy: str = "gradient"
-    alpha: float = 0.2
-    beta: float = 2.0
-    backward_window: int = 3
-    explore: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check every field. Raises: OptionError."""
-        if self.strategy not in STRATEGIES:
-            raise OptionError(f"strategy must be one of {', '.join(STRATEGIES)}, not {self.strategy!r}")
-        if not 0.0 <= self.alpha <= 1.0:
-            raise OptionError(f"alpha must lie between 0 and 1, not {self.alpha!r}")
-        if not 1.0 <= self.beta < inf:
-            raise OptionError(f"beta must be at least 1, not {self.beta!r}")
-        if self.backward_window < 1:
-            raise OptionError(f"backward_window must be at least 1, not {self.backward_window!r}")
-        if not 0.0 <= self.explore <= 1.0:
-            raise OptionError(f"explore must lie between 0 and 1, not {self.explore!r}")
 
 
 @dataclass(frozen=True, slots=True)

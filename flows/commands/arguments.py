@@ -1,14 +1,13 @@
-"""In: the words of a command line. Out: arguments that several commands take, and what they name.
+"""Arguments that several commands take, and what they name."""
 
-Always: one text of help for each.
-"""
-
+from dataclasses import Field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from retune.compiler import config
+from retune.compiler.options import TuneOptions, about, flag_of, kinds_of
 from retune.storage.place import Place, is_remote, local_folder
 
 Network = Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")]
@@ -27,6 +26,15 @@ Store = Annotated[
         "Default: $RETUNE_HOME or ./.retune.",
     ),
 ]
+
+
+def option_of(one: Field[Any]) -> Any:
+    """An option of a tuning run as typer has it."""
+    kind, flag, default = kinds_of(TuneOptions)[one.name], f"--{flag_of(one)}", one.default
+    meaning = about(one).meaning
+    shown = "" if default is None else f" Default: {default if kind is not bool else 'yes' if default else 'no'}."
+    names = f"{flag}/--no-{flag_of(one)}" if kind is bool else flag
+    return Annotated[kind | None, typer.Option(names, help=f"{meaning[:1].upper()}{meaning[1:]}.{shown}")]
 
 
 def home_of(store: str | None) -> Place:

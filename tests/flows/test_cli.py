@@ -39,8 +39,8 @@ from tests.ir_kernels import artifact
         (("tune", "dynamic.onnx"), ("static", "many")),
         (("tune", "dynamic.onnx", "--shape", "x=2,many"), ("x=2,many", "NAME=1,3,224,224")),
         (("tune", "dynamic.onnx", "--shape", "y=2,16"), ("y",)),
-        (("tune", "mlp", "--trials", "0"), ("budget", "at least 1 trial")),
-        (("tune", "mlp", "--trials", "-5"), ("budget", "-5")),
+        (("tune", "mlp", "--trials", "0"), ("trials", "at least 1")),
+        (("tune", "mlp", "--trials", "-5"), ("trials", "-5")),
         (("tune", "mlp", "--minutes", "0"), ("budget", "more than 0 minutes")),
         (("tune", "mlp", "--threads", "0"), ("threads",)),
         (("tune", "mlp", "--threads", "100000"), ("threads", "100000")),
@@ -95,7 +95,7 @@ def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypa
     monkeypatch.setattr("os.execve", lambda _, arguments, __: started.append(arguments))
     with contextlib.suppress(SystemExit):
         cli.main()
-    job = TuneJob(**json.loads(started[0][-1]))
+    job = TuneJob.of(**json.loads(started[0][-1]))
     assert job.shapes == ("x=2,16",)
 
 
@@ -257,9 +257,9 @@ def test_settings_are_shown_with_their_sources(
 
 def test_a_run_takes_its_defaults_from_the_settings(folder: Path) -> None:
     (folder / "retune.toml").write_text("batch = 32\ntrials = 17\nthreads = 1\nweights = 'memory'\n")
-    made = TuneJob.checked("mlp", seed=3)
+    made = TuneJob.of("mlp", seed=3).options
     assert (made.batch, made.trials, made.threads, made.weights, made.seed) == (32, 17, 1, "memory", 3)
-    assert TuneJob.checked("mlp", minutes=1.0).trials is None
+    assert TuneJob.of("mlp", minutes=1.0).options.trials is None
 
 
 def test_the_zoo_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ class Lab:
     def simulation(self, **how: Any) -> Simulation:
         network = write_mlp(self.folder / "small.onnx", widths=(64, 96, 32), batch=8)
         place = self.store or str(self.home)
-        job = TuneJob.checked(str(network), TRIALS, threads=1, seed=self.seed, batch=BATCH, home=place)
-        return Simulation(asdict(job), **how)
+        job = TuneJob.of(str(network), trials=TRIALS, threads=1, seed=self.seed, batch=BATCH, home=place)
+        return Simulation(job.parameters(), **how)
 
     @contextmanager
     def started(self, extra: dict[str, str] | None = None, **how: Any) -> Iterator["subprocess.Popen[bytes]"]:

@@ -97,8 +97,8 @@ def test_a_lost_worker_costs_nothing_but_time(victim: str, place: Path, tmp_path
 def run_on_fleet(tmp_path: Path, place: Path, name: str) -> Outcome:
     """A run with made-up times on whoever serves the fleet; what it has stored."""
     network, home = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8), tmp_path / name
-    job = TuneJob.checked(str(network), 96, threads=1, batch=32, home=str(home), fleet="folder", on_device="board")
-    simulated(asdict(Simulation(asdict(job))))
+    job = TuneJob.of(str(network), trials=96, threads=1, batch=32, home=str(home), fleet="folder", on_device="board")
+    simulated(asdict(Simulation(job.parameters())))
     assert left_in(place) == []
     return outcome(home)
 

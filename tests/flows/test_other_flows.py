@@ -49,7 +49,7 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     assert trained.judged == 10
     assert trained.pair_accuracy is not None
     assert 0 <= trained.pair_accuracy <= 1
-    job = TuneJob.checked(OPERATOR, trials=1, threads=1, home=str(home))
+    job = TuneJob.of(OPERATOR, trials=1, threads=1, home=str(home))
     assert LessonStore(home, job.target, config.device_name(), 1, FEATURE_VERSION).newest(before=float("inf"))
 
     monkeypatch.setattr(module, "SHORTEST_SLICE", 0.05)
@@ -96,9 +96,9 @@ def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(f"flows.{name}.open_workers", open_workers)
     for target in ("cuda -arch=sm_80", None):
         with pytest.raises(ConfirmingError):
-            compile_best(TuneJob.checked(network, trials=1, threads=1, home=home, target=target), "run")
+            compile_best(TuneJob.of(network, trials=1, threads=1, home=home, target=target), "run")
         with pytest.raises(ConfirmingError):
-            confirm_operator(TuneJob.checked(OPERATOR, trials=1, threads=1, home=home, target=target))
+            confirm_operator(TuneJob.of(OPERATOR, trials=1, threads=1, home=home, target=target))
     assert opened == [0, 0, None, None]
 
 

@@ -1,5 +1,7 @@
 """What `TuneJob` accepts, and what makes two requests the same run."""
 
+import json
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,17 @@ import pytest
 from retune.compiler import config
 from retune.compiler.driver.bench import DeviceFacts
 from retune.compiler.errors import OptionError, TargetError
+from retune.compiler.options import TuneOptions, about, flag_of
+from retune.compiler.settings import resolve
 from retune.flows import device as device_module
+from retune.flows.cli import load
 from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
+from retune.flows.tune_network import tune_network
 from tests.cuda_double import DEVICE
 
 
 def job(**options: Any) -> TuneJob:
-    return TuneJob.checked("mlp", **options)
+    return TuneJob.of("mlp", **options)
 
 
 def test_a_job_for_a_gpu_is_for_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,26 +62,30 @@ def test_a_device_of_a_fleet_does_not_time_what_is_for_another_kind(monkeypatch:
 
 
 def test_defaults_are_filled_in() -> None:
-    made = job()
+    made = job().options
     assert made.trials == DEFAULT_TRIALS
     assert made.threads == config.usable_cores()
-    assert job(minutes=2.0).trials is None
+    assert job(minutes=2.0).options.trials is None
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"trials": 0}, "at least 1 trial"),
-        ({"trials": -3}, "at least 1 trial"),
-        ({"minutes": 0.0}, "more than 0 minutes"),
-        ({"minutes": float("nan")}, "more than 0 minutes"),
-        ({"minutes": float("inf")}, "more than 0 minutes"),
-        ({"threads": 0}, "threads must lie between 1 and"),
-        ({"threads": 100_000}, "threads must lie between 1 and"),
+        ({"trials": 0}, "trials must be at least 1, not"),
+        ({"trials": -3}, "trials must be at least 1, not"),
+        ({"minutes": 0.0}, "minutes must be"),
+        ({"minutes": float("nan")}, "minutes must be"),
+        ({"minutes": float("inf")}, "minutes must be"),
+        ({"threads": 0}, "threads must be between 1 and"),
+        ({"threads": 100_000}, "threads must be between 1 and"),
         ({"seed": -1}, "seed"),
         ({"batch": 0}, "batch"),
-        ({"early_stopping": -1}, "early stopping"),
+        ({"early_stopping": -1}, "early stopping must be at least 0"),
         ({"weights": "hot"}, "weights must be one of"),
+        ({"strategy": "best"}, "strategy must be one of gradient, round-robin"),
+        ({"alpha": 1.5}, "alpha must be between 0 and 1"),
+        ({"beta": 0.5}, "beta must be at least 1"),
+        ({"backward_window": 0}, "backward window must be between 1 and"),
     ],
 )
 def test_senseless_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
@@ -96,10 +106,29 @@ def test_the_budget_and_the_folder_are_no_part_of_a_runs_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"seed": 1}, {"batch": 32}, {"weights": "cached"}, {"target": "llvm -mcpu=znver4"}]
+    "options",
+    [
+        {"seed": 1},
+        {"batch": 32},
+        {"weights": "cached"},
+        {"target": "llvm -mcpu=znver4"},
+        {"strategy": "round-robin"},
+        {"beta": 3.0},
+    ],
 )
 def test_everything_else_is(options: dict[str, Any]) -> None:
     assert job(**options).fingerprint(("a",)) != job().fingerprint(("a",))
+
+
+def test_a_run_of_a_version_without_the_schedulers_options_is_resumed() -> None:
+    asked = job(
+        trials=5, threads=1, target="llvm -mcpu=znver4", seed=3, batch=32, shapes=["x=2,16"], early_stopping=7,
+        strategy="gradient",
+    )  # fmt: skip
+    assert replace(asked, machine="there").fingerprint(("b", "a")) == (
+        '{"batch": 32, "device": "there", "network": "mlp", "seed": 3, "shapes": ["x=2,16"], '
+        '"target": "llvm -mcpu=znver4", "tasks": ["a", "b"], "threads": 1, "weights": "auto", "winograd": true}'
+    )
 
 
 def test_other_tasks_are_another_run() -> None:
@@ -113,3 +142,32 @@ def test_records_may_be_kept_at_a_url(tmp_path: Path) -> None:
     assert remote.home == job().home
     assert job(home=f"file://{tmp_path}").home == str(tmp_path)
     assert local.fingerprint(["w0"]) == remote.fingerprint(["w0"])
+
+
+OPTIONS = fields(TuneOptions)
+
+
+@pytest.mark.parametrize("one", OPTIONS, ids=lambda one: one.name)
+def test_an_option_is_a_parameter_an_option_of_the_command_line_and_a_setting(one: Field[Any]) -> None:
+    parameter = tune_network.parameters.properties[one.name]
+    assert parameter["description"] == about(one).meaning
+    assert parameter["default"] is None
+    assert parameter.get("enum", []) == [*about(one).choices]
+    words = {word for option in load("tune").params for word in (*option.opts, *option.secondary_opts)}
+    assert f"--{flag_of(one)}" in words
+    assert about(one).setting or one.name in {origin.name for origin in resolve({}, Path())[1]}
+    assert about(one).group
+
+
+def test_a_job_is_made_again_of_its_parameters(tmp_path: Path) -> None:
+    made = job(minutes=2.0, shapes=["x=2,16"], home=str(tmp_path), winograd=False, strategy="round-robin")
+    assert TuneJob.of(**json.loads(json.dumps(made.parameters()))) == made
+
+
+def test_what_is_given_takes_the_place_of_a_setting_and_one_limit_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TRIALS", "7"), ("BETA", "3"), ("STRATEGY", "round-robin"), ("DEVICE", "board")):
+        monkeypatch.setenv(f"RETUNE_{name}", value)
+    options = job(minutes=1.0, beta=4.0).options
+    assert (options.trials, options.minutes, options.beta, options.strategy) == (None, 1.0, 4.0, "round-robin")
+    assert options.on_device is None, "there is no fleet"
+    assert job(fleet="folder").options.on_device == "board"

@@ -32,7 +32,7 @@ def test_what_is_shown_opens_the_same_files_where_the_whole_was_heard_of() -> No
     with pytest.raises(StoreError, match="without its password"):
         open_medium("memory://you:***@passwords/store")
     open_medium(PLACE).publish({"a": b"1"})
-    TuneJob.checked("mlp", home=PLACE)
+    TuneJob.of("mlp", home=PLACE)
     assert open_medium(SHOWN).read("a") == b"1"
     assert open_medium(SHOWN).where("a") == f"{SHOWN}/a"
     assert PLACE in veiled_places()
@@ -41,9 +41,9 @@ def test_what_is_shown_opens_the_same_files_where_the_whole_was_heard_of() -> No
 @pytest.mark.usefixtures("folder")
 def test_a_job_carries_no_password_and_finds_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETUNE_FLEET_STORAGE", "memory://me:s3cr3t@fleet")
-    job = TuneJob.checked("mlp", home=PLACE, fleet="folder")
+    job = TuneJob.of("mlp", home=PLACE, fleet="folder")
     assert job.place == SHOWN
-    assert "s3cr3t" not in json.dumps([asdict(job), job.asked(), job.describe()])
+    assert "s3cr3t" not in json.dumps([asdict(job), job.parameters(), job.describe()])
     assert ParquetRecordStore(job.place).records() == []
     assert job.plan is not None
     open_medium("memory://me:s3cr3t@fleet").publish({"b": b"2"})

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("prefect_api")
 
 def write_records(network: str, home: Place) -> None:
     """What a short tuning leaves behind."""
-    job = TuneJob.checked(network, trials=1, threads=1, home=str(home))
+    job = TuneJob.of(network, trials=1, threads=1, home=str(home))
     extracted = extract_network(job.network, job.target, job.threads)
     ParquetRecordStore(home).append(
         [

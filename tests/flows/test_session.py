@@ -1,7 +1,6 @@
 """A whole run as `retune tune --json` and `--quiet` show it."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("prefect_api")
 
 def tune(folder: Path, mode: Mode, seed: int) -> int:
     network = write_mlp(folder / "small.onnx")
-    job = TuneJob.checked(str(network), trials=8, threads=1, batch=4, seed=seed, home=str(folder / "state"))
-    return session.main(mode, json.dumps(asdict(job)))
+    job = TuneJob.of(str(network), trials=8, threads=1, batch=4, seed=seed, home=str(folder / "state"))
+    return session.main(mode, json.dumps(job.parameters()))
 
 
 def test_programs_read_events_and_then_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,8 +55,8 @@ def test_keys_are_what_prefect_accepts() -> None:
 
 
 def test_networks_are_called_by_short_names() -> None:
-    assert TuneJob.checked("resnet18").label == "resnet18"
-    assert TuneJob.checked("/far/away/my.model.onnx").label == "my.model"
+    assert TuneJob.of("resnet18").label == "resnet18"
+    assert TuneJob.of("/far/away/my.model.onnx").label == "my.model"
 
 
 @pytest.mark.usefixtures("prefect_api")

@@ -45,12 +45,12 @@ def test_paths_are_relative_to_where_they_are_written(tmp_path: Path) -> None:
     [
         ("trails = 3\n", ("retune.toml", "'trails'", "'trials'")),
         ("[tune]\ntrials = 3\n", ("retune.toml", "'tune'")),
-        ("trials = 'many'\n", ("retune.toml: trials", "a whole number", "'many'")),
-        ("trials = true\n", ("a whole number", "True")),
+        ("trials = 'many'\n", ("retune.toml: trials", "an integer", "'many'")),
+        ("trials = true\n", ("an integer", "True")),
         ("trials = 0\n", ("at least 1", "0")),
-        ("trials = 1.5\n", ("a whole number", "1.5")),
+        ("trials = 1.5\n", ("an integer", "1.5")),
         ("minutes = inf\n", ("finite", "inf")),
-        ("weights = 3\n", ("a text", "3")),
+        ("weights = 3\n", ("a string", "3")),
         ("home = ''\n", ("a path", "''")),
         ("home = 's3://bucket/folder'\n", ("retune.toml: home", "a folder of this machine", "s3://bucket/folder")),
         ("winograd = 1\n", ("retune.toml: winograd", "true or false", "1")),
@@ -67,7 +67,7 @@ def test_a_mistake_in_the_file_is_named(text: str, words: tuple[str, ...], tmp_p
 
 
 def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="RETUNE_TRIALS must be a whole number, not 'many'"):
+    with pytest.raises(OptionError, match="RETUNE_TRIALS must be an integer, not 'many'"):
         resolve({"RETUNE_TRIALS": "many"}, tmp_path)
     with pytest.raises(OptionError, match=r"missing\.toml"):
         resolve({"RETUNE_CONFIG": "missing.toml"}, tmp_path)

@@ -17,4 +17,4 @@ def test_the_flow_takes_the_arguments(tmp_path: Path) -> None:
     for name in CASES:
         given = arguments(name, 2, 0.5, 64, tmp_path)
         assert tune_network.tune_network.validate_parameters(given).items() >= given.items()
-        assert TuneJob.checked(**given).minutes == 0.5
+        assert TuneJob.of(**given).options.minutes == 0.5

@@ -3,7 +3,6 @@
 import pytest
 
 from retune.compiler.driver.measuring import network_options
-from retune.compiler.errors import OptionError
 
 CACHE = 32 << 20
 
@@ -22,8 +21,3 @@ CACHE = 32 << 20
 def test_weights_come_from_memory_when_the_networks_exceed_the_cache(megabytes: int, weights: str, pool: int) -> None:
     options = network_options(2, megabytes << 20, weights, CACHE)
     assert (options.threads, options.rotate_bytes) == (2, pool << 20)
-
-
-def test_another_word_is_refused() -> None:
-    with pytest.raises(OptionError, match="auto, cached, memory, not 'hot'"):
-        network_options(1, 0, "hot")

@@ -17,7 +17,6 @@ from retune.compiler.measure.results import Measurement
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Candidate, SketchPolicy, Told
-from retune.compiler.search.task_scheduler import SchedulerOptions
 from retune.compiler.target import HardwareParams, Target
 from tests.unit.cost_model.synthetic import programs
 
@@ -89,7 +88,7 @@ def test_a_state_rebuilt_from_records_is_the_state_that_made_them() -> None:
     run = tuning()
     stored: list[MeasureRecord] = []
     for _ in range(7):
-        index = run.choose(SchedulerOptions())
+        index = run.choose()
         assert index is not None
         records = one_round(run, index)
         stored += records
@@ -98,7 +97,7 @@ def test_a_state_rebuilt_from_records_is_the_state_that_made_them() -> None:
     again.replay({}, sorted(stored, key=lambda record: record.record_id, reverse=True)[::-1])
     assert snapshot(again) == snapshot(run)
     assert (again.trials, again.rounds, again.elapsed) == (28, 7, 7.0)
-    assert again.choose(SchedulerOptions()) == run.choose(SchedulerOptions())
+    assert again.choose() == run.choose()
 
 
 def test_history_is_known_but_costs_nothing_of_the_budget() -> None:
@@ -142,7 +141,7 @@ def test_a_first_round_that_fails_alike_stops_its_task_also_after_a_replay() -> 
     run.tell(1, records)
     assert run.tasks[1].state.exhausted
     assert "failed alike (COMPILE_HOST): stack of" in run.row(1).stop_reason
-    assert run.choose(SchedulerOptions()) == 0
+    assert run.choose() == 0
     again = tuning()
     again.replay({}, records)
     assert again.row(1).stop_reason == run.row(1).stop_reason
@@ -177,7 +176,7 @@ def test_a_task_without_programs_is_given_no_further_rounds() -> None:
     run.tell(0, one_round(run, 0))
     assert run.ask(0, 4) == ()
     run.exhaust(0, "nothing left")
-    assert run.choose(SchedulerOptions()) == 1
+    assert run.choose() == 1
 
 
 def test_a_run_is_stalled_when_trials_bring_nothing_also_after_a_replay() -> None:
@@ -225,7 +224,7 @@ def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> Non
     run = begin(tasks, weights, ORIGIN)
     stored: list[MeasureRecord] = []
     for _ in range(4):
-        index = run.choose(SchedulerOptions())
+        index = run.choose()
         assert index is not None
         records = pretended(run, index)
         stored += records
@@ -281,7 +280,7 @@ def test_small_reductions_get_no_round_and_do_not_keep_the_latency_unknown() -> 
     assert run.live == 1
     assert "too small" in run.row(1).stop_reason
     for _ in range(3):
-        assert run.choose(SchedulerOptions()) == 0
+        assert run.choose() == 0
         run.tell(0, one_round(run, 0))
     assert run.latency == run.row(0).best_seconds
 
@@ -324,7 +323,7 @@ def test_of_two_ways_the_loser_gets_no_further_rounds_also_after_a_replay() -> N
         run.tell(index, records)
     assert run.latency == pytest.approx(3e-3)
     assert [row.stop_reason for row in run.summary().rows] == ["matmul16 computes the same faster", ""]
-    assert run.choose(SchedulerOptions()) == 1
+    assert run.choose() == 1
     again = race()
     again.replay({}, told)
     assert snapshot(again) == snapshot(run)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from retune.compiler.errors import OptionError
+from retune.compiler.options import SchedulerOptions
 from retune.compiler.search.task_scheduler import (
-    SchedulerOptions,
     TaskState,
     choose_task,
     gradients,
