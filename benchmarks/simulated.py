@@ -138,7 +138,7 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
         setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        spent = with_task_runner(allocation.allocate_trials, job)(job, run.run_id)
+        spent = with_task_runner(allocation.allocate_trials, job)(job, extracted, run.run_id)
         complete_run(run.run_id, job.place, {"trials": spent.trials})
     return spent
 

@@ -1,6 +1,6 @@
-"""In: an open run. Out: the budget, spent where it shortens the network's latency most.
+"""The flow that spends the budget of an open run where it shortens the network's latency most.
 
-Always: a round is durable before anything is learned from it.
+A round is durable before anything is learned from it.
 
     restore what is stored → until the budget is spent: choose a task → sample → measure → store → train
 """
@@ -9,12 +9,12 @@ import time
 
 from prefect import flow
 
+from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.looks import KEEP_ROUNDS
 from retune.compiler.driver.tuning import Tuning, TuningSummary
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
-from retune.tasks.extract import extract_any
 from retune.tasks.measure import measure
 from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
@@ -28,10 +28,11 @@ LEAST_PROGRESS = 0.01
 
 
 @flow(name="allocate-trials", flow_run_name="allocate-trials-{job.label}")
-def allocate_trials(job: TuneJob, run_id: str, bar: ProgressBar | None = None) -> TuningSummary:
+def allocate_trials(
+    job: TuneJob, extracted: Extracted, run_id: str, bar: ProgressBar | None = None
+) -> TuningSummary:
     """Spend the budget of `job` on its tasks; what the run has spent before counts. `bar` is filled meanwhile."""
     home, device = job.place, job.device
-    extracted = extract_any(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
     tuning = begin_tuning(opaque(extracted), job.origin(run_id, measuring), job.options)

@@ -14,6 +14,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Comparison, Report
@@ -68,7 +69,7 @@ def compile_network(
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, trials=1, **options))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
-        compiled = with_task_runner(compile_best, job)(job, run.run_id)
+        compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id)
         origin = job.origin(run.run_id, job.measuring(extracted.constant_bytes))
         nothing = begin_tuning(opaque(extracted), origin).summary()
         report = publish(
@@ -87,13 +88,14 @@ def compile_network(
 
 
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
-def compile_best(job: TuneJob, run_id: str, rounds: int = 0, elapsed: float = 0.0) -> Compiled:
+def compile_best(
+    job: TuneJob, extracted: ExtractedNetwork, run_id: str, rounds: int = 0, elapsed: float = 0.0
+) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from, after so many
     rounds and seconds of tuning.
     """
     announce(PhaseStarted("selecting the best programs"))
     folder = job.run_folder(run_id)
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     known = best_of_every_task(job.place, job.target, job.device, job.threads)
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]

@@ -9,11 +9,11 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 
+from retune.compiler.driver.operators import extract
 from retune.compiler.errors import OptionError
 from retune.compiler.options import MACHINE
 from retune.flows.parameters import TuneJob, takes_options
 from retune.storage.files import new_id
-from retune.tasks.extract import extracted
 from retune.tasks.train import learn_records, save_lessons
 
 
@@ -45,7 +45,7 @@ def train_cost_model(
         raise OptionError("no networks given: name some of the zoo, the paths of ONNX files, or operators")
     began = time.monotonic()
     job = TuneJob.of(networks[0], home=home, trials=1, **options)
-    subjects = [extracted(name, job.target, job.threads) for name in networks]
+    subjects = [extract(name, job.target, job.threads) for name in networks]
     tasks = list({task.workload_key: task for subject in subjects for task in subject.tasks}.values())
     origin = job.origin(new_id(), job.measuring(max(subject.constant_bytes for subject in subjects)))
     trained = learn_records(tasks, job.place, origin, holdout)

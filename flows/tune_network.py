@@ -48,8 +48,8 @@ def tune_network(
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
-        spent = with_task_runner(allocate_trials, job)(job, run.run_id, bar)
-        compiled = with_task_runner(compile_best, job)(job, run.run_id, spent.rounds, spent.elapsed)
+        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar)
+        compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id, spent.rounds, spent.elapsed)
         announce(PhaseStarted("writing the report"))
         report = publish(
             run.run_id,

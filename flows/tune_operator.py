@@ -13,6 +13,7 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
+from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.operators import Operator
 from retune.compiler.driver.winners import Winner, first_guesses
@@ -63,9 +64,9 @@ def tune_operator(
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
-        spent = with_task_runner(allocate_trials, job)(job, run.run_id, bar)
+        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar)
         announce(PhaseStarted("confirming the best programs"))
-        winner = with_task_runner(confirm_operator, job)(job)
+        winner = with_task_runner(confirm_operator, job)(job, extracted)
         folder = job.run_folder(run.run_id)
         report = publish_operator(run.run_id, job.describe(), spent, winner, folder)
         files = (folder / "report.json", folder / "report.md")
@@ -74,9 +75,8 @@ def tune_operator(
 
 
 @flow(name="confirm-operator", flow_run_name="confirm-operator")
-def confirm_operator(job: TuneJob) -> Winner:
+def confirm_operator(job: TuneJob, extracted: Extracted) -> Winner:
     """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
-    extracted = extract_any(job.network, job.target, job.threads)
     (task,) = extracted.tasks
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:

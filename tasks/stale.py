@@ -1,24 +1,22 @@
 """The task that estimates from stored records what tuning a network again would bring."""
 
-from collections.abc import Sequence
-
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from retune.compiler import config
+from retune.compiler.driver.operators import extract
 from retune.compiler.driver.stale import TuningEstimate, estimate
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.place import Place
-from retune.tasks.extract import extracted
 from retune.tasks.names import named
 
 
 @task(name="judge", task_run_name=named("judge", "network"), cache_policy=NO_CACHE)
 def judge(
-    network: str, home: Place, target: str, device: str, threads: int, shapes: Sequence[str] = ()
+    network: str, home: Place, target: str, device: str, threads: int
 ) -> TuningEstimate:
     """What the records of this machine promise of the network."""
-    subject = extracted(network, target, threads, tuple(shapes))
+    subject = extract(network, target, threads)
     store = ParquetRecordStore(home)
     records = {key: store.records(key, target, device, threads=threads) for key in set(subject.task_keys)}
     return estimate(network, subject.tasks, subject.weights, records, config.engine_version(), layers=subject.layers)

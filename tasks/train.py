@@ -9,10 +9,9 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.cost_model import TrainingBatch
 from retune.compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
-from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.looks import fresh_looks
 from retune.compiler.driver.looks import recall_looks as take_over_looks
-from retune.compiler.driver.operators import ExtractedOperator
 from retune.compiler.driver.train import TrainedModel, train_model
 from retune.compiler.driver.tuning import Origin, Tuning, begin
 from retune.compiler.errors import StoreError
@@ -29,7 +28,7 @@ from retune.storage.runs import RunLedger
 
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
 def begin_tuning(
-    extracted: ExtractedNetwork | ExtractedOperator, origin: Origin, scheduler: SchedulerOptions | None = None
+    extracted: Extracted, origin: Origin, scheduler: SchedulerOptions | None = None
 ) -> Tuning:
     """A run before its first round: one policy per tuning task, one cost model for all of them."""
     return begin(extracted.tasks, extracted.weights, origin, layers=extracted.layers, scheduler=scheduler)

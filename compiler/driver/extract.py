@@ -1,14 +1,13 @@
-"""In: a network's name or file, a target, a thread count. Out: its optimised graph, cut into kernels and tuning
-tasks.
+"""Extraction: a network's optimised graph, cut into kernels and tuning tasks.
 
-Always: deterministic; a broken network is a `ModelError`.
+It is deterministic and takes seconds, so a run extracts once and passes the result on.
 """
 
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Sequence
 
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import OptionError
+from retune.compiler.frontend import zoo
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Partition, partition
@@ -18,34 +17,35 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 
 
-class ExtractedNetwork:
-    """A network that is ready to be tuned and compiled: `source` as it was asked for, `graph` optimised, `partition`
-    its kernels.
+class Extracted:
+    """A network or an operator that is ready to be tuned: `source` as it was asked for, its tuning `tasks` with their
+    `weights`, and the bytes of all weights of the network. Tasks with the same number in `layers` compute the same,
+    and only the fastest of them will run.
 
-    `tasks` are the tuning tasks with their `weights`; those with the same number in `layers` compute the same, and only
-    the fastest of them will run.
+    It has slots and no `__dict__`: as a parameter of a flow, Prefect stores its name and does not write it as JSON.
     """
 
-    def __init__(self, source: str, target: Target, threads: int, graph: Graph, cut: Partition) -> None:
+    __slots__ = ("constant_bytes", "layers", "name", "source", "target", "tasks", "threads", "weights")
+
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        target: Target,
+        threads: int,
+        tasks: Sequence[SearchTask],
+        weights: Sequence[int],
+        layers: Sequence[int],
+        constant_bytes: int = 0,
+    ) -> None:
         self.source = source
+        self.name = name
         self.target = target
         self.threads = threads
-        self.graph = graph
-        self.partition = cut
-        ways = [(task, layer.weight, number) for number, layer in enumerate(cut.layers()) for task in layer.tasks]
-        self.tasks: tuple[SearchTask, ...] = tuple(task for task, _, _ in ways)
-        self.weights: tuple[int, ...] = tuple(weight for _, weight, _ in ways)
-        self.layers: tuple[int, ...] = tuple(number for _, _, number in ways)
-
-    @property
-    def name(self) -> str:
-        """A short name: that of the zoo, or the file's without its ending."""
-        return self.graph.name
-
-    @property
-    def constant_bytes(self) -> int:
-        """Bytes of all weights: what one run of the network has to read of them."""
-        return sum(array.nbytes for array in self.graph.constants.values())
+        self.tasks = tuple(tasks)
+        self.weights = tuple(weights)
+        self.layers = tuple(layers)
+        self.constant_bytes = constant_bytes
 
     @property
     def task_keys(self) -> tuple[str, ...]:
@@ -53,19 +53,50 @@ class ExtractedNetwork:
         return tuple(task.workload_key for task in self.tasks)
 
 
+class ExtractedNetwork(Extracted):
+    """A network that can also be compiled: its `graph`, optimised, and its kernels, the `partition`."""
+
+    __slots__ = ("graph", "partition")
+
+    def __init__(self, source: str, target: Target, threads: int, graph: Graph, cut: Partition) -> None:
+        ways = [(task, layer.weight, number) for number, layer in enumerate(cut.layers()) for task in layer.tasks]
+        super().__init__(
+            source,
+            graph.name,
+            target,
+            threads,
+            [task for task, _, _ in ways],
+            [weight for _, weight, _ in ways],
+            [number for _, _, number in ways],
+            sum(array.nbytes for array in graph.constants.values()),
+        )
+        self.graph = graph
+        self.partition = cut
+
+
 def extract_network(
-    network: str, target: str, threads: int, shapes: tuple[str, ...] = (), winograd: bool = True
+    network: str, target: str, threads: int, shapes: Sequence[str] = (), winograd: bool = True
 ) -> ExtractedNetwork:
     """Read, optimise and cut `network`, which is a name of the zoo or the path of an ONNX file.
 
     `shapes` fixes dynamic inputs, each by a text such as `image=1,3,224,224`. `winograd` says whether convolutions may
-    be computed in transformed spaces, where that is measured to be faster. Within a process the last answer is
-    kept, for as long as the file does not change.
+    be computed in transformed spaces, where that is measured to be faster.
     Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
     """
-    path = Path(network)
-    stamp = path.stat().st_mtime_ns if path.is_file() else 0
-    return _extract(network, target, threads, shapes, winograd, stamp)
+    machine = Target(target)
+    graph = optimize(load_network(network, shapes=dict(map(parse_shape, shapes))))
+    cut = partition(graph, machine, hardware_of(machine, threads), winograd_for(machine) if winograd else ())
+    return ExtractedNetwork(network, machine, threads, graph, cut)
+
+
+def check_network(network: str, shapes: Sequence[str] = ()) -> None:
+    """Check that a network can be imported. The zoo's can, so of those only the shapes are read.
+
+    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, OptionError.
+    """
+    given = dict(map(parse_shape, shapes))
+    if given or network not in zoo.NAMES:
+        load_network(network, shapes=given)
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -78,18 +109,3 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not name or not sign or not all(extent.isdecimal() and int(extent) > 0 for extent in extents):
         raise OptionError(f"cannot read the shape {text!r}; write it as NAME=1,3,224,224")
     return name, tuple(map(int, extents))
-
-
-@lru_cache(maxsize=1)
-def _extract(
-    network: str,
-    target: str,
-    threads: int,
-    shapes: tuple[str, ...],
-    winograd: bool,
-    stamp: int,  # noqa: ARG001 - part of the cache's key
-) -> ExtractedNetwork:
-    machine = Target(target)
-    graph = optimize(load_network(network, shapes=dict(map(parse_shape, shapes))))
-    cut = partition(graph, machine, hardware_of(machine, threads), winograd_for(machine) if winograd else ())
-    return ExtractedNetwork(network, machine, threads, graph, cut)

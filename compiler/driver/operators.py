@@ -14,11 +14,11 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from retune.compiler import te
+from retune.compiler.driver.extract import Extracted, extract_network
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import DefinitionError, OptionError, WorkloadError
 from retune.compiler.ops import OPS, Attribute
@@ -169,27 +169,7 @@ def label_of(subject: str) -> str:
     return operator_label(subject) if is_operator(subject) else Path(subject).stem or subject
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractedOperator:
-    """An operator that is ready to be tuned: what `ExtractedNetwork` has of a network, for its one task."""
-
-    source: str
-    name: str
-    target: Target
-    threads: int
-    tasks: tuple[SearchTask, ...]
-    weights: tuple[int, ...] = (1,)
-    layers: tuple[int, ...] = (0,)
-    constant_bytes: int = 0
-
-    @property
-    def task_keys(self) -> tuple[str, ...]:
-        """The workload key of the task."""
-        return tuple(task.workload_key for task in self.tasks)
-
-
-@lru_cache(maxsize=8)
-def extract_operator(text: str, target: str, threads: int) -> ExtractedOperator:
+def extract_operator(text: str, target: str, threads: int) -> Extracted:
     """The tuning task of an operator.
 
     Importing a module runs its code; name only modules of your own.
@@ -208,4 +188,13 @@ def extract_operator(text: str, target: str, threads: int) -> ExtractedOperator:
         raise OptionError(f"{text}: {error}") from error
     name = operator_label(text)
     named = SearchTask(name, task.dag, task.target, task.hardware, task.key, task.layout)
-    return ExtractedOperator(text, name, machine, threads, (named,))
+    return Extracted(text, name, machine, threads, [named], [1], [0])
+
+
+def extract(subject: str, target: str, threads: int) -> Extracted:
+    """The tuning tasks of a network, or of an operator in a line as `Operator` writes it.
+
+    Raises: as `extract_network`, `extract_operator`.
+    """
+    found = extract_operator if is_operator(subject) else extract_network
+    return found(subject, target, threads)

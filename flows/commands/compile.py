@@ -25,9 +25,11 @@ from retune.compiler.runtime.published import require_writable
 from retune.compiler.target import Target
 from retune.flows.commands.arguments import Network, Shapes, Store, TargetText, Threads, home_of
 from retune.flows.commands.output import Json, Output, Quiet
-from retune.flows.commands.tune import HOST
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.place import Place
+
+HOST = "llvm"
+"""The target of this machine."""
 
 
 def compile_network(

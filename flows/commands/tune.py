@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retune.compiler import config
-from retune.compiler.driver.extract import extract_network
+from retune.compiler.driver.extract import check_network
 from retune.compiler.options import tune_options
 from retune.flows.commands.arguments import Network, Shapes, Store, option_of
 from retune.flows.commands.output import Json, Output, Quiet
@@ -21,9 +21,6 @@ from retune.flows.state_folder import check_state_folder
 from retune.storage.files import make_folder, new_id
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.place import veiled_places
-
-HOST = "llvm"
-"""The target of this machine."""
 
 
 def tune(
@@ -40,7 +37,7 @@ def tune(
     home = Path(job.home)
     check_state_folder(home, len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
-    extract_network(job.network, job.target or HOST, job.threads or 1, job.shapes, job.options.winograd)
+    check_network(job.network, job.shapes)
     ParquetRecordStore(job.place)  # refuses records of a newer version
     make_folder(home / "prefect")
     url = config.load().prefect_api

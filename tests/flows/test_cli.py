@@ -120,7 +120,7 @@ def test_a_run_says_at_once_what_it_does(
 ) -> None:
     shown: list[str] = []
     monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@host/api")
-    monkeypatch.setattr("retune.flows.commands.tune.extract_network", lambda *_: shown.append(capsys.readouterr().out))
+    monkeypatch.setattr("retune.flows.commands.tune.check_network", lambda *_: shown.append(capsys.readouterr().out))
     monkeypatch.setattr("os.execve", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "mlp", *options])
     with contextlib.suppress(SystemExit):

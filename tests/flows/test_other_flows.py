@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from retune.compiler import config
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.driver.operators import extract
 from retune.compiler.errors import OptionError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.features import FEATURE_VERSION
@@ -95,10 +97,11 @@ def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pyt
     for name in ("compile_network", "tune_operator"):
         monkeypatch.setattr(f"flows.{name}.open_workers", open_workers)
     for target in ("cuda -arch=sm_80", None):
+        job = TuneJob.of(network, trials=1, threads=1, home=home, target=target)
         with pytest.raises(ConfirmingError):
-            compile_best(TuneJob.of(network, trials=1, threads=1, home=home, target=target), "run")
+            compile_best(job, extract_network(network, job.target, 1), "run")
         with pytest.raises(ConfirmingError):
-            confirm_operator(TuneJob.of(OPERATOR, trials=1, threads=1, home=home, target=target))
+            confirm_operator(job, extract(OPERATOR, job.target, 1))
     assert opened == [0, 0, None, None]
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from retune.compiler import config
 from retune.compiler.driver.bench import DeviceFacts
+from retune.compiler.driver.operators import extract
 from retune.compiler.errors import OptionError, TargetError
 from retune.compiler.options import TuneOptions, about, flag_of
 from retune.compiler.settings import resolve
 from retune.flows import device as device_module
+from retune.flows.allocate_trials import allocate_trials
 from retune.flows.cli import load
 from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
 from retune.flows.tune_network import tune_network
@@ -171,3 +173,13 @@ def test_what_is_given_takes_the_place_of_a_setting_and_one_limit_of_both(monkey
     assert (options.trials, options.minutes, options.beta, options.strategy) == (None, 1.0, 4.0, "round-robin")
     assert options.on_device is None, "there is no fleet"
     assert job(fleet="folder").options.on_device == "board"
+
+
+def test_prefect_stores_the_name_and_not_the_weights_of_an_extracted_network() -> None:
+    extracted = extract("mlp", "llvm", 1)
+    stored = allocate_trials.serialize_parameters({"job": job(), "extracted": extracted, "run_id": "R"})
+    assert stored["extracted"] == "<ExtractedNetwork>"
+    assert stored["job"]["network"] == "mlp"
+    assert allocate_trials.validate_parameters({"job": job(), "extracted": extracted, "run_id": "R"})["extracted"] is (
+        extracted
+    )

@@ -5,6 +5,7 @@ import re
 from base64 import b64decode
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,10 +13,13 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
+from retune.compiler.driver import extract
 from retune.compiler.driver.report import Report
 from retune.compiler.errors import DeviceError, ModelFormatError, OptionError
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.ir import Graph
 from retune.compiler.runtime.cuda import why_not
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
@@ -34,10 +38,20 @@ KINDS = {
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 
-def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(tmp_path: Path) -> None:
+def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, home = write_mlp(tmp_path / "shown.onnx"), tmp_path / "state"
     stored = set(Path(PREFECT_LOCAL_STORAGE_PATH.value()).rglob("*"))
+    imported: list[str] = []
+
+    def watched(name: str, **given: Any) -> Graph:
+        imported.append(name)
+        return load_network(name, **given)
+
+    monkeypatch.setattr(extract, "load_network", watched)
     first = tune_network(str(network), trials=10, threads=1, home=str(home))
+    assert imported == [str(network)], "a run imports its network once"
     assert first.is_right
     assert first.trials == 10
     assert {each.name for each in first.comparison.contenders} >= {"untuned", "tuned"}
