@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.plot import bar_chart
 from retune.compiler import config
 from retune.compiler.measure.peak import measured_peak
+from retune.compiler.runtime.readable import finite
 
 PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect")
 """Whose versions a line names, where they are installed."""
@@ -59,7 +60,7 @@ class Figure:
             fields["peak_ratio"] = _rounded(self.peak_ratio)
         if self.error is not None:
             fields["error"] = _rounded(self.error)
-        return json.dumps(_finite({**fields, **self.details, "machine": machine(self.threads)}), allow_nan=False)
+        return json.dumps(finite({**fields, **self.details, "machine": machine(self.threads)}), allow_nan=False)
 
 
 Draw = Callable[[str, Sequence[Figure]], str]
@@ -207,13 +208,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _finite(value: object) -> object:
-    """The same with null for every number that JSON cannot write."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rounded(value: float) -> float | None:

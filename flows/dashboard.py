@@ -70,16 +70,16 @@ class Dashboard:
         """Take an event in."""
         match event:
             case RunOpened():
-                self._rows = list(event.rows)
+                self._rows = list(event.tasks)
                 self._limits = event.trials_limit, event.seconds_limit
                 self._tuning = True
                 self._pieces = None
                 self._stand(event.trials, event.elapsed, None)
             case RoundStarted():
                 self._active = event.index
-                self._activity = f"round {event.round + 1}: {event.name}"
+                self._activity = f"round {event.round + 1}: {event.task}"
             case RoundDone():
-                self._rows[event.index] = event.row
+                self._rows[event.index] = event.task
                 self._active = None
                 self._estimate = event.estimate
                 self._stand(event.trials, event.elapsed, event.seconds_left)

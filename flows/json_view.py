@@ -4,13 +4,16 @@ The fields are those that docs/cli.md lists; times are in seconds, and null wher
 """
 
 import json
+import re
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from retune.compiler.driver.report import Report
 from retune.compiler.driver.tuning import TaskRow
 from retune.flows.commands.output import json_line
-from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
+from retune.flows.progress import Event, RoundDone, RunOpened
+
+_OF_TERMINALS = ("index", "untimed", "model")
 
 
 class JsonView:
@@ -34,43 +37,16 @@ def report_line(report: Report) -> str:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """An event as plain values."""
+    """An event as plain values: its kind, and its fields but for those that only a terminal shows."""
+    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    fields = {name: value for name, value in asdict(event).items() if name not in _OF_TERMINALS}
     match event:
         case RunOpened():
-            fields = {
-                "run_id": event.run_id,
-                "network": event.network,
-                "folder": event.folder,
-                "resumed": event.resumed,
-                "trials": event.trials,
-                "trials_limit": event.trials_limit,
-                "seconds_limit": event.seconds_limit,
-                "elapsed": event.elapsed,
-                "known": event.known,
-                "tasks": [_task(row) for row in event.rows],
-            }
-            return {"event": "run_opened", **fields}
-        case RoundStarted():
-            return {"event": "round_started", "round": event.round, "task": event.name}
+            fields["tasks"] = [_task(task) for task in event.tasks]
         case RoundDone():
-            fields = {
-                "round": event.round - 1,
-                "task": _task(event.row),
-                "failed": event.failed,
-                "trials": event.trials,
-                "elapsed": event.elapsed,
-                "seconds_left": event.seconds_left,
-                "latency": event.latency,
-                "latency_is_complete": not event.untimed,
-                "contention": event.contention,
-            }
-            return {"event": "round_done", **fields}
-        case TaskStopped():
-            return {"event": "task_stopped", "task": event.name, "reason": event.reason}
-        case PhaseStarted():
-            return {"event": "phase_started", "text": event.text}
-        case PhaseAdvanced():
-            return {"event": "phase_advanced", "done": event.done, "total": event.total}
+            del fields["trials_limit"]  # `run_opened` has it
+            fields.update(round=event.round - 1, task=_task(event.task), latency_is_complete=not event.untimed)
+    return {"event": kind, **fields}
 
 
 def _task(row: TaskRow) -> dict[str, Any]:

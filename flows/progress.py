@@ -1,6 +1,6 @@
-"""In: what happened in a run. Out: one log record that carries it as data.
+"""Events: what happens in a run, each a log record that carries it as data.
 
-Always: `str(event)` is a complete line for a log; views read the fields.
+`str(event)` is a complete line for a log; views read the fields.
 
 A flow calls `announce(event)`. In a deployment the line lands in the flow run's log; at the command line a handler
 picks the event from the record and draws it (see `retune.flows.live`).
@@ -40,7 +40,7 @@ class RunOpened:
     trials: int
     elapsed: float
     known: int
-    rows: tuple[TaskRow, ...]
+    tasks: tuple[TaskRow, ...]
     trials_limit: int | None = None
     seconds_limit: float | None = None
 
@@ -65,7 +65,7 @@ class RunOpened:
         verb = f"resumed after {self.trials} trials" if self.resumed else "opened"
         warm = f", {self.known} measured programs known from earlier runs" if self.known else ""
         return (
-            f"run {self.run_id} {verb}: {self.network}, {count(len(self.rows), 'task')}{warm}; state in {self.folder}"
+            f"run {self.run_id} {verb}: {self.network}, {count(len(self.tasks), 'task')}{warm}; state in {self.folder}"
         )
 
 
@@ -74,11 +74,11 @@ class RoundStarted:
     """A task got the next round."""
 
     index: int
-    name: str
+    task: str
     round: int
 
     def __str__(self) -> str:
-        return f"round {self.round}: {self.name} begins"
+        return f"round {self.round}: {self.task} begins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class RoundDone:
     """
 
     index: int
-    row: TaskRow
+    task: TaskRow
     round: int
     failed: int
     trials: int
@@ -125,12 +125,12 @@ class RoundDone:
         model = asdict(self.model) if self.model else dict.fromkeys(field.name for field in fields(ModelMetrics))
         return {
             "round": self.round - 1,
-            "task_key": self.row.task_key,
-            "task_name": self.row.name,
+            "task_key": self.task.task_key,
+            "task_name": self.task.name,
             "failed": self.failed,
             "trials": self.trials,
             "elapsed": self.elapsed,
-            "best_seconds": self.row.best_seconds if math.isfinite(self.row.best_seconds) else None,
+            "best_seconds": self.task.best_seconds if math.isfinite(self.task.best_seconds) else None,
             "latency": None if self.untimed else self.latency,
             "contention": self.contention,
             **{f"model_{name}": value for name, value in model.items()},
@@ -141,8 +141,8 @@ class RoundDone:
         failed = f" ({self.failed} failed)" if self.failed else ""
         busy = f"; other processes took {self.contention:.0%} of its timings" if self.contention > BUSY else ""
         return (
-            f"round {self.round}: {self.row.name}, trials {self.trials}{limit}{failed}, "
-            f"best {self.row.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"
+            f"round {self.round}: {self.task.name}, trials {self.trials}{limit}{failed}, "
+            f"best {self.task.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"
             f"{busy}"
         )
 
@@ -160,11 +160,11 @@ class TaskStopped:
     """A task gets no further rounds."""
 
     index: int
-    name: str
+    task: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name} is given up: {self.reason}"
+        return f"{self.task} is given up: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ import math
 from typing import TextIO
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from retune.compiler.driver.report import Report
 from retune.compiler.runtime.readable import busy_warning, cut_middle, milliseconds
-from retune.flows.commands.output import PIPE_WIDTH
+from retune.flows.commands.output import console_on
 
 WIDE = 110
 """Columns from which on a terminal has room for all columns of the table."""
@@ -18,7 +17,7 @@ WIDE = 110
 
 def show_report(report: Report, stream: TextIO) -> None:
     """Write what a run brought: the network's latencies, its kernels, and where everything lies."""
-    console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    console = console_on(stream)
     console.print(_kernels(report, console.width))
     if unused := sum(not task.used for task in report.tasks):
         console.print(f"not used: {unused} more ways to compute these kernels; the page says why", soft_wrap=True)

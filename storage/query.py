@@ -199,9 +199,12 @@ def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium, *
     root = medium.root
     connection.register("no_files", SCHEMA.empty_table())
     files = "SELECT *, '' AS target_slug, '' AS workload FROM no_files"
-    parts = part_names(medium)
-    if any(os.path.isfile(root / part) for part in parts):  # files of older versions lack columns, which are NULL then
-        files += f" UNION ALL BY NAME SELECT * FROM {_source(root, parts)}"
+    if parts := _files(root, f"{RECORDS}/*/*/*.parquet", part_names(medium)):
+        # files of older versions lack columns, which are NULL then
+        files += (
+            f" UNION ALL BY NAME SELECT * FROM read_parquet({parts}, union_by_name = true, hive_partitioning = true, "
+            "hive_types = {'target_slug': VARCHAR, 'workload': VARCHAR})"
+        )
     connection.execute(f"CREATE VIEW files AS SELECT * REPLACE (coalesce(censored, false) AS censored) FROM ({files})")
     connection.execute(_rounds_view(root))
     connection.execute(_json_view(root, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS, RUN, careful=careful))
@@ -248,11 +251,11 @@ def _json_view(
     names = [str(path.relative_to(root)) for path in root.glob(pattern)]
     if careful and kind is not None:
         names = [each for each in names if _is_sound(LocalMedium(root), each, kind)]
-    if not any(os.path.isfile(root / each) for each in names):
+    files = _files(root, pattern, names, listed=careful)
+    if not files:
         empty = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in columns.items())
         return f"CREATE VIEW {name} AS SELECT * FROM (SELECT {empty} WHERE false)"
     typed = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
-    files = _files(root, pattern, names, listed=careful)
     source = (
         f"read_json({files}, format = '{form}', ignore_errors = {str(form != 'auto').lower()}, columns = {{{typed}}})"
     )
@@ -269,26 +272,17 @@ def _is_sound(medium: Medium, name: str, kind: TypeAdapter[Any]) -> bool:
 
 def _files(root: Path, pattern: str, names: Sequence[str], *, listed: bool = False) -> str:
     """The files for DuckDB: the pattern, or a list where one of them is a pipe or a link to nothing, on which it waits
-    or fails.
+    or fails; empty where there is no file.
     """
     regular = [name for name in names if os.path.isfile(root / name)]
-    if len(regular) == len(names) and not listed:
+    if regular and len(regular) == len(names) and not listed:
         return _glob(root, pattern)
-    return f"[{', '.join(_glob(root, each) for each in regular)}]"
+    return f"[{', '.join(_glob(root, each) for each in regular)}]" if regular else ""
 
 
 def _glob(root: Path, pattern: str) -> str:
     """A pattern below the root as a literal."""
     return _quoted(re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{pattern}")
-
-
-def _source(root: Path, parts: Sequence[str]) -> str:
-    """The table function over the files; a view takes no parameters, so the path is quoted here."""
-    files = _files(root, f"{RECORDS}/*/*/*.parquet", parts)
-    return (
-        f"read_parquet({files}, union_by_name = true, hive_partitioning = true, "
-        "hive_types = {'target_slug': VARCHAR, 'workload': VARCHAR})"
-    )
 
 
 def _quoted(text: str) -> str:

@@ -4,13 +4,12 @@ Always: a time that is unknown says so.
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import Self
 
 from retune.compiler.driver.tuning import TuningSummary
 from retune.compiler.driver.winners import Winner
-from retune.compiler.runtime.readable import milliseconds
+from retune.compiler.runtime.readable import finite, milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class OperatorReport:
     def to_json(self) -> str:
         """Everything, as JSON text; a time that is unknown is null."""
         fields = {**asdict(self), "gflops": self.gflops, "speedup": self.speedup}
-        return json.dumps({key: None if _unknown(value) else value for key, value in fields.items()}, indent=2)
+        return json.dumps(finite(fields), indent=2)
 
     def markdown(self) -> str:
         """Everything but the steps, for people."""
@@ -103,7 +102,3 @@ class OperatorReport:
                 "",
             ]
         )
-
-
-def _unknown(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

@@ -13,7 +13,7 @@ from retune.compiler.driver.tuning import TaskRow, TuningSummary
 from retune.compiler.driver.winners import Winner
 from retune.compiler.measure.record import FITTED_GUESS, GUESSES
 from retune.compiler.runtime.published import publish_text
-from retune.compiler.runtime.readable import busy_warning, milliseconds
+from retune.compiler.runtime.readable import busy_warning, finite, milliseconds
 from retune.compiler.target import Target
 
 TOLERANCE = 1e-4
@@ -192,7 +192,7 @@ class Report:
 
     def to_json(self) -> str:
         """Everything, as JSON text; a time that is unknown is null."""
-        return json.dumps(_finite({**asdict(self), "speedup": self.speedup, "is_right": self.is_right}), indent=2)
+        return json.dumps(finite({**asdict(self), "speedup": self.speedup, "is_right": self.is_right}), indent=2)
 
     def markdown(self) -> str:
         """Everything, for people."""
@@ -288,12 +288,3 @@ def _error(error: float | None) -> str:
 
 def _gflops(task: TaskOutcome) -> str:
     return f"{task.flops / task.best_seconds / 1e9:.1f}" if task.flops and math.isfinite(task.best_seconds) else "-"
-
-
-def _finite(value: object) -> object:
-    """The same with every number that JSON cannot write replaced by None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,6 +1,8 @@
-"""Figures and names for people, and the warning that a busy machine spoiled timings."""
+"""Figures and names for people and in JSON, and the warning that a busy machine spoiled timings."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 BUSY = 0.05
 """From this share of contention on, timings are rough enough to say so."""
@@ -13,6 +15,15 @@ def milliseconds(seconds: float | None, unknown: str = "-") -> str:
     value = float(f"{seconds * 1e3:.3g}")
     digits = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:.{max(0, digits)}f}"
+
+
+def finite(value: Any) -> Any:
+    """The same with null for every number that JSON cannot write."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def count(number: int, noun: str) -> str:

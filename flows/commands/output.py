@@ -1,17 +1,16 @@
-"""In: what a command has to say. Out: text and tables for people, JSON lines for machines, or nothing.
+"""What a command prints: text and tables for people, JSON lines for machines, or nothing.
 
-Always: what people read on stdout is there for machines too. Errors go to stderr, whatever the mode. No password of a
-URL is shown.
+What people read on stdout is there for machines too. Errors go to stderr, whatever the mode. No password of a URL is
+shown.
 """
 
 import json
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TextIO
 
 import typer
 from rich import box
@@ -20,6 +19,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from retune.compiler.errors import OptionError, without_passwords
+from retune.compiler.runtime.readable import finite
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text and tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code tells.")]
@@ -94,7 +94,7 @@ class Output:
             for row in rows:
                 self.object(row)
         elif self.mode is Mode.PEOPLE:
-            console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+            console = console_on(sys.stdout)
             shown = [column for column in columns if column.from_width <= console.width]
             table = Table(box=box.SIMPLE)
             for column in shown:  # cells are never cut: ids are copied from them
@@ -102,6 +102,11 @@ class Output:
             for row in rows:
                 table.add_row(*(_text(column.cell(row)) for column in shown))
             console.print(table)
+
+
+def console_on(stream: TextIO) -> Console:
+    """Where tables are printed: as wide as the terminal, or `PIPE_WIDTH` columns where there is none."""
+    return Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False)
 
 
 def json_line(fields: Row) -> str:
@@ -125,15 +130,6 @@ class _Warnings(logging.Handler):
 def warn_in_one_line() -> None:
     """Have warnings that no other handler takes, in this process, said in one line on stderr."""
     logging.lastResort = _Warnings(logging.WARNING)
-
-
-def finite(value: Any) -> Any:
-    """The same with null for every number that JSON cannot write."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _text(cell: object) -> str:

@@ -13,9 +13,9 @@ from retune.compiler import config
 from retune.compiler.errors import LogFormatError, OptionError
 from retune.compiler.measure.log import append_log, from_record, read_log, to_record, write_line
 from retune.compiler.measure.record import MeasureRecord
-from retune.compiler.runtime.readable import count, milliseconds
+from retune.compiler.runtime.readable import count, finite, milliseconds
 from retune.flows.commands.arguments import Store, home_of
-from retune.flows.commands.output import Column, Group, Json, Output, Quiet, finite
+from retune.flows.commands.output import Column, Group, Json, Output, Quiet
 from retune.storage.compaction import Retention, compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import run_query

@@ -90,10 +90,10 @@ def test_it_fits_small_terminals_and_keeps_what_matters() -> None:
 def test_80_columns_show_whole_headings_shares_and_the_estimate() -> None:
     names = ("conv2d_3x3_c64_1x56x56x64_add_relu", "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu", "dense")
     dashboard = Dashboard(Clock())
-    dashboard.note(replace(OPENED, rows=tuple(replace(ROWS[0], name=name) for name in names)))
-    dashboard.note(replace(done(0, 0.01, 16), row=replace(ROWS[0], name=names[0], trials=16, best_seconds=0.01)))
+    dashboard.note(replace(OPENED, tasks=tuple(replace(ROWS[0], name=name) for name in names)))
+    dashboard.note(replace(done(0, 0.01, 16), task=replace(ROWS[0], name=names[0], trials=16, best_seconds=0.01)))
     second = replace(ROWS[0], name=names[1], trials=16, best_seconds=0.03)
-    dashboard.note(replace(done(1, 0.03, 32), index=1, row=second))
+    dashboard.note(replace(done(1, 0.03, 32), index=1, task=second))
     lines = shown(dashboard, width=80, height=24)
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["task", "share", "trials", "best", "ms", "GFLOP/s"]
@@ -106,7 +106,7 @@ def test_80_columns_show_whole_headings_shares_and_the_estimate() -> None:
 
 def test_a_small_terminal_keeps_half_of_its_lines() -> None:
     dashboard = Dashboard(Clock())
-    dashboard.note(replace(OPENED, rows=ROWS * 4))
+    dashboard.note(replace(OPENED, tasks=ROWS * 4))
     assert len(shown(dashboard, width=80, height=34)) <= 17
 
 

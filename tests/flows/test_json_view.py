@@ -70,6 +70,23 @@ def test_lines_are_json_with_null_for_what_is_unknown() -> None:
     assert json.loads(report_line(report()))["comparison"]["contenders"][1]["error"] is None
 
 
+def test_the_fields_of_a_round_are_those_of_earlier_versions() -> None:
+    assert event_fields(EVENTS[1]) == {"event": "round_started", "round": 0, "task": "conv2d_3x3"}
+    done = event_fields(EVENTS[2])
+    assert done.pop("task")["name"] == "conv2d_3x3"
+    assert done == {
+        "event": "round_done",
+        "round": 0,
+        "failed": 2,
+        "trials": 64,
+        "elapsed": 8.0,
+        "seconds_left": None,
+        "latency": math.inf,
+        "latency_is_complete": False,
+        "contention": 0.0,
+    }
+
+
 def test_a_warning_is_one_line_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logging, "lastResort", None)
     warn_in_one_line()

@@ -10,6 +10,7 @@ from rich.console import Console
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import Comparison, Contender, Report, TaskOutcome
 from retune.flows import summary
+from retune.flows.commands import output
 from retune.flows.summary import show_report
 
 HOT = "winograd4_conv2d_3x3_c128_1x28x28x128_add_add_relu"
@@ -31,7 +32,7 @@ def report(folder: Path) -> Report:
 def test_the_table_has_whole_headings_and_the_hottest_kernel_first(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary, "PIPE_WIDTH", width)
+    monkeypatch.setattr(output, "PIPE_WIDTH", width)
     stream = io.StringIO()
     show_report(report(tmp_path), stream)
     text = stream.getvalue()
@@ -62,6 +63,6 @@ def test_it_ends_with_a_link_to_the_page(tmp_path: Path, monkeypatch: pytest.Mon
     assert stream.getvalue().splitlines()[-1].split() == ["page", str(page)]
     terminal = io.StringIO()
     made = Console(file=terminal, force_terminal=True, color_system="standard", width=200, highlight=False)
-    monkeypatch.setattr(summary, "Console", lambda **_: made)
+    monkeypatch.setattr(summary, "console_on", lambda _: made)
     show_report(report(tmp_path), terminal)
     assert f";{page.as_uri()}" in terminal.getvalue().splitlines()[-1]

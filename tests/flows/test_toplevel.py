@@ -82,7 +82,7 @@ def test_every_program_has_this_handler(module: str) -> None:
         "import runpy, sys; from retune.flows import toplevel;"
         "toplevel.guarded.__code__ = (lambda main, stopped='': 99).__code__;"
         "sys.argv = ['retune', 'quiet', '{}'];"
-        f"runpy.run_module('flows.{module}', run_name='__main__')"
+        f"runpy.run_module('retune.flows.{module}', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 99, done.stderr
