@@ -95,7 +95,7 @@ def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pyt
 
     network, home = str(write_mlp(tmp_path / "small.onnx")), str(tmp_path / "state")
     for name in ("compile_network", "tune_operator"):
-        monkeypatch.setattr(f"flows.{name}.open_workers", open_workers)
+        monkeypatch.setattr(f"retune.flows.{name}.open_workers", open_workers)
     for target in ("cuda -arch=sm_80", None):
         job = TuneJob.of(network, trials=1, threads=1, home=home, target=target)
         with pytest.raises(ConfirmingError):

@@ -120,7 +120,7 @@ def test_for_a_gpu_all_is_done_up_to_the_first_launch_and_then_it_is_said_what_i
 
 def test_a_mistake_raises_our_own_error_and_leaves_no_run_behind(tmp_path: Path) -> None:
     home = tmp_path / "state"
-    with pytest.raises(OptionError, match="budget"):
+    with pytest.raises(OptionError, match="must be"):
         tune_network("mlp", trials=0, home=str(home))
     with pytest.raises(ModelFormatError, match=r"nothing\.onnx"):
         tune_network("nothing.onnx", trials=1, home=str(home))
