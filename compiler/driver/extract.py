@@ -89,11 +89,14 @@ def extract_network(
     return ExtractedNetwork(network, machine, threads, graph, cut)
 
 
-def check_network(network: str, shapes: Sequence[str] = ()) -> None:
-    """Check that a network can be imported. The zoo's can, so of those only the shapes are read.
+def check_network(network: str, shapes: Sequence[str] = (), target: str = "") -> None:
+    """Check that a network can be imported and that LLVM knows the target, if it is given. The zoo's networks can be
+    imported, so they are read only if they are given shapes.
 
-    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, OptionError.
+    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
     """
+    if target:
+        hardware_of(Target(target), 1)
     given = dict(map(parse_shape, shapes))
     if given or network not in zoo.NAMES:
         load_network(network, shapes=given)

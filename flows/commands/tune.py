@@ -37,7 +37,7 @@ def tune(
     home = Path(job.home)
     check_state_folder(home, len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
-    check_network(job.network, job.shapes)
+    check_network(job.network, job.shapes, job.target)
     ParquetRecordStore(job.place)  # refuses records of a newer version
     make_folder(home / "prefect")
     url = config.load().prefect_api

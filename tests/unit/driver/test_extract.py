@@ -6,7 +6,7 @@ import pytest
 
 from retune.compiler.driver.extract import check_network, extract_network
 from retune.compiler.driver.operators import Operator, extract
-from retune.compiler.errors import ModelFormatError, OptionError, UnsupportedOperatorError
+from retune.compiler.errors import ModelFormatError, OptionError, TargetError, UnsupportedOperatorError
 from tests.flows.networks import write_mlp, write_unsupported
 
 
@@ -17,6 +17,8 @@ def test_the_check_of_a_network_imports_what_is_no_part_of_the_zoo(tmp_path: Pat
         check_network(str(write_unsupported(tmp_path / "unsupported.onnx")))
     with pytest.raises(ModelFormatError):
         check_network("no_such_network")
+    with pytest.raises(TargetError, match="abacus"):
+        check_network("mlp", target="llvm -mcpu=abacus")
     with pytest.raises(OptionError, match="NAME=1,3,224,224"):
         check_network("mlp", ["x"])
 
