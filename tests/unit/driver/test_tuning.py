@@ -14,6 +14,7 @@ from retune.compiler.cost_model import RandomModel, TrainingBatch
 from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
 from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
+from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Candidate, SketchPolicy, Told
@@ -48,8 +49,9 @@ def matmul(size: int) -> SearchTask:
     return SearchTask(f"matmul{size}", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
 
 
-def tuning(limit: int = 1000) -> Tuning:
-    return Tuning(ORIGIN, [matmul(8), matmul(16)], [1, 3], lambda task: CountingPolicy(task, limit))
+def tuning(limit: int = 1000, scheduler: SchedulerOptions | None = None) -> Tuning:
+    tasks = [matmul(8), matmul(16)]
+    return Tuning(ORIGIN, tasks, [1, 3], lambda task: CountingPolicy(task, limit), scheduler=scheduler)
 
 
 def policy_of(task: TaskProgress) -> CountingPolicy:
@@ -98,6 +100,32 @@ def test_a_state_rebuilt_from_records_is_the_state_that_made_them() -> None:
     assert snapshot(again) == snapshot(run)
     assert (again.trials, again.rounds, again.elapsed) == (28, 7, 7.0)
     assert again.choose() == run.choose()
+
+
+@pytest.mark.parametrize("options", [SchedulerOptions("round-robin"), SchedulerOptions(explore=1.0)])
+def test_the_options_of_the_scheduler_decide_also_after_a_replay(options: SchedulerOptions) -> None:
+    chosen: list[int] = []
+    stored: list[MeasureRecord] = []
+    run = tuning(scheduler=options)
+    for _ in range(8):
+        index = run.choose()
+        assert index is not None
+        chosen.append(index)
+        stored += one_round(run, index)
+        run.tell(index, stored[-4:])
+    if options.strategy == "round-robin":
+        assert chosen.count(0) == chosen.count(1)
+    assert chosen != [plain_choice(stored, rounds) for rounds in range(8)], "the default decides otherwise"
+    again = tuning(scheduler=options)
+    again.replay({}, stored)
+    assert again.choose() == run.choose()
+
+
+def plain_choice(stored: Sequence[MeasureRecord], rounds: int) -> int | None:
+    """The task that the default options would choose after so many rounds."""
+    run = tuning()
+    run.replay({}, [record for record in stored if record.round < rounds])
+    return run.choose()
 
 
 def test_history_is_known_but_costs_nothing_of_the_budget() -> None:
