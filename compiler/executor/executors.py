@@ -55,18 +55,6 @@ def executor_of(
     return GraphExecutor(network, threads, kernels, functions, memories)
 
 
-def executor_on(
-    network: CompiledNetwork, devices: Sequence[Device], threads: int, kernels: Mapping[str, Kernel]
-) -> GraphExecutor:
-    """`executor_of` for the virtual machine."""
-    return executor_of(network, threads, devices, kernels)
-
-
-def uses_gpu(network: CompiledNetwork) -> bool:
-    """Whether some of its kernels run on a GPU."""
-    return gpu_count(network) > 0
-
-
 def gpu_count(network: CompiledNetwork) -> int:
     """How many GPUs it runs on."""
     return max((call.device for call in network.plan.calls), default=0)

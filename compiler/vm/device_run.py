@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from retune.compiler.executor.executors import executor_on
+from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import Device
@@ -29,14 +29,14 @@ class DeviceRun:
         devices: Sequence[Device],
         allocator: Allocator,
     ) -> None:
-        """`kernels` are those for the processor, loaded; outputs come from the allocator. Raises: as `executor_on`."""
+        """`kernels` are those for the CPU, loaded; outputs come from the allocator. Raises: as `executor_of`."""
         plan = network.plan
         self._sources = tuple(Source(fact) for fact in facts_of(plan, plan.inputs))
         outputs = [plan.buffers[number] for number in plan.outputs]
         self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
         self._allocator = allocator
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
-        self._executor = executor_on(replace(network, constants=constants), devices, threads, kernels)
+        self._executor = executor_of(replace(network, constants=constants), threads, devices, kernels)
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
         """The outputs, new arrays. Raises: MachineError when an array is not what the network takes; DeviceError."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import MachineError
+from retune.compiler.errors import ArtifactError, MachineError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.artifact import Array
@@ -107,7 +107,10 @@ class PlanRun:
         workspace: Workspace,
         allocator: Allocator,
     ) -> None:
-        """`kernels` are those of the network, loaded; outputs come from the allocator."""
+        """`kernels` are those of the network, loaded; outputs come from the allocator.
+
+        Raises: ArtifactError when an output is an intermediate, or a part of a buffer.
+        """
         plan = network.plan
         by_name = {kernel.artifact.name: kernel for kernel in kernels}
         self._arena = arena
@@ -123,6 +126,9 @@ class PlanRun:
         for place, number in enumerate(plan.outputs):
             root = plan.buffers[number].storage
             kind = plan.buffers[root].kind
+            if kind is BufferKind.INTERMEDIATE or plan.buffers[number].nbytes != plan.buffers[root].nbytes:
+                name = plan.buffers[number].name  # a kernel would write beyond its array, or not into it
+                raise ArtifactError(f"network {plan.name}: the output {name} is not a whole buffer of its own")
             if kind is BufferKind.CONSTANT:
                 self._copies.append((place, constants[root]))
             elif kind is BufferKind.INPUT:

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from retune.compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
-from retune.compiler.executor.executors import uses_gpu
+from retune.compiler.executor.executors import gpu_count
 from retune.compiler.executor.network import Coverage
 from retune.compiler.frontend.regions import region_from_bytes
 from retune.compiler.graph.derived import DerivedConstants, remembering
@@ -85,7 +85,7 @@ class RegionCompiler:
         options: VMOptions,
         devices: Sequence[Device],
     ) -> None:
-        """`devices` are those that regions run on, see `executor_on`."""
+        """`devices` are those that regions run on, see `executor_of`."""
         self.library = library
         self.threads = threads
         self.options = options
@@ -145,7 +145,7 @@ class RegionCompiler:
             network = compile_piece(graph, self.target, self.threads, self._programs)
         kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
         run: Run
-        if uses_gpu(network):
+        if gpu_count(network):
             run = DeviceRun(network, kernels, self.threads, self._devices, self._allocator)
         else:
             loaded = list(kernels.values())

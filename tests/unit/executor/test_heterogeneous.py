@@ -15,7 +15,7 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import ArtifactError, DeviceError, OptionError
 from retune.compiler.executor import executors
 from retune.compiler.executor.cuda_memory import CudaMemory
-from retune.compiler.executor.executors import check_gpu, executor_of, uses_gpu
+from retune.compiler.executor.executors import check_gpu, executor_of, gpu_count
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.host_memory import HostMemory
 from retune.compiler.executor.library import Library
@@ -212,7 +212,7 @@ def test_what_runs_a_network_follows_from_its_kernels(monkeypatch: pytest.Monkey
 
 def test_code_for_another_gpu_is_refused_before_it_is_loaded() -> None:
     network, _, driver = mixed()
-    assert uses_gpu(network)
+    assert gpu_count(network) == 1
     here = driver.devices()[0]
     check_gpu(network, here)
     (gpu,) = (kernel for kernel in network.kernels if kernel.device is not None)

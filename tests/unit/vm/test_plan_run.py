@@ -1,0 +1,40 @@
+"""Compiled networks that the virtual machine runs on its own arrays."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import BufferKind, BufferSpec
+from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.vm.kernel_run import Workspace
+from retune.compiler.vm.memory import allocator
+from retune.compiler.vm.plan_run import PlanRun
+from tests.doubling_network import SHAPE, doubling_network
+
+
+def _run_of(network: CompiledNetwork) -> PlanRun:
+    kernels = list(load_kernels(network.kernels).values())
+    return PlanRun(network, kernels, 1, Workspace(), Workspace(), allocator("pooled"))
+
+
+def test_outputs_in_new_arrays_are_those_of_the_network() -> None:
+    run, x = _run_of(doubling_network()), aligned_copy(np.ones(SHAPE, np.float32))
+    for _ in range(2):
+        out, twice, flat = run([x])
+        np.testing.assert_array_equal(out, 8 * x)
+        np.testing.assert_array_equal(flat, 8 * x.reshape(-1))
+        np.testing.assert_array_equal(twice.reshape(-1), 2 * np.arange(x.size, dtype=np.float32))
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_an_output_that_kernels_would_write_beyond_is_refused(number: int) -> None:
+    """Buffer 1 is an intermediate; 7 shows the first half of `out`, which the kernel writes as a whole."""
+    network = doubling_network()
+    half = BufferSpec("half", SHAPE[1:], "float32", BufferKind.OUTPUT, 3)
+    plan = replace(network.plan, buffers=(*network.plan.buffers, half), outputs=(number,))
+    with pytest.raises(ArtifactError, match=f"the output {plan.buffers[number].name} is not a whole buffer of its own"):
+        _run_of(replace(network, plan=plan))
