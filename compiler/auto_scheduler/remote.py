@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
+from retune import FLEETS
 from retune.compiler import config
 from retune.compiler.driver.bench import DeviceFacts
 from retune.compiler.errors import NotYetError, OptionError
@@ -18,11 +19,6 @@ from retune.compiler.measure.results import BuildResult, MeasureResult
 from retune.compiler.measure.worker_main import resolve
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
-
-_COURIER = "retune.tasks.rpc:prefect_courier"
-"""(host, port, priority) -> Courier: by name, since the compiler knows nothing of Prefect."""
-_LOCAL = "retune.tasks.local_fleet:LocalFleet"
-"""(key, priority) -> _LocalFleet: by name, for the same reason."""
 
 LOCAL_KEY = "local-cpu"
 """The device of a worker that is started for a script."""
@@ -70,7 +66,7 @@ class RPCRunner(FleetRunner):
         options = _checked_options(
             device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
         )
-        courier: Courier = resolve(_COURIER)(host, port, priority)
+        courier: Courier = resolve(FLEETS["server"])(host, port, priority)
         self.facts = _facts_of(courier, key)
         super().__init__(courier, key, replace(options, threads=self.facts.cores), in_flight=n_parallel)
 
@@ -120,7 +116,7 @@ class LocalRPCMeasureContext:
         options = _checked_options(
             device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
         )
-        self._fleet: _LocalFleet = resolve(_LOCAL)(LOCAL_KEY, priority)
+        self._fleet: _LocalFleet = resolve(FLEETS["local"])(LOCAL_KEY, priority)
         try:
             facts = _facts_of(self._fleet.courier, LOCAL_KEY)
         except BaseException:
