@@ -1,7 +1,7 @@
-"""In: constants of networks. Out: their copies on GPUs.
+"""The copies of constants on GPUs, shared by the executors of this process.
 
-Always: a GPU has a constant once, however many executors read it, for as long as one of them has it, and nobody writes
-to it. An executor that goes has waited for its calls, so nothing reads what is given back.
+A GPU has a constant once, for as long as an executor has it, and nothing writes to it. An executor that is deleted has
+waited for its calls, so nothing reads the memory that is given back.
 """
 
 import threading
@@ -25,7 +25,7 @@ class DeviceConstant:
 
 
 class DeviceConstants:
-    """The constants that are on GPUs, by where they lie in the processor's memory, which they keep."""
+    """The constants that are on GPUs, by their address in the CPU's memory, which they keep."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[tuple[object, ...], DeviceConstant] = WeakValueDictionary()

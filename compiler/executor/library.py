@@ -57,7 +57,7 @@ class Library:
     def load(cls, path: str | Path) -> "Library":
         """Read what `export_library` wrote, or `CompiledNetwork.save`.
 
-        Raises: ArtifactError when the file is missing, damaged, of another version or for another kind of processor;
+        Raises: ArtifactError when the file is missing, damaged, of another version or for another kind of CPU;
         OptionError when `path` is none.
         """
         path = path_of(path)
@@ -77,7 +77,7 @@ class Library:
 
     @property
     def kernels(self) -> LoadedKernels:
-        """The kernels for the processor, ready to be bound.
+        """The kernels for the CPU, ready to be bound.
 
         Raises: ArtifactError when this machine cannot run them.
         """

@@ -55,7 +55,7 @@ class PlacedPlan:
 
     @property
     def last(self) -> tuple[Copy, ...]:
-        """The copies after all calls: of outputs to the processor."""
+        """The copies after all calls: of outputs to the host."""
         end = max((place for place, step in enumerate(self.steps) if isinstance(step, Run)), default=-1)
         return tuple(step for step in self.steps[end + 1 :] if isinstance(step, Copy))
 

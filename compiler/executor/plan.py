@@ -1,6 +1,7 @@
-"""In: nothing but numbers and names. Out: a `Plan`, which kernels run in which order on which buffers.
+"""The plan of a network: which kernels run in which order on which buffers.
 
-Always: frozen, JSON in and out; a plan that `verify` accepts cannot make a kernel touch memory that is not its own.
+A plan is frozen, and read and written as JSON. One that `verify` accepts cannot make a kernel touch memory that is not
+its own.
 
     Plan   = name, buffers, calls, inputs, outputs, arena_bytes
     Buffer = name: dtype[shape], kind, storage       storage: where its memory is
@@ -26,7 +27,7 @@ PLAN_VERSION = 1
 _MOST_DIMENSIONS = 64
 """Of an array of NumPy."""
 _MOST_DEVICES = 64
-"""Beside the processor."""
+"""Beside the CPU."""
 
 
 class BufferKind(StrEnum):
@@ -62,7 +63,7 @@ class BufferSpec:
 @dataclass(frozen=True, slots=True)
 class Call:
     """One kernel call; `label` says for people which nodes of the network it computes, `device` is the number of the
-    device that it runs on, 0 for the processor.
+    device that it runs on, 0 for the CPU.
     """
 
     kernel: str
