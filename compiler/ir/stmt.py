@@ -42,9 +42,9 @@ class LoopKind(StrEnum):
 
 
 BLOCK_KINDS = (LoopKind.BLOCK_X, LoopKind.BLOCK_Y, LoopKind.BLOCK_Z)
-"""Loops whose turns run in the blocks of a GPU kernel."""
+"""Loops whose iterations run in the blocks of a GPU kernel."""
 THREAD_KINDS = (LoopKind.THREAD_X, LoopKind.THREAD_Y, LoopKind.THREAD_Z)
-"""Loops whose turns run in the threads of a block."""
+"""Loops whose iterations run in the threads of a block."""
 
 
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -158,8 +158,8 @@ class LoopFunction:
 
     `params` are the inputs and then the outputs (`outputs` of them), `workspace` the buffers it needs besides,
     `layout_free` the names of the inputs whose layout is ours to choose, `unroll_limits` the limit of each
-    stage by the name of its buffer, `packings` by parameter name, `pipelines` how many turns of a loop, by the name of
-    its variable, have their copies into shared memory under way or at hand at once.
+    stage by the name of its buffer, `packings` by parameter name, `pipelines` how many iterations of a loop, by the
+    name of its variable, have their copies into shared memory in flight at once.
     """
 
     name: str

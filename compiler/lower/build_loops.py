@@ -1,10 +1,8 @@
-"""In: a concrete state. Out: the loop IR of its program.
+"""Build the loop IR of a concrete state, without optimization: it computes what the definition says.
 
-Always: it computes what the definition says; no optimisation happens here.
-
-Loops of one turn disappear. A reduction is initialised just before its outermost loop. A loop that runs over its axis'
-end gets a guard. A stage with several results has a buffer for each; what a reduction of several reads and joins is
-held in registers until all of it is known. A stage that calls a function is that call, outside of all loops.
+Loops of one iteration disappear. A reduction is initialised just before its outermost loop. A loop that runs over the
+end of its axis gets a guard. A stage with several results has a buffer for each; what a reduction of several reads and
+joins is held in registers until all of it is known. A stage that calls a function is that call, outside of all loops.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +11,7 @@ from typing import ClassVar
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, cast, const
 from retune.compiler.ir.stmt import Allocate, Invoke, LoopFunction, LoopKind, Stmt, block
-from retune.compiler.ir.visit import substitute, transform
+from retune.compiler.ir.visit import substitute, transform, variables
 from retune.compiler.lower.nests import (
     NestLoop,
     first_reduction,
@@ -26,7 +24,6 @@ from retune.compiler.lower.nests import (
     looped,
     nested,
     stores,
-    vars_of,
 )
 from retune.compiler.schedule.bounds import fused_parts_of, infer_stage_bounds
 from retune.compiler.schedule.inlining import inline_body
@@ -224,10 +221,10 @@ class LoopBuilder:
         init_guards = [
             guard
             for guard in guards
-            if vars_of(guard) & (spatial_vars | outer_vars)
-            == vars_of(guard) & {v for lp in loops for v in loop_vars(lp)}
+            if variables(guard) & (spatial_vars | outer_vars)
+            == variables(guard) & {v for lp in loops for v in loop_vars(lp)}
         ]
-        init_outer = [guard for guard in init_guards if not vars_of(guard) & spatial_vars]
+        init_outer = [guard for guard in init_guards if not variables(guard) & spatial_vars]
         inner = [guard for guard in init_guards if guard not in init_outer]
         init = guarded(init_outer, nested(spatial, stores(buffers, target, self.starts(stage_id, body)), inner))
         update = join_into(body, buffers, target)
@@ -254,7 +251,7 @@ class LoopBuilder:
             loop = loops[level]
             inside = self.state.attached_at(stage_id, level)
             mine = loop_vars(loop)
-            here = [guard for guard in pending if vars_of(guard) & mine or inside]
+            here = [guard for guard in pending if variables(guard) & mine or inside]
             pending = [guard for guard in pending if guard not in here]
             stmt = guarded(here, stmt)
             for inner in reversed(inside):
@@ -337,10 +334,10 @@ class LoopBuilder:
                 guards.append(absolute[axis] < axis.extent)
             if fixed(start) < 0:
                 guards.append(as_expr(0) <= absolute[axis])
-        return [guard for guard in guards if vars_of(guard)]
+        return [guard for guard in guards if variables(guard)]
 
     def start(self, form: Linear) -> Expr:
-        """A region's first point; loops of one turn stand at 0 and are left out."""
+        """A region's first point; loops of one iteration are 0 and are left out."""
         total: Expr = const(fixed(form.const))
         for key, coefficient in form.terms.items():
             if key in self.fused_parts:

@@ -1,6 +1,6 @@
-"""In: loops and expressions of one stage. Out: the statements they make.
+"""Loop nests of one stage: statements from loops and expressions.
 
-Always: loops of one turn are left out where nothing is bound to them.
+Loops of one iteration are left out where nothing is bound to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, cast, is_float
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
-from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.linear import LoopKey
 from retune.compiler.schedule.state import Number
 from retune.compiler.te.tensor import Combiner, Reduce, values_of
@@ -27,7 +26,7 @@ class NestLoop:
 
 
 def first_reduction(loops: Sequence[NestLoop]) -> int:
-    """The number of the outermost loop that reduces and has more than one turn."""
+    """The number of the outermost loop that reduces and has more than one iteration."""
     return next(number for number, loop in enumerate(loops) if loop.reduces and loop.extent > 1)
 
 
@@ -73,11 +72,6 @@ def loop_vars(loop: NestLoop) -> set[Var]:
     return {loop.var, *(var for var, _, _ in loop.parts)}
 
 
-def vars_of(expr: Expr) -> set[Var]:
-    """The variables in an expression."""
-    return {node for node in walk(expr) if isinstance(node, Var)}
-
-
 def fixed(value: Number) -> int:
     """The number of the one program that is lowered.
 
@@ -103,8 +97,8 @@ def guarded(conditions: list[Expr], stmt: Stmt) -> Stmt:
 
 
 def looped(loop: NestLoop, stmt: Stmt) -> Stmt:
-    """The statement inside a loop. One of a single turn is left out, but not one over blocks or threads: it says that
-    one block or thread alone runs the statement.
+    """The statement inside a loop. One of a single iteration is left out, but not one over blocks or threads: it says
+    that one block or thread alone runs the statement.
     """
     for var, value, extent in reversed(loop.parts):
         stmt = stmt if extent == 1 else Let(var, value, extent, stmt)

@@ -15,9 +15,10 @@ from typing import ClassVar
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, const
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
+from retune.compiler.ir.visit import variables
 from retune.compiler.lower.build_loops import LoopBuilder
 from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, are_few, plan_cross_thread_reduction
-from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var, vars_of
+from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import Annotation, Attached, State
 from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
@@ -116,7 +117,7 @@ class KernelBuilder(LoopBuilder):
             if any(other.kind is loop.kind for other in others):
                 raise LoweringError(f"{name}: {loop.var} reduces over {loop.kind} inside another loop over {loop.kind}")
         reducing = {var for loop in loops if loop.reduces for var in (loop.var, *(part for part, _, _ in loop.parts))}
-        outer = [guard for guard in guards if not vars_of(guard) & reducing]
+        outer = [guard for guard in guards if not variables(guard) & reducing]
         starts = self.starts(stage_id, body)
         sizes = self._block_around(stage_id)
         plan = plan_cross_thread_reduction(body, buffers, held, starts, loops, target, outer, others, sizes)

@@ -24,8 +24,8 @@ _MOST_UNROLLED = 16
 
 
 def fetch_loops(kernel: Kernel) -> Kernel:
-    """The kernel with the last turn split off loops that fetch into shared memory, where it alone needs a guard, and
-    with short ones of these loops written out.
+    """The kernel with the last iteration peeled off loops that fetch into shared memory, where it alone needs a guard,
+    and with short ones of these loops unrolled.
     """
     body = rewrite_down(kernel.body.body, {For: _peel}, kernel.ranges)
     return replace(kernel, body=replace(kernel.body, body=body))

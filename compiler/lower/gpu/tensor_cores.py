@@ -97,8 +97,8 @@ class TensorBuilder(KernelBuilder):
         sizes = tuple(extents[iterator.name] for iterator in last[2:])
         if sum(tensorized) != _FRAGMENT_LOOPS or not all(tensorized[-_FRAGMENT_LOOPS:]) or sizes != wanted:
             raise LoweringError(
-                f"{name}: tensor cores do the three innermost loops, of {', '.join(map(str, wanted))} turns; here they "
-                f"would be asked for {', '.join(iterator.name for iterator in last[2:])} of "
+                f"{name}: tensor cores do the three innermost loops, of {', '.join(map(str, wanted))} iterations; here "
+                f"they would be asked for {', '.join(iterator.name for iterator in last[2:])} of "
                 f"{', '.join(map(str, sizes))}"
             )
         if origins != "mnmnk":

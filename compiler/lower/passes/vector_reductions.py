@@ -5,7 +5,7 @@ Integers come out exactly the same; floats are joined in another order, and thos
     before: for k in 4096: s[i] = s[i] + x[i, k]
     after:  part = 0 over 64 lanes;  for t in 64: part[l] = part[l] + x[i, 64 t + l] over 64 lanes
             part[l] = part[l] + part[l + 32] over 32 lanes; … over 16, 8, 4, 2;  s[i] = s[i] + (part[0] + part[1])
-Several vectors a turn are independent chains, which hide the latency of the joining operation.
+Several vectors in an iteration are independent chains, which hide the latency of the joining operation.
 """
 
 from collections.abc import Sequence
@@ -72,19 +72,19 @@ class _Rewriter:
         width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
         part = Buffer(f"{buffer.name}.part{self.count}", (width,), dtype, "register")
         self.count += 1
-        lane, turn = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.turn")
+        lane, number = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.turn")
 
         def over(extent: int, right: Expr) -> Stmt:
             joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), cast(dtype, right)))
             return For(lane, extent, LoopKind.VECTOR, joined)
 
-        turns, rest = divmod(inner.extent, width)
-        at = (turn if turns > 1 else const(0)) * width + lane
+        count, rest = divmod(inner.extent, width)
+        at = (number if count > 1 else const(0)) * width + lane
         body: list[Stmt] = [over(width, substitute(value.rhs, {inner.var: at}))]
-        if turns > 1:
-            body = [For(turn, turns, LoopKind.SERIAL, body[0])]
+        if count > 1:
+            body = [For(number, count, LoopKind.SERIAL, body[0])]
         if rest:
-            body.append(over(rest, substitute(value.rhs, {inner.var: lane + turns * width})))
+            body.append(over(rest, substitute(value.rhs, {inner.var: lane + count * width})))
         work = nest(loops[:-1], block(*body))
         start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
         folds = []
@@ -120,7 +120,7 @@ def _collapsed(loops: Sequence[For], value: Binary) -> tuple[Sequence[For], Bina
 
 
 def _runs_on(source: Expr, outer: For, inner: For) -> bool:
-    """Whether every read moves as far in a turn of `outer` as in all of `inner`, and nothing else depends on them."""
+    """Whether every read moves as far in an iteration of `outer` as in all of `inner`; nothing else depends on them."""
     rest = replace_nodes(source, Load, lambda load: Var("read", load.dtype))
     if has(Select, source) or uses(rest, outer.var, inner.var):
         return False

@@ -74,7 +74,7 @@ def test_loops_that_are_not_those_of_an_instruction_are_refused() -> None:
         for step in steps_of(small())
     )
     refuse_steps(
-        "C.mma: tensor cores do the three innermost loops, of 16, 8, 16 turns; here they would be asked for", steps
+        "C.mma: tensor cores do the three innermost loops, of 16, 8, 16 iterations; here they would be asked for", steps
     )
     swapped = tuple(
         Reorder(4, (0, 5, 6, 3, 1, 2, 4, 7)) if isinstance(step, Reorder) and step.stage == 4 else step
