@@ -26,7 +26,7 @@ _SUMS = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL)
 @dataclass(frozen=True, slots=True)
 class Affine(Generic[Atom, N]):
     """`const + Σ coefficient × atom + something in 0 .. spread`. When `exact` is False the form is only a hull of the
-    index. No coefficient is the int 0.
+    index.
     """
 
     const: N = 0
@@ -36,21 +36,24 @@ class Affine(Generic[Atom, N]):
 
     def plus(self, other: "Affine[Atom, N]", factor: int = 1) -> "Affine[Atom, N]":
         """`self + factor × other`."""
-        return self + (other if factor == 1 else other * factor)
+        return (self + (other if factor == 1 else other * factor)).reduced()
+
+    def reduced(self) -> "Affine[Atom, N]":
+        """The form without terms whose coefficient is the int 0. Schedules keep these: what they say of a program must
+        not depend on the other programs of its family, whose coefficients may differ from 0.
+        """
+        if 0 not in [each for each in self.terms.values() if isinstance(each, int)]:
+            return self
+        kept = {atom: each for atom, each in self.terms.items() if not (isinstance(each, int) and each == 0)}
+        return Affine(self.const, kept, self.spread, self.exact)
 
     def __add__(self, other: "Affine[Atom, N]") -> "Affine[Atom, N]":
         terms = dict(self.terms)
         for atom, coefficient in other.terms.items():
-            total = terms[atom] + coefficient if atom in terms else coefficient
-            if isinstance(total, int) and total == 0:
-                terms.pop(atom, None)
-            else:
-                terms[atom] = total
+            terms[atom] = terms[atom] + coefficient if atom in terms else coefficient
         return Affine(self.const + other.const, terms, self.spread + other.spread, self.exact and other.exact)
 
     def __mul__(self, factor: N) -> "Affine[Atom, N]":
-        if isinstance(factor, int) and factor == 0:
-            return Affine(0, {}, 0, self.exact)
         terms = {atom: coefficient * factor for atom, coefficient in self.terms.items()}
         if isinstance(self.spread, int) and self.spread == 0:
             return Affine(self.const * factor, terms, 0, self.exact)
@@ -79,10 +82,9 @@ class Affine(Generic[Atom, N]):
             if isinstance(divides, np.ndarray):
                 multiple[atom] = np.where(divides, coefficient // divisor, 0)
                 rest[atom] = np.where(divides, 0, coefficient)
-            elif divides:
-                multiple[atom] = coefficient // divisor
             else:
-                rest[atom] = coefficient
+                multiple[atom] = coefficient // divisor if divides else 0
+                rest[atom] = 0 if divides else coefficient
         return (
             Affine(self.const // divisor, multiple),
             Affine(self.const % divisor, rest, self.spread, self.exact),
@@ -136,7 +138,7 @@ def affine(expr: Expr) -> IndexForm:
         case Binary(op=op, dtype=dtype) if op in _SUMS and dtype == INDEX:
             found = affine(expr.lhs).combined(op, affine(expr.rhs))
             if found is not None:
-                return found
+                return found.reduced()
     return Affine(0, {expr: 1})
 
 

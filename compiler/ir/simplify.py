@@ -61,6 +61,11 @@ def _divided(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr:
     return as_index(form) // by if op is BinaryOp.FLOORDIV else as_index(form) % by
 
 
+def _divide(form: IndexForm, by: int) -> tuple[IndexForm, IndexForm]:
+    multiple, rest = form.divided(by)
+    return multiple.reduced(), rest.reduced()
+
+
 def _is_below(form: IndexForm, bound: int, ranges: Ranges) -> bool:
     """Whether the value is known to lie in 0 .. bound-1."""
     low, high = limits(form, ranges)
@@ -68,7 +73,7 @@ def _is_below(form: IndexForm, bound: int, ranges: Ranges) -> bool:
 
 
 def _split_quotient(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
-    multiple, rest = form.divided(by)
+    multiple, rest = _divide(form, by)
     if _is_below(rest, by, ranges):
         return as_index(multiple)
     if not multiple.terms and not multiple.const:
@@ -77,7 +82,7 @@ def _split_quotient(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
 
 
 def _drop_multiples(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
-    multiple, rest = form.divided(by)
+    multiple, rest = _divide(form, by)
     if _is_below(rest, by, ranges):
         return as_index(rest)
     if not multiple.terms and not multiple.const:
@@ -105,7 +110,7 @@ def _units(form: IndexForm, by: int, ranges: Ranges) -> tuple[int, IndexForm, In
     """The largest unit that divides `by`, how many units the form is, and the rest, which is less than one."""
     for unit in sorted({gcd(by, coefficient) for coefficient in form.terms.values()}, reverse=True):
         if 1 < unit < by:
-            units, rest = form.divided(unit)
+            units, rest = _divide(form, unit)
             if units.terms and _is_below(rest, unit, ranges):
                 return unit, units, rest
     return None

@@ -57,8 +57,8 @@ def test_digits_of_a_split_loop_are_exact() -> None:
     """a runs over 5 values and b over 3, as the parts of a loop that was split by 3."""
     whole = A * 3 + B
     quotient, remainder = linearize(whole // 3, LEAVES, EXTENTS), linearize((whole + 6) % 3, LEAVES, EXTENTS)
-    assert (quotient.exact, dict(quotient.terms), quotient.const) == (True, {(0, "a"): 1}, 0)
-    assert (remainder.exact, dict(remainder.terms), remainder.const) == (True, {(0, "b"): 1}, 0)
+    assert (quotient.exact, dict(quotient.terms), quotient.const) == (True, {(0, "a"): 1, (0, "b"): 0}, 0)
+    assert (remainder.exact, dict(remainder.terms), remainder.const) == (True, {(0, "a"): 0, (0, "b"): 1}, 0)
     assert linearize((whole + 7) // 3, LEAVES, EXTENTS).exact is False, "the rest may reach 3"
     assert linearize(whole // 4, LEAVES, EXTENTS).exact is False
     extents = {(0, "a"): np.array([5, 9]), (0, "b"): np.array([3, 1])}
