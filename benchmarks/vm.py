@@ -38,7 +38,7 @@ from retune.compiler.graph.winograd import winograd_for
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import cpu
 from retune.compiler.target import Target
-from retune.compiler.vm.piece import TunedPrograms, known_programs
+from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
 OWN = "executor, own kernels"
 KNOWN_LENGTH = 64

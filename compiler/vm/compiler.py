@@ -31,7 +31,7 @@ from retune.compiler.vm.contents import PLAN
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.lowering import Lowered, Lowering
-from retune.compiler.vm.piece import TunedPrograms, known_programs
+from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
 _log = logging.getLogger(__name__)
 

@@ -40,8 +40,8 @@ from retune.compiler.vm.instructions import (
 )
 from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.loop_code import LoopCode
-from retune.compiler.vm.piece import TunedPrograms, compile_piece
 from retune.compiler.vm.shape_flow import ShapeFlow, Shapes
+from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
 from retune.compiler.vm.values import TUPLE
 from retune.compiler.vm.writer import FunctionWriter, Tables
 
@@ -103,7 +103,7 @@ class Lowering:
 
     def compiled(self, graph: Graph) -> CompiledNetwork:
         """A graph, compiled; its kernels are noted."""
-        network = compile_piece(graph, self.target, self.threads, self.tuned)
+        network = compile_subgraph(graph, self.target, self.threads, self.tuned)
         self.kernels |= {kernel.name: kernel for kernel in network.kernels}
         for one in network.coverage:
             known = self.coverage.get(one.task)

@@ -31,9 +31,9 @@ from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.library import StoredRegion, VMLibrary
 from retune.compiler.vm.memory import Allocator
 from retune.compiler.vm.options import BACKGROUND, NEVER, VMOptions
-from retune.compiler.vm.piece import TunedPrograms, compile_piece
 from retune.compiler.vm.plan_run import PlanRun
 from retune.compiler.vm.steps import Callee
+from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
 from retune.compiler.vm.unbound import Unbound
 from retune.compiler.vm.values import described
 
@@ -142,7 +142,7 @@ class RegionCompiler:
         """Compile a graph. Raises: an error of ours when it cannot be."""
         start, before = time.perf_counter(), STORE.use.built
         with remembering(self.derived):
-            network = compile_piece(graph, self.target, self.threads, self._programs)
+            network = compile_subgraph(graph, self.target, self.threads, self._programs)
         kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
         run: Run
         if gpu_count(network):

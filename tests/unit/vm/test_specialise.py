@@ -31,7 +31,7 @@ from retune.compiler.search.transfer import Relative
 from retune.compiler.target import Target
 from retune.compiler.vm import specialise
 from retune.compiler.vm.kernel_store import STORE
-from retune.compiler.vm.piece import compile_piece
+from retune.compiler.vm.subgraph import compile_subgraph
 from tests.dynamic_models import floats, model, reference, tensor
 from tests.unit.vm.fresh import run_afresh
 
@@ -106,13 +106,13 @@ def test_kernels_whose_shapes_stay_are_built_once_a_process() -> None:
 
 def test_meanwhile_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    original = compile_piece
+    original = compile_subgraph
 
     def slow(*args: Any) -> Any:
         assert gate.wait(60)
         return original(*args)
 
-    monkeypatch.setattr(specialise, "compile_piece", slow)
+    monkeypatch.setattr(specialise, "compile_subgraph", slow)
     machine = machine_of(two_products(), specialise="background")
     expect(machine, two_products(), 9)
     assert [region.reports for region in machine._primitives.regions.values()] == [()]
@@ -129,7 +129,7 @@ def test_what_cannot_be_compiled_in_the_background_is_left_to_numpy_and_told_onc
     def broken(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(specialise, "compile_piece", broken)
+    monkeypatch.setattr(specialise, "compile_subgraph", broken)
     machine = machine_of(two_products(), specialise="background")
     for rows in (9, 9, 8):
         expect(machine, two_products(), rows)

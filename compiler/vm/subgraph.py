@@ -1,6 +1,6 @@
-"""In: a graph that has not been optimised, and what is known of tuned programs. Out: a `CompiledNetwork`.
+"""Compiles a subgraph of a program, as a network is compiled for the graph executor.
 
-Always: as a network is compiled for the graph executor. A kernel gets the program that was tuned for it; else that of
+A kernel gets the program that was tuned for it; else that of
 the kernel most alike, fitted to its sizes; else what a dispatch context knows; else the default schedule.
 """
 
@@ -71,11 +71,11 @@ def known_programs(target: Target, best: Mapping[str, KnownProgram]) -> tuple[Tu
     return tuple(one for one in (*told, *heard) if not math.isnan(one.seconds))
 
 
-def compile_piece(graph: Graph, target: Target, threads: int, programs: TunedPrograms) -> CompiledNetwork:
+def compile_subgraph(graph: Graph, target: Target, threads: int, programs: TunedPrograms) -> CompiledNetwork:
     """Compile one graph. Raises: DefinitionError or LoweringError when even default schedules cannot be built."""
     graph = optimize(graph)
     cut = partition(graph, target, hardware_of(target, threads), winograd_for(target))
     cut = named_by_content(cut)
     best = programs.chosen(cut)
-    with telling_nothing():  # whoever compiles the whole says it of all pieces together
+    with telling_nothing():  # the compilation of the whole program reports on all subgraphs
         return compile_graph(graph, target, best, threads=threads, cut=cut, build=STORE.build, metadata={})
