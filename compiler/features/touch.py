@@ -90,12 +90,13 @@ def _touch(
 def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> Floats:
     """(L + 1, B): how many positions of one dimension are touched; `indices` are those of all reads of the buffer."""
     region = np.empty((nest.depth + 1, nest.count))
+    reads, indices = len(indices), list({id(linear): linear for linear in indices}.values())  # reads share forms
     exact = all(linear.exact for linear in indices)
     used = sorted({nest.place[key] for linear in indices for key in linear.terms if key in nest.place})
     starts = used if exact else list(range(nest.depth))
     # What lies between the reads of one buffer stays the same as the loops run, if the reads differ by a constant.
     apart = _distance(indices, nest.count)
-    points = column(len(indices), nest.count)
+    points = column(reads, nest.count)
     reach = apart
     end = nest.depth + 1
     for index in reversed(starts):

@@ -195,8 +195,9 @@ def _region_read(
                 f"{tensor.name}: {op.name} reads it outside the loop it is computed in; compute it further out"
             )
         leaves = axis_values(op, bounds[reader])
-        for indices in reads:
-            for dim, index in enumerate(indices):
+        for dim, indices in enumerate(zip(*reads, strict=True)):
+            # A window reads each row for every column: an index that repeats adds nothing to the hull.
+            for index in dict.fromkeys(indices):
                 low, reach = _split_form(linearize(index, leaves, extents), still, extents)
                 mins[dim], highs[dim] = _hull(mins[dim], highs[dim], low, reach, extents)
     if any(low is None for low in mins):

@@ -221,7 +221,7 @@ class State:
                 "stages around it"
             )
         after = step.apply(self)
-        return replace(after, steps=(*self.steps, step))
+        return State(after.dag, after.stages, (*self.steps, step))
 
     @property
     def concrete(self) -> bool:
@@ -245,7 +245,7 @@ class State:
 
     def with_stage(self, stage_id: int, stage: Stage) -> "State":
         """The state with one stage replaced."""
-        return replace(self, stages=(*self.stages[:stage_id], stage, *self.stages[stage_id + 1 :]))
+        return State(self.dag, (*self.stages[:stage_id], stage, *self.stages[stage_id + 1 :]), self.steps)
 
     def attached_at(self, stage_id: int, iter_id: int) -> tuple[int, ...]:
         """Numbers of the stages computed inside that loop, ascending."""
@@ -261,7 +261,7 @@ class State:
                 return replace(stage, location=Attached(stage_id, moved(place.iter)))
             return stage
 
-        return replace(self, stages=tuple(relocate(stage) for stage in self.stages))
+        return State(self.dag, tuple(map(relocate, self.stages)), self.steps)
 
     def __str__(self) -> str:
         inputs = [stage.op.name for stage in self.stages if isinstance(stage.op, PlaceholderOp)]

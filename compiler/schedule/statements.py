@@ -4,10 +4,11 @@ linear forms.
 Always: a few hundred NumPy calls whatever the number of programs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retune.compiler.errors import ScheduleError
+from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.bounds import (
     Loop,
     StageBounds,
@@ -83,10 +84,11 @@ def _nest(
     leaves = axis_values(op, found)
     fused_parts = fused_parts_of(bounds)
     inlined = inlined_stages(state)
-    reads = []
-    for node in reads_of(state.dag, stage_id, inlined):
-        index = tuple(linearize(item, leaves, extents) for item in node.indices)
-        reads.append(_read_access(state, bounds, node.tensor, index, fused_parts))
+    forms = _Forms(leaves, extents)
+    reads = [
+        _read_access(state, bounds, node.tensor, node.indices, forms, fused_parts)
+        for node in reads_of(state.dag, stage_id, inlined)
+    ]
     values = found.local if isinstance(stage.location, Attached) else leaves
     place = tuple(cover_fused_parts(values[axis], fused_parts) for axis in op.axes)
     shape = found.region.extents
@@ -110,20 +112,41 @@ def _nest(
     )
 
 
+class _Forms:
+    """The linear forms of a statement's index expressions, each made once: the reads of a window share theirs."""
+
+    def __init__(self, leaves: Mapping[Expr, Linear], extents: Mapping[LoopKey, Number]) -> None:
+        self._leaves = leaves
+        self._extents = extents
+        self._known: dict[tuple[Expr, int, int], Linear] = {}
+
+    def get(
+        self, index: Expr, producer: int, dim: int, low: Linear | None, fused_parts: Mapping[LoopKey, FusedPart]
+    ) -> Linear:
+        """`index`, in dimension `dim` of what stage `producer` makes, relative to `low`, as a form over loops alone."""
+        key = index, producer, dim
+        if key not in self._known:
+            form = linearize(index, self._leaves, self._extents)
+            self._known[key] = cover_fused_parts(form if low is None else form + low * -1, fused_parts)
+        return self._known[key]
+
+
 def _read_access(
     state: State,
     bounds: Mapping[int, StageBounds],
     tensor: Tensor,
-    index: tuple[Linear, ...],
+    indices: Sequence[Expr],
+    forms: _Forms,
     fused_parts: Mapping[LoopKey, FusedPart],
 ) -> Access:
     producer = state.dag.id_of(tensor)
-    if producer in bounds and isinstance(state.stages[producer].location, Attached):
-        region = bounds[producer].region
-        index = tuple(form + low * -1 for form, low in zip(index, region.mins, strict=True))
-        index = tuple(cover_fused_parts(form, fused_parts) for form in index)
-        return Access(tensor, region.extents, index, False, buffer_strides(state.stages[producer], region.extents))
     stage = state.stages[producer]
-    shape = stage.shape if stage.is_compute else tensor.shape
-    index = tuple(cover_fused_parts(form, fused_parts) for form in index)
+    shape: tuple[Number, ...] = stage.shape if stage.is_compute else tensor.shape
+    mins: Sequence[Linear | None] = (None,) * len(indices)
+    if producer in bounds and isinstance(stage.location, Attached):
+        shape, mins = bounds[producer].region.extents, bounds[producer].region.mins
+    index = tuple(
+        forms.get(each, producer, dim, low, fused_parts)
+        for dim, (each, low) in enumerate(zip(indices, mins, strict=True))
+    )
     return Access(tensor, shape, index, False, buffer_strides(stage, shape))

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
@@ -106,9 +107,10 @@ class SketchSpace:
         return replace(space, placements=tuple(space._sound_placements()))
 
     def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
-        for number, placement in enumerate(self.placements):
+        smallest = replay(self.dag, self._filled(self._smallest))
+        for placement in self.placements:
             try:
-                statement_nests(self._replay(self._smallest, number))
+                infer_stage_bounds(_applied(smallest, placement))
             except ScheduleError:
                 continue
             yield placement
@@ -136,7 +138,9 @@ class SketchSpace:
     @cached_property
     def facts(self) -> tuple[tuple[LoopFacts, ...], ...]:
         """For every placement, what each stage allows."""
-        return tuple(self._facts(number) for number in range(len(self.placements)))
+        sketch = skeleton(self.dag, self.sketch)
+        states = (_applied(sketch, placement) for placement in self.placements)
+        return tuple(tuple(_loop_facts(state, stage) for stage, _ in self.layout.parallel) for state in states)
 
     @property
     def deepest(self) -> int:
@@ -162,10 +166,6 @@ class SketchSpace:
         if self.options.static_filters and self._filtered[int(group.rows[0, self.layout.placement])]:
             good &= promising(group.nests, group.choices, self.hardware, self.options, len(group.rows))
         return good
-
-    def _facts(self, placement: int) -> tuple[LoopFacts, ...]:
-        state = skeleton(self.dag, (*self.sketch, *self.placements[placement]))
-        return tuple(_loop_facts(state, stage) for stage, _ in self.layout.parallel)
 
     def sample(self, rng: np.random.Generator, count: int) -> Rows:
         """Draw rows: tile sizes uniform over their factorisations, placements evenly, parallel depths among the
@@ -259,13 +259,17 @@ class SketchSpace:
         return LoopChoices(parallel, vector, unroll)
 
     def _replay(self, rows: Rows, placement: int) -> State:
+        return replay(self.dag, (*self._filled(rows), *self.placements[placement]))
+
+    def _filled(self, rows: Rows) -> list[Step]:
+        """The steps of the sketch with the tile sizes and widths of all rows."""
         steps = list(self.sketch)
         for split in self.layout.splits:
             lengths = tuple(np.ascontiguousarray(column) for column in rows[:, split.lengths].T)
             steps[split.step] = replace(cast(Split, steps[split.step]), lengths=lengths)
         for width in self.layout.widths:
             steps[width.step] = with_width(steps[width.step], rows[:, width.column].copy())
-        return replay(self.dag, (*steps, *self.placements[placement]))
+        return steps
 
     def steps(self, row: Rows) -> tuple[Step, ...]:
         """The concrete program of one row (G,) in normal form."""
@@ -353,6 +357,12 @@ def spaces_of(dag: ComputeDAG, context: SketchContext, sketches: Sequence[State]
         different.setdefault(sketch.steps, sketch)
     spaces = (SketchSpace.of(dag, context, sketch) for sketch in different.values())
     return tuple(space for space in spaces if space.placements)
+
+
+def _applied(state: State, steps: Sequence[Step]) -> State:
+    for step in steps:
+        state = state.apply(step)
+    return state
 
 
 def _loop_facts(state: State, stage: int) -> LoopFacts:

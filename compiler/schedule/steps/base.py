@@ -8,6 +8,7 @@ The log form of a step is a JSON list that starts with its tag, the form of TVM'
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -168,8 +169,10 @@ _FIELD_READERS: dict[str, Callable[[Any], Any]] = {
 """How a field is read back; a field that is not listed is a whole number."""
 
 
-def _reader_of(field: str) -> Callable[[Any], Any]:
-    return _FIELD_READERS.get(field, _whole)
+@cache
+def _readers_of(kind: type[Step]) -> tuple[Callable[[Any], Any], ...]:
+    """How the fields of a kind of step are read back, in their order."""
+    return tuple(_FIELD_READERS.get(field.name, _whole) for field in fields(kind))
 
 
 def step_from_row(row: Sequence[Any]) -> Step:
@@ -180,11 +183,10 @@ def step_from_row(row: Sequence[Any]) -> Step:
     if not isinstance(row, list) or not row or not isinstance(row[0], str) or row[0] not in _BY_TAG:
         raise ScheduleError(f"unknown transform step {row!r}; known tags: {', '.join(sorted(_BY_TAG))}")
     kind = _BY_TAG[row[0]]
-    names = [item.name for item in fields(kind)]
-    if len(row) - 1 != len(names):
-        raise ScheduleError(f"the step {row!r} must have {len(names)} fields after its tag")
-    values = {name: _reader_of(name)(value) for name, value in zip(names, row[1:], strict=True)}
-    return kind(**values)
+    readers = _readers_of(kind)
+    if len(row) - 1 != len(readers):
+        raise ScheduleError(f"the step {row!r} must have {len(readers)} fields after its tag")
+    return kind(*(read(value) for read, value in zip(readers, row[1:], strict=True)))
 
 
 def steps_of(state: State) -> tuple[Step, ...]:
