@@ -34,9 +34,9 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.asked import Candidate
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.prior import prior_scores
+from retune.compiler.search.protocol import Candidate
 from retune.compiler.search.scored import features_of_steps, scored_hardware
 from retune.compiler.search.sketch_rules.facts import SHARED
 from retune.compiler.target import Target

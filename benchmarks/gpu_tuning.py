@@ -17,8 +17,8 @@ from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.asked import Told
 from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.search.protocol import Observation
 
 BATCH, FIRST = 64, 16
 """Programs of a round, and of the first, of which nobody knows yet how long it takes."""
@@ -97,7 +97,7 @@ def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float) -> T
         for candidate, each in zip(candidates, found, strict=True):
             tuned.note(tuple(candidate.steps), each)
         told = zip(candidates, found, strict=True)
-        policy.tell([Told(one.steps_text, min(each.costs, default=inf)) for one, each in told])
+        policy.tell([Observation(one.steps_text, min(each.costs, default=inf)) for one, each in told])
         pace = (time.monotonic() - started) / len(candidates)
         left = seconds - (time.monotonic() - began)
         count = max(1, min(BATCH, int(left / max(pace, 1e-6))))

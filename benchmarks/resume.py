@@ -4,8 +4,7 @@ with made-up times, whose next programs must be those that the run would have as
     python -m benchmarks.resume [--only REGEX] [--seconds S] [--out FILE] [--programs N] [--batch N]
 
 A ResNet-18 is searched, without the workflow engine, until `--programs` programs are stored or `--seconds` are over;
-then the store is read and the run replayed, as after a crash: with what was kept of what its programs look like, and
-without; and once more as the history of a new run.
+then the store is read and the run replayed, as after a crash, and once more as the history of a new run.
 """
 
 import tempfile
@@ -17,15 +16,12 @@ from benchmarks.harness import Figure, Run, parse
 from benchmarks.simulated import made_up_seconds
 from benchmarks.tuning import begin_tuning
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
-from retune.compiler.driver.looks import KEEP_ROUNDS, fresh_looks, recall_looks
 from retune.compiler.driver.tuning import Tuning
 from retune.compiler.errors import MeasureError
-from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.search.policy import Candidate
 from retune.storage.files import new_id
-from retune.storage.looks import LookStore
 from retune.storage.parquet import ParquetRecordStore
 
 NETWORKS = ("resnet18", "mlp")
@@ -47,7 +43,7 @@ def asked(tuning: Tuning, count: int) -> tuple[int | None, tuple[Candidate, ...]
 
 def search(tuning: Tuning, root: Path, run: Run) -> tuple[int | None, list[str]]:
     """Search and store, as the flows do; what would have been asked for next."""
-    store, looks = ParquetRecordStore(root), looks_of(root)
+    store = ParquetRecordStore(root)
     began = time.monotonic()
     while True:
         index, candidates = asked(tuning, run.options["batch"])
@@ -61,13 +57,6 @@ def search(tuning: Tuning, root: Path, run: Run) -> tuple[int | None, list[str]]
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
         store.append(records)
         tuning.tell(index, records)
-        if tuning.rounds % KEEP_ROUNDS == 0 and (fresh := fresh_looks(tuning)) is not None:
-            looks.save(*fresh)
-
-
-def looks_of(root: Path) -> LookStore:
-    """Where the run keeps what its programs look like."""
-    return LookStore(root, "llvm", "made up", 1, FEATURE_VERSION)
 
 
 def measure(name: str, run: Run) -> list[Figure]:
@@ -79,20 +68,16 @@ def measure(name: str, run: Run) -> list[Figure]:
         began = time.perf_counter()
         records = read(Path(folder), network)
         done = time.perf_counter()
-        seconds = {}
-        for how, kept in (("", looks_of(Path(folder))), (", nothing kept but records", None)):
-            before = time.perf_counter()
-            again = begin_tuning(network)
-            recall_looks(again, kept.load() if kept else [], records)
-            again.replay({}, records)
-            seconds[f"run replayed{how}"] = time.perf_counter() - before
-            index, candidates = asked(again, run.options["batch"])
-            if (index, [candidate.steps_text for candidate in candidates]) != expected:
-                raise MeasureError(f"{name}: the run that went on asks for other programs")
+        before = time.perf_counter()
+        again = begin_tuning(network)
+        again.replay({}, records)
+        replayed = time.perf_counter() - before
+        index, candidates = asked(again, run.options["batch"])
+        if (index, [candidate.steps_text for candidate in candidates]) != expected:
+            raise MeasureError(f"{name}: the resumed run asks for other programs")
         warm = begin_tuning(network)
         history = {key: [one for one in records if one.task_key == key] for key in network.task_keys}
         before = time.perf_counter()
-        recall_looks(warm, looks_of(Path(folder)).load(), records)
         warm.replay(history, ())
         learned = time.perf_counter()
     details: dict[str, object] = {"programs": len(records), "rounds": first.rounds, "tasks": len(network.tasks)}
@@ -102,7 +87,7 @@ def measure(name: str, run: Run) -> list[Figure]:
 
     return [
         figure("records read", done - began),
-        *(figure(metric, value) for metric, value in seconds.items()),
+        figure("run replayed", replayed),
         figure("history learned by a new run", learned - before),
     ]
 

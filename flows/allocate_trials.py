@@ -10,7 +10,6 @@ import time
 from prefect import flow
 
 from retune.compiler.driver.extract import Extracted
-from retune.compiler.driver.looks import KEEP_ROUNDS
 from retune.compiler.driver.tuning import Tuning, TuningSummary
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
@@ -20,7 +19,7 @@ from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import note_round, recall, store
-from retune.tasks.train import begin_tuning, keep_lessons, keep_looks, recall_lessons, recall_looks, replay, train
+from retune.tasks.train import begin_tuning, keep_lessons, recall_lessons, replay, train
 from retune.tasks.workers import Workers, open_workers
 
 LEAST_PROGRESS = 0.01
@@ -41,11 +40,7 @@ def allocate_trials(
         others = sum(len(lesson.seconds) for lesson in lessons if lesson.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
-    looks = recall_looks(run_id, home, tuning.origin) if known.own or known.programs else []
-    replay(
-        run_id, tuning, opaque(known.history), opaque(known.own), opaque(lessons), opaque(known.foreign), opaque(looks)
-    )  # fmt: skip
-    keep_looks(run_id, home, tuning)
+    replay(run_id, tuning, opaque(known.history), opaque(known.own), opaque(lessons), opaque(known.foreign))
     budget = job.budget
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     began, shown = time.monotonic() - tuning.elapsed, 0.0
@@ -60,15 +55,12 @@ def allocate_trials(
                 break
             count = budget.round_size(job.options.batch, tuning.live, tuning.trials)
             tune_round(job, tuning, index, count, workers, began)
-            if tuning.rounds % KEEP_ROUNDS == 0:
-                keep_looks(run_id, home, tuning)
             spent = budget.spent(tuning.trials, time.monotonic() - began)
             if spent >= shown + LEAST_PROGRESS:
                 bar.show(spent)
                 shown = spent
     announce(PhaseStarted("storing what the cost model learned"))
     bar.show(1.0)
-    keep_looks(run_id, home, tuning)
     keep_lessons(run_id, home, tuning)
     return tuning.summary()
 

@@ -8,8 +8,6 @@
     root/runs/<ulid>/rounds.jsonl          how every round of a run went
     root/lessons/<place>/<version>/<ulid>.npz
                                            what cost models learned, for later runs
-    root/looks/<place>/<version>/<ulid>-<checksum>-<programs>.npz
-                                           what programs look like to cost models: a cache
     root/artifacts/<key>/...               compiled networks and whatever else has a key
 
 The folder key is `target_slug`, not `target`: the full text is a column, and a key of the same name

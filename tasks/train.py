@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -10,8 +9,6 @@ from prefect.cache_policies import NO_CACHE
 from retune.compiler.cost_model import TrainingBatch
 from retune.compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
 from retune.compiler.driver.extract import Extracted
-from retune.compiler.driver.looks import fresh_looks
-from retune.compiler.driver.looks import recall_looks as take_over_looks
 from retune.compiler.driver.train import TrainedModel, train_model
 from retune.compiler.driver.tuning import Origin, Tuning, begin
 from retune.compiler.errors import StoreError
@@ -20,7 +17,6 @@ from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.task import SearchTask
 from retune.storage.lessons import LessonStore
-from retune.storage.looks import LookStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.place import Place
 from retune.storage.runs import RunLedger
@@ -48,34 +44,11 @@ def replay(
     own: Sequence[MeasureRecord],
     lessons: Sequence[TrainingBatch],
     foreign: Sequence[MeasureRecord] = (),
-    looks: Sequence[bytes] = (),
 ) -> None:
     """Bring a run to where its stored records end, with what the models of earlier runs knew of other networks;
-    `foreign` are the best programs of other tasks, `looks` what was kept of what stored programs look like.
+    `foreign` are the best programs of other tasks.
     """
-    take_over_looks(tuning, looks, chain(own, *history.values()))
     tuning.replay(history, own, lessons, foreign)
-
-
-@task(name="recall-looks", task_run_name="recall-looks", cache_policy=NO_CACHE)
-def recall_looks(run_id: str, home: Place, origin: Origin) -> list[bytes]:
-    """What earlier processes kept of what programs look like to the model; nothing if that cannot be read."""
-    try:
-        return _looks(home, origin).load()
-    except StoreError as error:
-        get_run_logger().info("programs are looked at again: %s", error)
-        return []
-
-
-@task(name="keep-looks", task_run_name="keep-looks", cache_policy=NO_CACHE)
-def keep_looks(run_id: str, home: Place, tuning: Tuning) -> None:
-    """Keep what the latest programs look like to the model, for a process that goes on with this run."""
-    fresh = fresh_looks(tuning)
-    if fresh is not None:
-        try:
-            _looks(home, tuning.origin).save(*fresh)
-        except StoreError as error:
-            get_run_logger().info("what programs look like is not kept: %s", error)
 
 
 @task(name="keep-lessons", task_run_name="keep-lessons", cache_policy=NO_CACHE)
@@ -114,10 +87,6 @@ def _save(home: Place, tuning: Tuning) -> None:
         origin = tuning.origin
         data = lessons_to_bytes(tuning.model.lessons())
         LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
-
-
-def _looks(home: Place, origin: Origin) -> LookStore:
-    return LookStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION)
 
 
 def _lessons(home: Place, origin: Origin, before: float) -> list[TrainingBatch]:

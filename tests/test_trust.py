@@ -33,7 +33,6 @@ from retune.compiler.measure.wire import from_bytes
 from retune.compiler.runtime.module import load_module
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
-from retune.compiler.search.looks import looks_from_bytes
 from retune.storage.artifacts import ArtifactStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import rounds_of
@@ -104,7 +103,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a network in ONNX": lambda path: load_network(str(path)),
     "parameters": lambda path: load_param_dict(path.read_bytes()),
     "lessons": lambda path: lessons_from_bytes(path.read_bytes()),
-    "what programs look like": lambda path: looks_from_bytes(path.read_bytes(), ("task",)),
     "a cost model": XGBModel.load,
     "a message": lambda path: from_bytes(path.read_bytes()),
     "steps": lambda path: load_steps(path.read_bytes().decode("latin-1")),

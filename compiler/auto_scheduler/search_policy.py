@@ -24,8 +24,8 @@ from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.schedule import state as immutable
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search import asked
 from retune.compiler.search import policy as search
+from retune.compiler.search import protocol
 from retune.compiler.search.options import SearchOptions
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class PreloadMeasuredStates(search.PreloadMeasuredStates):
         super().__init__(lambda task: told_by(filename, task))
 
 
-def told_by(filename: str | Path, task: SearchTask) -> list[search.Told]:
+def told_by(filename: str | Path, task: SearchTask) -> list[search.Observation]:
     """What a log says of a task. Raises: LogFormatError."""
     path = Path(filename)
     if not path.exists():
@@ -68,7 +68,7 @@ def told_by(filename: str | Path, task: SearchTask) -> list[search.Told]:
         return []
     target, key = str(task.target), task.workload_key
     return [
-        search.Told(dump_steps(trial.steps), trial.seconds if trial.status is MeasureStatus.OK else None)
+        search.Observation(dump_steps(trial.steps), trial.seconds if trial.status is MeasureStatus.OK else None)
         for trial in read_log(path)
         if trial.task.workload_key == key and carries_over(trial.task.target, target)
     ]
@@ -98,7 +98,7 @@ class PreloadCustomSketchRule(search.PreloadCustomSketchRule):
         super().__init__(condition, apply, rule_name)
 
 
-SearchCallback = asked.SearchCallback | search.PreloadCustomSketchRule
+SearchCallback = protocol.SearchCallback | search.PreloadCustomSketchRule
 
 
 class SearchPolicy:
@@ -119,7 +119,7 @@ class SearchPolicy:
         self.policy = policy
         self._model = model
 
-    def preload(self, results: Sequence[search.Told]) -> None:
+    def preload(self, results: Sequence[search.Observation]) -> None:
         """Take in what was measured before, without teaching the cost model where that can be avoided."""
         take = getattr(self.policy, "preload", self.policy.tell)
         take(results)
@@ -197,7 +197,9 @@ class SearchPolicy:
 class EmptyPolicy(SearchPolicy):
     """Measures the program without any step, once."""
 
-    def __init__(self, task: SearchTask, init_search_callbacks: Sequence[asked.SearchCallback] | None = None) -> None:
+    def __init__(
+        self, task: SearchTask, init_search_callbacks: Sequence[protocol.SearchCallback] | None = None
+    ) -> None:
         super().__init__(task, search.EmptyPolicy(task, init_search_callbacks or ()))
 
 
@@ -263,10 +265,10 @@ def _face(policy: Any) -> Any:
     return getattr(policy, "face", policy)
 
 
-def told_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[search.Told]:
+def told_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[search.Observation]:
     """Measurements as a policy is told of them."""
     times = (result.seconds if math.isfinite(result.seconds) else None for result in results)
-    return [search.Told(dump_steps(inp.state.steps), time) for inp, time in zip(inputs, times, strict=True)]
+    return [search.Observation(dump_steps(inp.state.steps), time) for inp, time in zip(inputs, times, strict=True)]
 
 
 def search_policy_of(task: SearchTask, found: Any) -> Any:

@@ -42,7 +42,7 @@ from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.policy import Told
+from retune.compiler.search.policy import Observation
 from retune.compiler.search.task_scheduler import (
     UNKNOWN_SECONDS,
     TaskState,
@@ -164,7 +164,7 @@ class TaskScheduler:
         self.tic = time.monotonic()
         self._progress: list[tuple[int, float]] = []
         self._made_by: tuple[Any, ...] = ()
-        self._told: list[list[Told]] = [[] for _ in tasks]
+        self._told: list[list[Observation]] = [[] for _ in tasks]
         self._fastest: list[tuple[Relative, ...]] = [() for _ in tasks]
 
     @property
@@ -254,7 +254,7 @@ class TaskScheduler:
             others = (one for place, found in enumerate(self._fastest) if place != index for one in found)
             policy.advise([one.steps_text for one in nearest(self.tasks[index].workload_key, others, ADVICE)])
 
-    def _share(self, index: int, told: Sequence[Told]) -> None:
+    def _share(self, index: int, told: Sequence[Observation]) -> None:
         key = self.tasks[index].workload_key
         timed = (Relative(key, one.steps_text, math.inf if one.seconds is None else one.seconds) for one in told)
         self._fastest[index] = fastest((*timed, *self._fastest[index]))
@@ -332,7 +332,7 @@ class TaskScheduler:
             for start in range(0, len(mine), self.num_measures_per_round):
                 state = state.after_round(min(mine[start : start + self.num_measures_per_round])[0])
             self.states[index] = state
-            self._share(index, [Told(text, seconds) for seconds, text in mine])
+            self._share(index, [Observation(text, seconds) for seconds, text in mine])
 
 
 def table_of(scheduler: TaskScheduler) -> str:

@@ -31,7 +31,7 @@ from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import Candidate, Policy, SketchPolicy, Told
+from retune.compiler.search.policy import Candidate, Observation, Policy, SketchPolicy
 from retune.compiler.search.task_scheduler import (
     TaskState,
     best_rival,
@@ -346,7 +346,7 @@ class Tuning:
                 self.exhaust(index, f"{best.task.name} computes the same faster")
 
     def _learn(self, task: TaskProgress, records: Sequence[MeasureRecord]) -> None:
-        task.policy.tell([Told(record.steps, record.seconds) for record in records])
+        task.policy.tell([Observation(record.steps, record.seconds) for record in records])
         task.remember(records)
         task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]

@@ -1,5 +1,6 @@
-"""In: spaces, a first population and a scoring function. Out: every distinct valid program met, best first. Always: an
-empty or hopeless population ends quietly, and equal seeds give equal results.
+"""Evolutionary search over sketch rows: every distinct valid program that it met, best first.
+
+An empty or hopeless population ends the search quietly, and equal seeds give equal results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,8 @@ from retune.compiler.search.genome import Keys, Layout, Mask, Rows, Scores, keys
 from retune.compiler.search.options import SearchOptions
 
 Scorer = Callable[[int, Rows], tuple[Rows, Scores, Scores]]
-"""From a space's number and genome rows (B, G) to the same rows in normal form, their scores (B,) and what first
-principles say (B,).
+"""From a space's number and genome rows (B, G) to the same rows in normal form, their scores (B,) and those of the
+analytical model (B,).
 
 Higher is better; a score of -inf means that the program must not be proposed.
 """
@@ -32,7 +33,7 @@ _CODE = {name: code for code, name in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True, slots=True)
-class Breed:
+class PopulationSpec:
     """What evolution needs to know of one space: its columns, how many placements it has, how deep its parallel loops
     go, and its unroll limits where they are not those of a processor.
     """
@@ -44,7 +45,7 @@ class Breed:
 
 
 @dataclass(frozen=True, slots=True)
-class Brood:
+class Population:
     """Individuals of one space: rows (B, G), the rows they were made from (B, G; equal to `rows` when there is no
     parent) and how (B,).
     """
@@ -54,26 +55,26 @@ class Brood:
     moves: npt.NDArray[np.int8]
 
     @classmethod
-    def founders(cls, rows: Rows, move: str) -> "Brood":
+    def seeds(cls, rows: Rows, move: str) -> "Population":
         """Individuals without parents."""
         return cls(rows, rows, np.full(len(rows), _CODE[move], dtype=np.int8))
 
-    def take(self, which: npt.NDArray[np.intp] | Mask) -> "Brood":
+    def take(self, which: npt.NDArray[np.intp] | Mask) -> "Population":
         """The individuals at these positions."""
-        return Brood(self.rows[which], self.parents[which], self.moves[which])
+        return Population(self.rows[which], self.parents[which], self.moves[which])
 
     @classmethod
-    def children(cls, rows: Rows, parent: Rows, move: str) -> "Brood":
+    def children(cls, rows: Rows, parent: Rows, move: str) -> "Population":
         """Individuals (B, G) made from one parent (G,)."""
         return cls(rows, np.broadcast_to(parent, rows.shape), np.full(len(rows), _CODE[move], dtype=np.int8))
 
     @staticmethod
-    def join(broods: Sequence["Brood"]) -> "Brood":
-        """All individuals of several broods of one space."""
-        return Brood(
-            np.concatenate([brood.rows for brood in broods]),
-            np.concatenate([brood.parents for brood in broods]),
-            np.concatenate([brood.moves for brood in broods]),
+    def join(populations: Sequence["Population"]) -> "Population":
+        """All individuals of several populations of one space."""
+        return Population(
+            np.concatenate([population.rows for population in populations]),
+            np.concatenate([population.parents for population in populations]),
+            np.concatenate([population.moves for population in populations]),
         )
 
 
@@ -91,46 +92,48 @@ class Individual:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A scored brood of one space; only valid individuals are in it."""
+    """A scored population of one space; only valid individuals are in it."""
 
     space: int
-    brood: Brood
+    population: Population
     keys: Keys
     scores: Scores
     prior: Scores
 
 
 def evolve(
-    breeds: Sequence[Breed],
+    specs: Sequence[PopulationSpec],
     first: Sequence[Generation],
     score: Scorer,
     options: SearchOptions,
     rng: np.random.Generator,
 ) -> tuple[Generation, ...]:
-    """Run the generations and return all of them; `first` holds one scored brood a space, in the order of `breeds`."""
+    """Run the generations and return all of them; `first` holds one scored population a space, in the order of
+    `specs`.
+    """
     met = list(first)
     current = tuple(first)
     for number in range(options.generations):
         prior_share = 0.0 if number else options.prior_ratio
-        broods = _next_broods(breeds, current, options, rng, prior_share)
-        current = tuple(evaluate(space, brood, score, met) for space, brood in enumerate(broods))
+        populations = _next_populations(specs, current, options, rng, prior_share)
+        current = tuple(evaluate(space, population, score, met) for space, population in enumerate(populations))
         met.extend(current)
     return tuple(met)
 
 
-def evaluate(space: int, brood: Brood, score: Scorer, met: Sequence[Generation] = ()) -> Generation:
-    """Bring one brood into normal form, score it and keep what is valid. Equal rows are scored once, and those that
-    are in one of the generations `met` not again.
+def evaluate(space: int, population: Population, score: Scorer, met: Sequence[Generation] = ()) -> Generation:
+    """Bring one population into normal form, score it and keep what is valid. Equal rows are scored once, and
+    those that are in one of the generations `met` not again.
     """
-    if not len(brood.rows):
-        return Generation(space, brood, np.zeros(0, dtype=np.uint64), np.zeros(0), np.zeros(0))
-    keys, once, back = np.unique(keys_of(space, brood.rows), return_index=True, return_inverse=True)
-    rows = brood.rows[once]
+    if not len(population.rows):
+        return Generation(space, population, np.zeros(0, dtype=np.uint64), np.zeros(0), np.zeros(0))
+    keys, once, back = np.unique(keys_of(space, population.rows), return_index=True, return_inverse=True)
+    rows = population.rows[once]
     scores, prior, fresh = _recalled(keys, [one for one in met if one.space == space])
     if fresh.any():
         rows[fresh], scores[fresh], prior[fresh] = score(space, rows[fresh])
     valid = np.isfinite(scores[back])
-    kept = Brood(rows[back], brood.parents, brood.moves).take(valid)
+    kept = Population(rows[back], population.parents, population.moves).take(valid)
     return Generation(space, kept, keys_of(space, kept.rows), scores[back][valid], prior[back][valid])
 
 
@@ -166,11 +169,11 @@ def ranking(generations: Sequence[Generation], seen: set[int]) -> Iterator[Indiv
 
 def individual(generation: Generation, place: int) -> Individual:
     """One member of a generation."""
-    brood = generation.brood
-    move = _NAMES[int(brood.moves[place])]
-    parent = None if move in _ORPHANS else brood.parents[place]
+    population = generation.population
+    move = _NAMES[int(population.moves[place])]
+    parent = None if move in _ORPHANS else population.parents[place]
     key, score = int(generation.keys[place]), float(generation.scores[place])
-    return Individual(generation.space, brood.rows[place], key, score, parent, move)
+    return Individual(generation.space, population.rows[place], key, score, parent, move)
 
 
 def selection_weights(scores: Scores) -> Scores:
@@ -188,35 +191,35 @@ def selection_weights(scores: Scores) -> Scores:
     return np.asarray(weights / weights.sum())
 
 
-def _next_broods(
-    breeds: Sequence[Breed],
+def _next_populations(
+    specs: Sequence[PopulationSpec],
     scored: Sequence[Generation],
     options: SearchOptions,
     rng: np.random.Generator,
     prior_share: float,
-) -> list[Brood]:
-    """Select parents over all spaces together and breed within each; `prior_share` of them by what first principles
-    say.
+) -> list[Population]:
+    """Select parents over all spaces together and breed within each; `prior_share` of them by the analytical
+    model.
     """
     scores = np.concatenate([one.scores for one in scored])
     if not len(scores):
-        return [one.brood for one in scored]
+        return [one.population for one in scored]
     weights = (1.0 - prior_share) * selection_weights(scores)
     weights += prior_share * selection_weights(np.concatenate([one.prior for one in scored]))
-    weights *= _thriving(breeds, scored, weights, options.extinction_ratio)
+    weights *= _surviving(specs, scored, weights, options.extinction_ratio)
     picks = np.sort(rng.choice(len(scores), size=options.population, p=weights / weights.sum()))
-    broods: list[Brood] = []
+    populations: list[Population] = []
     start = 0
-    for breed, one in zip(breeds, scored, strict=True):
+    for spec, one in zip(specs, scored, strict=True):
         end = start + len(one.scores)
         chosen = picks[(picks >= start) & (picks < end)] - start
-        broods.append(_breed(breed, one.brood.take(chosen), options, rng))
+        populations.append(_offspring(spec, one.population.take(chosen), options, rng))
         start = end
-    return broods
+    return populations
 
 
-def _thriving(
-    breeds: Sequence[Breed], scored: Sequence[Generation], weights: Scores, ratio: float
+def _surviving(
+    specs: Sequence[PopulationSpec], scored: Sequence[Generation], weights: Scores, ratio: float
 ) -> npt.NDArray[np.bool_]:
     """Which individuals belong to a family, all programs of one placement in one space, whose share of the parents is
     at least `ratio` of an equal one. At least the largest family does.
@@ -225,9 +228,9 @@ def _thriving(
     """
     families: list[npt.NDArray[np.int64]] = []
     first = 0
-    for breed, one in zip(breeds, scored, strict=True):
-        families.append(first + one.brood.rows[:, breed.layout.placement])
-        first += max(1, breed.placements)
+    for spec, one in zip(specs, scored, strict=True):
+        families.append(first + one.population.rows[:, spec.layout.placement])
+        first += max(1, spec.placements)
     family = np.concatenate(families)
     shares = np.bincount(family, weights=weights, minlength=first)
     alive = np.count_nonzero(np.bincount(family, minlength=first))
@@ -235,7 +238,9 @@ def _thriving(
     return np.asarray(shares[family] >= least)
 
 
-def _breed(breed: Breed, parents: Brood, options: SearchOptions, rng: np.random.Generator) -> Brood:
+def _offspring(
+    spec: PopulationSpec, parents: Population, options: SearchOptions, rng: np.random.Generator
+) -> Population:
     """One child for each parent: mutated, crossed with another parent of the space, or kept as it is."""
     count = len(parents.rows)
     draw = rng.random(count)
@@ -243,43 +248,43 @@ def _breed(breed: Breed, parents: Brood, options: SearchOptions, rng: np.random.
     rest = 1.0 - options.mutation_probability
     crossed = ~mutated & (draw < options.mutation_probability + rest * options.crossover_probability)
     rows, origins, moves = parents.rows.copy(), parents.parents.copy(), parents.moves.copy()
-    kinds = rng.choice(len(mutation.MOVES), size=count, p=_move_weights(breed, options))
+    kinds = rng.choice(len(mutation.MOVES), size=count, p=_move_weights(spec, options))
     for code, move in enumerate(mutation.MOVES):
         which = np.flatnonzero(mutated & (kinds == code))
-        rows[which] = _move(breed, move, parents.rows[which], options, rng)
+        rows[which] = _move(spec, move, parents.rows[which], options, rng)
         origins[which], moves[which] = parents.rows[which], code
     which = np.flatnonzero(crossed)
     if len(which):
         mates = parents.rows[rng.integers(count, size=len(which))]
-        rows[which] = mutation.exchange_columns(rng, parents.rows[which], mates, breed.layout)
+        rows[which] = mutation.exchange_columns(rng, parents.rows[which], mates, spec.layout)
         origins[which], moves[which] = parents.rows[which], _CODE[mutation.CROSSOVER]
-    return Brood(rows, origins, moves)
+    return Population(rows, origins, moves)
 
 
-def _move(breed: Breed, move: str, rows: Rows, options: SearchOptions, rng: np.random.Generator) -> Rows:
+def _move(spec: PopulationSpec, move: str, rows: Rows, options: SearchOptions, rng: np.random.Generator) -> Rows:
     """Apply one kind of move to every row."""
     if move == mutation.TILE:
-        return mutation.move_tile_factors(rng, rows, breed.layout, options.max_innermost)
+        return mutation.move_tile_factors(rng, rows, spec.layout, options.max_innermost)
     if move == mutation.UNROLL:
-        return mutation.redraw_unroll(rng, rows, breed.layout, breed.unroll_limits or options.unroll_limits)
+        return mutation.redraw_unroll(rng, rows, spec.layout, spec.unroll_limits or options.unroll_limits)
     if move == mutation.PLACEMENT:
-        return mutation.redraw_placement(rng, rows, breed.layout, np.unique(rows[:, breed.layout.placement]))
+        return mutation.redraw_placement(rng, rows, spec.layout, np.unique(rows[:, spec.layout.placement]))
     if move == mutation.PARALLEL:
-        return mutation.redraw_parallel(rng, rows, breed.layout, breed.deepest)
+        return mutation.redraw_parallel(rng, rows, spec.layout, spec.deepest)
     if move == mutation.WIDTH:
-        return mutation.redraw_width(rng, rows, breed.layout)
-    return mutation.flip_vector(rng, rows, breed.layout)
+        return mutation.redraw_width(rng, rows, spec.layout)
+    return mutation.flip_vector(rng, rows, spec.layout)
 
 
-def _move_weights(breed: Breed, options: SearchOptions) -> Scores:
+def _move_weights(spec: PopulationSpec, options: SearchOptions) -> Scores:
     """The probability of each move, 0 for those that this space has no column for."""
-    layout = breed.layout
+    layout = spec.layout
     weights = np.array(
         [
             options.tile_weight * any(split.extent > 1 for split in layout.splits),
             options.unroll_weight * bool(layout.unroll),
-            options.location_weight * (breed.placements > 1),
-            options.parallel_weight * (breed.deepest > 0),
+            options.location_weight * (spec.placements > 1),
+            options.parallel_weight * (spec.deepest > 0),
             options.vector_weight * bool(layout.vector),
             options.width_weight * any(len(width.choices) > 1 for width in layout.widths),
         ]

@@ -1,11 +1,13 @@
-"""In: a task, a cost model, and what was measured so far. Out: the programs to measure next. Always: no I/O, and equal
-seeds, options and results give equal candidates.
+"""Search policy of a task: it proposes the programs to measure next, from a cost model and the results so far.
+
+There is no I/O; equal seeds, options and results give equal candidates.
 
 A round samples programs of all sketches, lets them evolve under the cost model, and proposes the best that were not
 measured yet together with a few random ones. The steps of a round can be called alone, for experiments.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from zlib import crc32
@@ -19,38 +21,47 @@ from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import dump_steps, load_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
-from retune.compiler.search.asked import (
+from retune.compiler.search.evolution import (
+    Generation,
+    Individual,
+    Population,
+    PopulationSpec,
+    evaluate,
+    evolve,
+    individual,
+    ranking,
+)
+from retune.compiler.search.genome import Keys, Rows, Scores, keys_of
+from retune.compiler.search.gpu_spills import spilled_bytes
+from retune.compiler.search.neighbours import neighbours
+from retune.compiler.search.observed import Located, ObservedPrograms
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.prior import blended
+from retune.compiler.search.protocol import (
     Candidate,
     EmptyPolicy,
+    Observation,
     Policy,
     PreloadMeasuredStates,
     SearchCallback,
     StateModel,
-    Told,
     program_id,
 )
-from retune.compiler.search.evolution import Breed, Brood, Generation, Individual, evaluate, evolve, individual, ranking
-from retune.compiler.search.genome import Rows, Scores
-from retune.compiler.search.gpu_spills import spilled_bytes
-from retune.compiler.search.neighbours import neighbours
-from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.prior import blended
 from retune.compiler.search.scored import Features, TaskFeatures, padded
 from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.space import SketchSpace, spaces_of
-from retune.compiler.search.told import ToldPrograms
 from retune.compiler.search.transfer import refitted
 
 __all__ = [
     "Candidate",
     "EmptyPolicy",
+    "Observation",
     "Policy",
     "PreloadCustomSketchRule",
     "PreloadMeasuredStates",
     "SketchPolicy",
     "StateModel",
-    "Told",
     "program_id",
 ]
 
@@ -75,14 +86,16 @@ class SketchPolicy:
         custom = [one for one in init_search_callbacks if isinstance(one, PreloadCustomSketchRule)]
         self._sketches = derive_sketches(task.dag, context, (*custom, *rules_of(context)))
         self.spaces: tuple[SketchSpace, ...] = spaces_of(task.dag, context, self._sketches)
-        self._breeds = tuple(
-            Breed(space.layout, len(space.placements), space.deepest, space.unroll_limits) for space in self.spaces
+        self._specs = tuple(
+            PopulationSpec(space.layout, len(space.placements), space.deepest, space.unroll_limits)
+            for space in self.spaces
         )
         self._features = TaskFeatures(task, max((space.statements for space in self.spaces), default=1))
-        self.told = ToldPrograms(self.spaces, self._features, self.options.prior_trials)
+        self.observed = ObservedPrograms(self.spaces, self._features, self.options.prior_trials)
         self._spilled: dict[int, int] = {}
         self._advice: list[list[Rows]] = [[] for _ in self.spaces]
         self._experiments = 0
+        self._scored: list[tuple[Keys, Features]] = []
         for callback in init_search_callbacks:
             if not isinstance(callback, PreloadCustomSketchRule):
                 callback.prepare(self)
@@ -111,18 +124,19 @@ class SketchPolicy:
                     break
         widths = [space.layout.width for space in self.spaces]
         stacks = [np.array(found, dtype=np.int64).reshape(-1, width) for found, width in zip(rows, widths, strict=True)]
-        broods = [Brood.founders(stack, mutation.SAMPLE) for stack in stacks]
-        first = tuple(evaluate(number, brood, self._score) for number, brood in enumerate(broods))
-        met = evolve(self._breeds, first, self._score, self.options, self._experiment())
-        return tuple(self._state(one) for one in islice(ranking(met, self.told.keys), out_size))
+        populations = [Population.seeds(stack, mutation.SAMPLE) for stack in stacks]
+        first = tuple(evaluate(number, population, self._score) for number, population in enumerate(populations))
+        met = evolve(self._specs, first, self._score, self.options, self._experiment())
+        return tuple(self._state(one) for one in islice(ranking(met, self.observed.keys), out_size))
 
-    def preload(self, results: Sequence[Told]) -> None:
+    def preload(self, results: Sequence[Observation]) -> None:
         """Take in results as `tell` does, without teaching the model."""
-        self.told.take(results)
+        self.observed.observe(results)
 
     def _experiment(self) -> np.random.Generator:
         """A generator for a call outside the rounds."""
         self._experiments += 1
+        self._scored = []
         return np.random.default_rng([self.seed, crc32(self.task.workload_key.encode()), 0, self._experiments])
 
     def _state(self, one: Individual) -> State:
@@ -146,17 +160,17 @@ class SketchPolicy:
 
     def _try_round(self, rng: np.random.Generator, count: int, spent: float) -> tuple[Candidate, ...]:
         first = self._first_generation(rng)
-        met = evolve(self._breeds, first, self._score, self.options, rng)
-        random_share = self.options.eps_greedy if self.told.seconds else 1.0 - self.options.prior_ratio
+        met = evolve(self._specs, first, self._score, self.options, rng)
+        random_share = self.options.eps_greedy if self.observed.seconds else 1.0 - self.options.prior_ratio
         chosen = self._fitted(int(self.options.transfer_ratio * count))
         if self.options.finish_ratio and spent >= 1.0 - self.options.finish_ratio:
             chosen |= self._neighbours(count // 2, chosen.keys())
         wanted = count - int(random_share * count)
-        sampled = int(self.options.sampled_ratio * self.told.ignorance * (wanted - len(chosen)))
+        sampled = int(self.options.sampled_ratio * self.observed.uncertainty * (wanted - len(chosen)))
         chosen = self._best(first, len(chosen) + sampled, chosen)
         chosen = self._best(met, wanted, chosen)
         chosen = self._with_random(rng, first, chosen, count)
-        for one in ranking(met, self.told.keys | chosen.keys()):
+        for one in ranking(met, self.observed.keys | chosen.keys()):
             if len(chosen) >= count:
                 break
             chosen[one.key] = one
@@ -180,29 +194,32 @@ class SketchPolicy:
 
     def _fitted(self, count: int) -> dict[int, Individual]:
         """At most `count` of the advised programs that were not told yet."""
-        broods = [Brood.founders(rows, mutation.TRANSFER) for rows in map(self._stacked, self.spaces, self._advice)]
-        met = [evaluate(number, brood, self._score) for number, brood in enumerate(broods)] if count else []
-        ranked = ranking(met, self.told.keys)
+        met = [
+            evaluate(number, Population.seeds(rows, mutation.TRANSFER), self._score)
+            for number, rows in enumerate(map(self._stacked, self.spaces, self._advice))
+            if count
+        ]
+        ranked = ranking(met, self.observed.keys)
         return {one.key: one for one in islice(ranked, count)}
 
     def _neighbours(self, count: int, taken: Iterable[int]) -> dict[int, Individual]:
         """At most `count` programs near the best ones that were measured, the most promising first."""
         met = []
-        for known in self.told.best(self.options.finish_parents):
-            breed = self._breeds[known.space]
+        for known in self.observed.best(self.options.finish_parents):
+            spec = self._specs[known.space]
             limits = self.spaces[known.space].unroll_limits
             rows = neighbours(
-                known.row, breed.layout, breed.placements, breed.deepest, limits, self.options.max_innermost
+                known.row, spec.layout, spec.placements, spec.deepest, limits, self.options.max_innermost
             )
-            met.append(evaluate(known.space, Brood.children(rows, known.row, mutation.NEIGHBOUR), self._score))
-        ranked = ranking(met, self.told.keys | set(taken))
+            met.append(evaluate(known.space, Population.children(rows, known.row, mutation.NEIGHBOUR), self._score))
+        ranked = ranking(met, self.observed.keys | set(taken))
         return {one.key: one for one in islice(ranked, count)}
 
     @staticmethod
     def _stacked(space: SketchSpace, rows: Sequence[Rows]) -> Rows:
         return np.array(rows, dtype=np.int64).reshape(-1, space.layout.width)
 
-    def tell(self, results: Sequence[Told]) -> None:
+    def tell(self, results: Sequence[Observation]) -> None:
         """Take in results and let the model learn from them in one update.
 
         Steps of other origin are welcome: those that fit a sketch seed later populations. Steps that do not fit the
@@ -211,8 +228,8 @@ class SketchPolicy:
         """
         rows: list[Features] = []
         seconds: list[float] = []
-        for told, features in zip(results, self.told.take(results), strict=True):
-            came_to = self.told.seconds[told.steps_text]
+        for told, features in zip(results, self.observed.observe(results), strict=True):
+            came_to = self.observed.seconds[told.steps_text]
             if features is not None and (self.options.learn_failures or came_to < inf):
                 rows.append(features)
                 seconds.append(came_to)
@@ -222,16 +239,16 @@ class SketchPolicy:
             self.model.update(TrainingBatch(self.task.workload_key, block, np.array(seconds, dtype=np.float64)))
 
     def expect(self, programs: Iterable[str]) -> None:
-        """Look at programs, as steps texts, that are going to be told in some rounds: quicker at once than in each.
+        """Extract the features of programs, as steps texts, that `tell` is given later: all at once is quicker.
 
         Raises: ScheduleError when a steps text cannot be read at all.
         """
-        self.told.expect(programs)
+        self.observed.expect(programs)
 
     @property
     def best_seconds(self) -> float:
         """The fastest time told so far, inf before any."""
-        return self.told.best_seconds
+        return self.observed.best_seconds
 
     def _first_generation(self, rng: np.random.Generator) -> tuple[Generation, ...]:
         """Samples of every space and the best measured programs, scored; sampled again while too few are valid."""
@@ -240,14 +257,17 @@ class SketchPolicy:
         generations: list[Generation] = []
         for number, space in enumerate(self.spaces):
             advised = self._stacked(space, self._advice[number])
-            broods = [Brood.founders(seeds[number], mutation.MEASURED), Brood.founders(advised, mutation.TRANSFER)]
+            populations = [
+                Population.seeds(seeds[number], mutation.MEASURED),
+                Population.seeds(advised, mutation.TRANSFER),
+            ]
             generation = None
             for _ in range(self.options.sample_attempts):
-                broods.append(Brood.founders(space.sample(rng, share), mutation.SAMPLE))
-                generation = evaluate(number, Brood.join(broods), self._score)
+                populations.append(Population.seeds(space.sample(rng, share), mutation.SAMPLE))
+                generation = evaluate(number, Population.join(populations), self._score)
                 if len(generation.scores) >= share // 8:
                     break
-                broods = [generation.brood]
+                populations = [generation.population]
             assert generation is not None, "at least one attempt is made"
             generations.append(generation)
         return tuple(generations)
@@ -255,7 +275,7 @@ class SketchPolicy:
     def _seeds(self) -> list[Rows]:
         """The best measured programs as rows, by space."""
         most = int(self.options.measured_ratio * self.options.population)
-        best = self.told.best(most)
+        best = self.observed.best(most)
         seeds = []
         for number, space in enumerate(self.spaces):
             rows = [known.row for known in best if known.space == number]
@@ -278,14 +298,15 @@ class SketchPolicy:
         if places:
             # One call for all: asking the model costs as much as a hundred programs.
             valid, features = np.concatenate(places), np.concatenate(blocks)
-            prior[valid] = self._features.guess(features)
+            prior[valid] = self._features.prior(features)
+            self._scored.append((keys_of(number, settled[valid]), features))
             scores[valid] = self._predicted(space, settled[valid], features, prior[valid])
         return settled, scores, prior
 
-    def _predicted(self, space: SketchSpace, rows: Rows, features: Features, guess: Scores) -> Scores:
-        """The scores of programs: those of the model, tempered by first principles."""
+    def _predicted(self, space: SketchSpace, rows: Rows, features: Features, prior: Scores) -> Scores:
+        """The scores of programs: those of the learned model, blended with the analytical one's."""
         if not isinstance(self.model, StateModel):
-            return blended(self.model.predict(features), guess, self.told.prior_weight)
+            return blended(self.model.predict(features), prior, self.observed.prior_weight)
         states = [infer_bounds(replay(self.task.dag, space.steps(row))) for row in rows]
         return self.model.predict_states(self.task, states)
 
@@ -293,7 +314,7 @@ class SketchPolicy:
         """`taken`, and the best unmeasured individuals, at most `max_per_tiling` of them with the same tile sizes."""
         chosen = dict(taken)
         tilings: dict[tuple[int, bytes], int] = {}
-        for one in ranking(met, self.told.keys | taken.keys()):
+        for one in ranking(met, self.observed.keys | taken.keys()):
             if len(chosen) >= count:
                 break
             layout = self.spaces[one.space].layout
@@ -327,18 +348,32 @@ class SketchPolicy:
                     return filled
                 if turn < len(order):
                     one = individual(generation, int(order[turn]))
-                    if one.key not in self.told.keys:
+                    if one.key not in self.observed.keys:
                         filled.setdefault(one.key, one)
         return filled
 
-    def _candidates(self, chosen: Iterable[Individual]) -> tuple[Candidate, ...]:
+    def _candidates(self, chosen: Collection[Individual]) -> tuple[Candidate, ...]:
         found: dict[str, Candidate] = {}
+        located: dict[str, Located] = {}
+        features = self._features_of({one.key for one in chosen})
         for one in chosen:
             space = self.spaces[one.space]
             steps = space.steps(one.row)
             text = dump_steps(steps)
-            if text in self.told.seconds or text in found:  # told in words only, or of two sketches
+            if text in self.observed.seconds or text in found:  # told in words only, or of two sketches
                 continue
             parent = None if one.parent is None else program_id(dump_steps(space.steps(one.parent)))
             found[text] = Candidate(steps, text, one.score, parent, one.move)
+            if one.key in features:
+                located[text] = replace(one, row=one.row.copy(), parent=None), features[one.key]
+        self.observed.propose(located)
         return tuple(found.values())
+
+    def _features_of(self, keys: Collection[int]) -> dict[int, Features]:
+        """The features (S, F) of programs that were scored in this round, by key; nothing else of it is kept."""
+        found: dict[int, Features] = {}
+        for scored, features in self._scored:
+            for place in np.flatnonzero(np.isin(scored, np.fromiter(keys, dtype=np.uint64, count=len(keys)))):
+                found[int(scored[place])] = features[place].copy()
+        self._scored = []
+        return found

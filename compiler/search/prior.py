@@ -1,6 +1,6 @@
-"""In: features of programs. Out: a rough guess of their speed from first principles, and its blend with the model's.
+"""Analytical cost model: the throughput of programs by their estimated cycles, and its blend with the learned model.
 
-Always: knows no measurement, so it is there from the first round on; the cycles are those of the features' estimate.
+It needs no measurement, so it ranks programs from the first round on.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ from retune.compiler.target import HardwareParams
 
 _CYCLES = FEATURE_NAMES.index("estimate_cycles")
 _FEWEST = 8
-"""Results from which on one can say whether the prior foretells them."""
+"""So many results judge the analytical model; fewer say nothing."""
 _HOPELESS = 1e-3
 """The least model score that is told from others when it is blended with the prior."""
 
 
 def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware: HardwareParams) -> Scores:
-    """Guessed throughput of programs (B, S, F) as a share of the machine's peak, shape (B,), always positive.
+    """Predicted throughput of programs (B, S, F) as a share of the machine's peak, shape (B,), always positive.
 
     `flop_count` is what one call of the whole program computes.
     """
@@ -30,9 +30,10 @@ def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware:
     return np.asarray(max(flop_count, 1.0) / per_cycle / np.maximum(cycles.sum(axis=1), 1.0))
 
 
-def merit(prior: Scores, seconds: Scores) -> float:
-    """How well the prior foretold times (B,), in 0 … 1: the share of pairs that it put in the right order, a pair
-    counting by how far apart its times are, rescaled so that what chance achieves is 0; 1 where there are too few.
+def rank_correlation(prior: Scores, seconds: Scores) -> float:
+    """How well the analytical model predicted times (B,), in 0 … 1: the share of pairs that it put in the
+    right order, a pair counting by how far apart its times are, rescaled so that chance achieves 0; 1 where there are
+    too few.
     """
     if len(seconds) < _FEWEST:
         return 1.0

@@ -1,7 +1,6 @@
-"""In: a task, and programs of it. Out: what scoring needs to know of the task; the programs' features, and a guess of
-their speed from first principles.
+"""Features of a task's programs, and the analytical cost model over them.
 
-Always: a program has the same features alone, as steps, and among thousands, as rows of a sketch's space.
+A program has the same features alone, as steps, and among thousands, as rows of a sketch's space.
 """
 
 from collections.abc import Sequence
@@ -72,8 +71,8 @@ class TaskFeatures:
         except ScheduleError:
             return None
 
-    def guess(self, features: Features) -> Scores:
-        """What first principles say of programs (B, S, F), shape (B,)."""
+    def prior(self, features: Features) -> Scores:
+        """The scores of the analytical model for programs (B, S, F), shape (B,)."""
         return prior_scores(features, self._task.flop_count, self._hardware)
 
 

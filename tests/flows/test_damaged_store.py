@@ -10,7 +10,6 @@ import pytest
 
 from retune.storage.artifacts import ArtifactStore
 from retune.storage.lessons import LessonStore
-from retune.storage.looks import LookStore
 from tests.flows.command_line import run
 from tests.flows.damages import DAMAGES
 from tests.unit.tasks.pages.runs import finished_run, interrupted_run
@@ -56,7 +55,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     interrupted_run(root)
     ArtifactStore(root).put("key", {"file": b"content"})
     LessonStore(root, "llvm", "here", 1, 1).save(b"lessons")
-    LookStore(root, "llvm", "here", 1, 1).save(b"looks", 1)
     return root
 
 

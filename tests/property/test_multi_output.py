@@ -31,7 +31,7 @@ from retune.compiler.schedule.steps import (
 )
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import SketchPolicy, Told
+from retune.compiler.search.policy import Observation, SketchPolicy
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.property.checks import HARDWARE
@@ -182,7 +182,7 @@ def test_what_the_search_proposes_computes_the_definition(dag: ComputeDAG) -> No
         assert candidates or round_index
         for candidate in candidates:
             check(task.dag, candidate.steps, np.random.default_rng(4), 1)
-        policy.tell([Told(candidate.steps_text, 1e-5 * len(candidate.steps)) for candidate in candidates])
+        policy.tell([Observation(candidate.steps_text, 1e-5 * len(candidate.steps)) for candidate in candidates])
 
 
 @pytest.mark.parametrize("reducer", ["argmax", "argmin"])

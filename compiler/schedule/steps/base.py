@@ -170,9 +170,9 @@ _FIELD_READERS: dict[str, Callable[[Any], Any]] = {
 
 
 @cache
-def _readers_of(kind: type[Step]) -> tuple[Callable[[Any], Any], ...]:
-    """How the fields of a kind of step are read back, in their order."""
-    return tuple(_FIELD_READERS.get(field.name, _whole) for field in fields(kind))
+def _readers_of(tag: str) -> tuple[Callable[[Any], Any], ...]:
+    """How the fields of the steps with that tag are read back, in their order."""
+    return tuple(_FIELD_READERS.get(field.name, _whole) for field in fields(_BY_TAG[tag]))
 
 
 def step_from_row(row: Sequence[Any]) -> Step:
@@ -183,7 +183,7 @@ def step_from_row(row: Sequence[Any]) -> Step:
     if not isinstance(row, list) or not row or not isinstance(row[0], str) or row[0] not in _BY_TAG:
         raise ScheduleError(f"unknown transform step {row!r}; known tags: {', '.join(sorted(_BY_TAG))}")
     kind = _BY_TAG[row[0]]
-    readers = _readers_of(kind)
+    readers = _readers_of(row[0])
     if len(row) - 1 != len(readers):
         raise ScheduleError(f"the step {row!r} must have {len(readers)} fields after its tag")
     return kind(*(read(value) for read, value in zip(readers, row[1:], strict=True)))

@@ -17,7 +17,7 @@ from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.policy import Candidate, SketchPolicy, Told
+from retune.compiler.search.policy import Candidate, Observation, SketchPolicy
 from retune.compiler.target import HardwareParams, Target
 from tests.unit.cost_model.synthetic import programs
 
@@ -30,16 +30,16 @@ class CountingPolicy:
     def __init__(self, task: SearchTask, limit: int = 1000) -> None:
         self.task = task
         self.limit = limit
-        self.told: list[list[Told]] = []
+        self.observed: list[list[Observation]] = []
 
     def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
-        known = {one.steps_text for batch in self.told for one in batch}
+        known = {one.steps_text for batch in self.observed for one in batch}
         names = (f"program {number}" for number in range(self.limit))
         fresh = itertools.islice((name for name in names if name not in known), count)
         return tuple(Candidate((), name, None, None, "sample") for name in fresh)
 
-    def tell(self, results: Sequence[Told]) -> None:
-        self.told.append(list(results))
+    def tell(self, results: Sequence[Observation]) -> None:
+        self.observed.append(list(results))
 
 
 def matmul(size: int) -> SearchTask:
@@ -74,7 +74,7 @@ def one_round(run: Tuning, index: int, status: MeasureStatus = MeasureStatus.OK)
 
 
 def snapshot(run: Tuning) -> object:
-    return run.summary(), [policy_of(task).told for task in run.tasks], [task.state for task in run.tasks]
+    return run.summary(), [policy_of(task).observed for task in run.tasks], [task.state for task in run.tasks]
 
 
 def test_the_first_round_begins_with_the_untuned_program_and_later_ones_do_not() -> None:

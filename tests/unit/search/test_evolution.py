@@ -7,9 +7,9 @@ import numpy as np
 
 from retune.compiler.search import mutation
 from retune.compiler.search.evolution import (
-    Breed,
-    Brood,
     Generation,
+    Population,
+    PopulationSpec,
     evaluate,
     evolve,
     individual,
@@ -37,9 +37,9 @@ def run(space: SketchSpace, rows: Rows, seed: int) -> tuple[Generation, ...]:
         good = (given[:, column] == 2).astype(np.float64)
         return given, good, np.zeros(len(given))
 
-    breeds = (Breed(space.layout, len(space.placements), space.deepest),)
-    first = (evaluate(0, Brood.founders(rows, mutation.SAMPLE), score),)
-    return evolve(breeds, first, score, OPTIONS, np.random.default_rng(seed))
+    specs = (PopulationSpec(space.layout, len(space.placements), space.deepest),)
+    first = (evaluate(0, Population.seeds(rows, mutation.SAMPLE), score),)
+    return evolve(specs, first, score, OPTIONS, np.random.default_rng(seed))
 
 
 def bad_rows(space: SketchSpace, seed: int) -> Rows:
@@ -86,9 +86,9 @@ def test_no_valid_program_is_scored_twice_and_recalled_scores_are_the_same() -> 
         scored.extend(keys.tolist())
         return given, (keys % 97 + 1).astype(np.float64), (keys % 89 + 1).astype(np.float64)
 
-    breeds = (Breed(space.layout, len(space.placements), space.deepest),)
-    first = (evaluate(0, Brood.founders(space.sample(np.random.default_rng(0), 50), mutation.SAMPLE), score),)
-    met = evolve(breeds, first, score, OPTIONS, np.random.default_rng(0))
+    specs = (PopulationSpec(space.layout, len(space.placements), space.deepest),)
+    first = (evaluate(0, Population.seeds(space.sample(np.random.default_rng(0), 50), mutation.SAMPLE), score),)
+    met = evolve(specs, first, score, OPTIONS, np.random.default_rng(0))
     assert len(scored) == len(set(scored)) < sum(len(one.keys) for one in met)
     for one in met:
         np.testing.assert_array_equal(one.scores, one.keys % 97 + 1)
@@ -101,9 +101,9 @@ def test_no_valid_program_ends_quietly() -> None:
     def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:
         return given, np.full(len(given), -np.inf), np.zeros(len(given))
 
-    breeds = (Breed(space.layout, len(space.placements), space.deepest),)
-    first = (evaluate(0, Brood.founders(space.sample(np.random.default_rng(0), 20), mutation.SAMPLE), score),)
-    met = evolve(breeds, first, score, OPTIONS, np.random.default_rng(0))
+    specs = (PopulationSpec(space.layout, len(space.placements), space.deepest),)
+    first = (evaluate(0, Population.seeds(space.sample(np.random.default_rng(0), 20), mutation.SAMPLE), score),)
+    met = evolve(specs, first, score, OPTIONS, np.random.default_rng(0))
     assert list(ranking(met, set())) == []
 
 
@@ -122,12 +122,12 @@ def test_families_with_few_parents_die_out_unless_all_may_live() -> None:
     def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:
         return given, np.array([8.0, 4.0, 1.0])[given[:, layout.placement]], np.zeros(len(given))
 
-    first = (evaluate(0, Brood.founders(rows, mutation.SAMPLE), score),)
-    breeds = (Breed(layout, 3, 0),)
+    first = (evaluate(0, Population.seeds(rows, mutation.SAMPLE), score),)
+    specs = (PopulationSpec(layout, 3, 0),)
     for ratio, alive in ((0.5, {0, 1}), (0.0, {0, 1, 2}), (1.0, {0})):
         options = SearchOptions(population=300, generations=1, prior_ratio=0.0, extinction_ratio=ratio)
-        _, second = evolve(breeds, first, score, options, np.random.default_rng(0))
-        assert set(second.brood.rows[:, layout.placement].tolist()) == alive
+        _, second = evolve(specs, first, score, options, np.random.default_rng(0))
+        assert set(second.population.rows[:, layout.placement].tolist()) == alive
 
 
 def test_moves_are_drawn_by_their_weights_and_crossover_by_its_probability() -> None:
@@ -146,10 +146,10 @@ def test_moves_are_drawn_by_their_weights_and_crossover_by_its_probability() -> 
     def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:
         return given, np.ones(len(given)), np.ones(len(given))
 
-    founders = Brood.founders(space.sample(np.random.default_rng(0), 500), mutation.SAMPLE)
-    first = (evaluate(0, founders, score),)
-    breeds = (Breed(space.layout, 1, space.deepest),)
-    _, second = evolve(breeds, first, score, options, np.random.default_rng(0))
+    seeds = Population.seeds(space.sample(np.random.default_rng(0), 500), mutation.SAMPLE)
+    first = (evaluate(0, seeds, score),)
+    specs = (PopulationSpec(space.layout, 1, space.deepest),)
+    _, second = evolve(specs, first, score, options, np.random.default_rng(0))
     found = Counter(individual(second, place).move for place in range(len(second.scores)))
     wanted = {
         mutation.TILE: 0.3,

@@ -18,17 +18,17 @@ from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Split, dump_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
-from retune.compiler.search.evolution import Breed, Brood, Generation, evaluate, evolve
+from retune.compiler.search.evolution import Generation, Population, PopulationSpec, evaluate, evolve
 from retune.compiler.search.genome import Rows, Scores
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import (
     Candidate,
     EmptyPolicy,
+    Observation,
     Policy,
     PreloadCustomSketchRule,
     PreloadMeasuredStates,
     SketchPolicy,
-    Told,
 )
 from retune.compiler.search.space import build_spaces
 from tests.unit.search.workloads import conv_residual_nhwc, matmul, softmax, task_of
@@ -119,7 +119,7 @@ def test_what_is_known_beforehand_is_neither_proposed_nor_learned_but_bred_from(
             self.updates += 1
 
     fresh = SketchPolicy(TINY, RandomModel(0), OPTIONS)
-    known = [Told(one.steps_text, 1e-3 if number % 2 else None) for number, one in enumerate(fresh.ask(40, 0))]
+    known = [Observation(one.steps_text, 1e-3 if number % 2 else None) for number, one in enumerate(fresh.ask(40, 0))]
     model = Spy()
     for results in (known, lambda task: known if task is TINY else []):
         policy = SketchPolicy(TINY, model, OPTIONS, init_search_callbacks=[PreloadMeasuredStates(results)])
@@ -133,7 +133,7 @@ def test_what_is_known_beforehand_is_neither_proposed_nor_learned_but_bred_from(
 def test_the_empty_policy_measures_nothing_twice() -> None:
     (only,) = EmptyPolicy(TINY).ask(8, 0)
     assert only.steps == ()
-    assert EmptyPolicy(TINY, [PreloadMeasuredStates([Told(only.steps_text, None)])]).ask(8, 0) == ()
+    assert EmptyPolicy(TINY, [PreloadMeasuredStates([Observation(only.steps_text, None)])]).ask(8, 0) == ()
 
 
 def rule_with_a_split(lengths: list[int | None]) -> PreloadCustomSketchRule:
@@ -175,19 +175,19 @@ def test_lengths_that_a_rule_leaves_open_are_searched() -> None:
 def test_a_policy_of_ones_own_is_any_class_that_asks_and_tells() -> None:
     class Fixed:
         def __init__(self) -> None:
-            self.results: list[Told] = []
+            self.results: list[Observation] = []
 
         def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
             return (Candidate((), dump_steps(()), None, None, "mine"),)
 
-        def tell(self, results: Sequence[Told]) -> None:
+        def tell(self, results: Sequence[Observation]) -> None:
             self.results.extend(results)
 
     policy: Policy = Fixed()
     (one,) = policy.ask(4, 0)
-    policy.tell([Told(one.steps_text, 1.0)])
+    policy.tell([Observation(one.steps_text, 1.0)])
     assert isinstance(policy, Fixed)
-    assert policy.results == [Told("[]", 1.0)]
+    assert policy.results == [Observation("[]", 1.0)]
 
 
 @pytest.mark.parametrize(("share", "count", "random"), [(0.25, 40, 10), (0.05, 64, 3), (0.05, 19, 0)])
@@ -195,7 +195,7 @@ def test_a_share_of_every_batch_is_drawn_at_random(share: float, count: int, ran
     task = task_of("conv", conv_residual_nhwc(14, 32))
     options = SearchOptions(population=256, generations=1, eps_greedy=share, sampled_ratio=0.0)
     policy = SketchPolicy(task, RandomModel(0), options)
-    policy.preload([Told(policy.ask(1, 0)[0].steps_text, 1e-3)])
+    policy.preload([Observation(policy.ask(1, 0)[0].steps_text, 1e-3)])
     candidates = policy.ask(count, 1)
     assert len(candidates) == count
     best = [one.predicted for one in candidates[: count - random]]
@@ -215,11 +215,11 @@ def test_mutations_are_drawn_as_often_as_their_weights_say() -> None:
         return rows, np.ones(len(rows)), np.ones(len(rows))
 
     rng = np.random.default_rng(0)
-    first = evaluate(0, Brood.founders(space.sample(rng, 50), mutation.SAMPLE), score)
-    breed = Breed(space.layout, len(space.placements), space.deepest)
-    _, second = evolve((breed,), (first,), score, options, rng)
+    first = evaluate(0, Population.seeds(space.sample(rng, 50), mutation.SAMPLE), score)
+    spec = PopulationSpec(space.layout, len(space.placements), space.deepest)
+    _, second = evolve((spec,), (first,), score, options, rng)
     assert isinstance(second, Generation)
-    for move in second.brood.moves.tolist():
+    for move in second.population.moves.tolist():
         counts[move] = counts.get(move, 0) + 1
     weights = [0.86, 0.04, 0.05, 0.04, 0.01, 0.0]
     for code, weight in enumerate(weights):
@@ -234,10 +234,10 @@ def test_all_scores_zero_still_breed_from_everyone() -> None:
         return rows, np.zeros(len(rows)), np.zeros(len(rows))
 
     rng = np.random.default_rng(0)
-    first = evaluate(0, Brood.founders(space.sample(rng, 30), mutation.SAMPLE), score)
-    breed = Breed(space.layout, len(space.placements), space.deepest)
-    _, second = evolve((breed,), (first,), score, SearchOptions(population=500, generations=1), rng)
-    assert len({row.tobytes() for row in second.brood.parents}) > 20
+    first = evaluate(0, Population.seeds(space.sample(rng, 30), mutation.SAMPLE), score)
+    spec = PopulationSpec(space.layout, len(space.placements), space.deepest)
+    _, second = evolve((spec,), (first,), score, SearchOptions(population=500, generations=1), rng)
+    assert len({row.tobytes() for row in second.population.parents}) > 20
 
 
 def test_parameters_of_tvm_are_options_under_other_names() -> None:

@@ -7,7 +7,7 @@ from retune.compiler.search import mutation
 from retune.compiler.search.genome import Layout
 from retune.compiler.search.neighbours import neighbours
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import SketchPolicy, Told, program_id
+from retune.compiler.search.policy import Observation, SketchPolicy, program_id
 from tests.unit.search.workloads import matmul, task_of
 
 LAYOUT = Layout.of(((0, 12, 3), (1, 7, 2)), (4,), (4,))
@@ -30,7 +30,7 @@ def test_the_end_of_a_budget_goes_to_neighbours_of_the_best() -> None:
     policy = SketchPolicy(TASK, RandomModel(0), OPTIONS)
     first = policy.ask(16, 0)
     times = {one.steps_text: 1e-3 + 1e-6 * place for place, one in enumerate(first)}
-    policy.tell([Told(text, seconds) for text, seconds in times.items()])
+    policy.tell([Observation(text, seconds) for text, seconds in times.items()])
     best = {program_id(text) for text in sorted(times, key=lambda text: times[text])[: OPTIONS.finish_parents]}
     assert all(one.mutation != mutation.NEIGHBOUR for one in policy.ask(16, 1, 0.5))
     near = [one for one in policy.ask(16, 1, 0.9) if one.mutation == mutation.NEIGHBOUR]
@@ -38,7 +38,7 @@ def test_the_end_of_a_budget_goes_to_neighbours_of_the_best() -> None:
     assert {one.parent for one in near} <= best
     assert not {one.steps_text for one in near} & times.keys()
     off = SketchPolicy(TASK, RandomModel(0), SearchOptions(population=96, generations=2, finish_ratio=0.0))
-    off.tell([Told(text, seconds) for text, seconds in times.items()])
+    off.tell([Observation(text, seconds) for text, seconds in times.items()])
     assert all(one.mutation != mutation.NEIGHBOUR for one in off.ask(16, 1, 1.0))
 
 

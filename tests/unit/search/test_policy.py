@@ -21,9 +21,9 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import (
     Candidate,
     EmptyPolicy,
+    Observation,
     PreloadCustomSketchRule,
     SketchPolicy,
-    Told,
     program_id,
 )
 from tests.unit.search.workloads import CORES, conv_residual_nhwc, matmul, relu_only, task_of
@@ -51,11 +51,11 @@ class Hopeless(RandomModel):
         return np.full(len(features), -np.inf)
 
 
-def timed(candidates: tuple[Candidate, ...]) -> list[Told]:
+def timed(candidates: tuple[Candidate, ...]) -> list[Observation]:
     """Made-up but reproducible times; every seventh program fails."""
     return [
-        Told(one.steps_text, None if int(program_id(one.steps_text), 16) % 7 == 0 else 1e-6 * len(one.steps_text) ** 2)
-        for one in candidates
+        Observation(text, None if int(program_id(text), 16) % 7 == 0 else 1e-6 * len(text) ** 2)
+        for text in (one.steps_text for one in candidates)
     ]
 
 
@@ -125,7 +125,7 @@ def test_programs_that_were_looked_at_before_teach_the_same() -> None:
         return spy.batches, policy.ask(16, 3)
 
     source = SketchPolicy(CONV, RandomModel(0), OPTIONS, seed=4)
-    foreign = Told(dump_steps(()), 1e-3)
+    foreign = Observation(dump_steps(()), 1e-3)
     batches = [[*timed(source.ask(16, number)), foreign] for number in range(3)]
     (plain, next_plain), (ahead, next_ahead) = told(ahead=False), told(ahead=True)
     assert next_plain == next_ahead
@@ -133,6 +133,16 @@ def test_programs_that_were_looked_at_before_teach_the_same() -> None:
     for one, other in zip(plain, ahead, strict=True):
         np.testing.assert_array_equal(one.features, other.features)
         np.testing.assert_array_equal(one.seconds, other.seconds)
+
+
+def test_features_of_proposed_programs_are_extracted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposing, loading = Spy(), Spy()
+    policy = SketchPolicy(CONV, proposing, OPTIONS, seed=4)
+    results = timed(policy.ask(16, 0))
+    SketchPolicy(CONV, loading, OPTIONS, seed=4).tell(results)
+    monkeypatch.setattr("retune.compiler.search.scored.extract", lambda *_, **__: pytest.fail("extracted again"))
+    policy.tell(results)
+    np.testing.assert_array_equal(proposing.batches[0].features, loading.batches[0].features)
 
 
 def test_every_tell_is_one_update_in_the_order_told() -> None:
@@ -162,7 +172,7 @@ def test_the_best_measured_programs_have_children() -> None:
     for round_index in range(3):
         results = timed(policy.ask(32, round_index))
         policy.tell(results)
-    told = {program_id(text) for text in policy.told.seconds}
+    told = {program_id(text) for text in policy.observed.seconds}
     assert any(one.parent in told for one in policy.ask(32, 3))
 
 
@@ -170,7 +180,7 @@ def test_foreign_programs_teach_the_model() -> None:
     model = Spy()
     policy = SketchPolicy(MATMUL, model, OPTIONS)
     foreign = dump_steps((Annotate(2, 0, 3),))
-    policy.tell([Told(foreign, 1e-3), Told(dump_steps((Annotate(9, 0, 3),)), 1e-3)])
+    policy.tell([Observation(foreign, 1e-3), Observation(dump_steps((Annotate(9, 0, 3),)), 1e-3)])
     (batch,) = model.batches
     assert len(batch.features) == 1
     assert policy.best_seconds == 1e-3
@@ -241,14 +251,14 @@ def test_hostile_steps_teach_nothing_and_stop_nothing(text: str) -> None:
     mixed = json.dumps([*whole[:place], wrong, *whole[place + 1 :]])
     for given in (text, mixed):
         with suppress(ScheduleError):  # what cannot be read at all is refused with a sentence
-            policy.tell([Told(given, 1e-3)])
+            policy.tell([Observation(given, 1e-3)])
             policy.advise([given])
     assert policy.ask(4, 1)
 
 
 def test_a_task_without_any_valid_program_is_exhausted_at_once() -> None:
     policy = SketchPolicy(MATMUL, Hopeless(), OPTIONS)
-    policy.tell([Told(dump_steps((Annotate(2, 0, 3),)), 1e-3)])
+    policy.tell([Observation(dump_steps((Annotate(2, 0, 3),)), 1e-3)])
     assert policy.ask(8, 1) == ()
 
 
@@ -256,7 +266,7 @@ def test_the_empty_policy_measures_the_naive_program_once() -> None:
     policy = EmptyPolicy(MATMUL)
     (only,) = policy.ask(8, 0)
     assert only.steps == ()
-    policy.tell([Told(only.steps_text, 1.0)])
+    policy.tell([Observation(only.steps_text, 1.0)])
     assert policy.ask(8, 1) == ()
 
 
@@ -311,6 +321,6 @@ def test_failures_are_taught_only_where_the_model_may_learn_from_them() -> None:
         model = Spy()
         policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2, learn_failures=learn))
         asked = policy.ask(8, 0)
-        policy.tell([Told(one.steps_text, None if place < 3 else 1e-3) for place, one in enumerate(asked)])
+        policy.tell([Observation(one.steps_text, None if place < 3 else 1e-3) for place, one in enumerate(asked)])
         assert [len(batch.seconds) for batch in model.batches] == [8 if learn else 5]
         assert not {one.steps_text for one in policy.ask(8, 1)} & {one.steps_text for one in asked}

@@ -5,7 +5,7 @@ import numpy as np
 from retune.compiler.features import extract
 from retune.compiler.search.genome import Scores
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.prior import blended, merit, prior_scores
+from retune.compiler.search.prior import blended, prior_scores, rank_correlation
 from retune.compiler.search.space import SketchSpace, build_spaces
 from retune.compiler.target import HardwareParams
 from tests.unit.search.workloads import matmul, task_of
@@ -50,19 +50,19 @@ def test_one_long_piece_for_two_cores_is_half_as_fast() -> None:
 
 def test_merit_is_the_share_of_pairs_in_order() -> None:
     seconds: Scores = np.linspace(1e-5, 12e-5, 12)
-    assert merit(1 / seconds, seconds) == 1.0
-    assert merit(seconds, seconds) == 0.0  # worse than chance is no better than chance
+    assert rank_correlation(1 / seconds, seconds) == 1.0
+    assert rank_correlation(seconds, seconds) == 0.0  # worse than chance is no better than chance
     rng = np.random.default_rng(0)
-    assert merit(rng.random(400), np.exp(rng.random(400))) < 0.15
-    assert 0.3 < merit(1 / seconds * np.exp(rng.normal(0, 0.5, 12)), seconds) < 1.0
-    assert merit(seconds[:4], seconds[:4]) == 1.0  # too few to tell
-    assert merit(seconds, np.full(12, 1e-5)) == 1.0  # nothing was to be told apart
+    assert rank_correlation(rng.random(400), np.exp(rng.random(400))) < 0.15
+    assert 0.3 < rank_correlation(1 / seconds * np.exp(rng.normal(0, 0.5, 12)), seconds) < 1.0
+    assert rank_correlation(seconds[:4], seconds[:4]) == 1.0  # too few to tell
+    assert rank_correlation(seconds, np.full(12, 1e-5)) == 1.0  # nothing was to be told apart
 
 
 def test_a_pair_counts_by_how_far_apart_its_times_are() -> None:
     seconds = np.array([1.00, 1.01, 1.02, 1.03, 9.0, 9.1, 9.2, 9.3]) * 1e-5
     guess = np.array([5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 3.0, 4.0])  # wrong among neighbours, right between the groups
-    assert merit(guess, seconds) > 0.9
+    assert rank_correlation(guess, seconds) > 0.9
 
 
 def test_blending_moves_from_the_prior_to_the_model() -> None:

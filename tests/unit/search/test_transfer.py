@@ -9,7 +9,7 @@ from retune.compiler.schedule.steps import Split, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.policy import SketchPolicy, Told
+from retune.compiler.search.policy import Observation, SketchPolicy
 from retune.compiler.search.transfer import Relative, distance, fit, nearest, refitted
 from tests.unit.search.workloads import conv_residual_nhwc, matmul, task_of
 
@@ -92,7 +92,7 @@ def test_advice_is_asked_for_once_and_only_where_it_is_wanted() -> None:
     moved = [one for one in asked if one.mutation == mutation.TRANSFER]
     assert len(moved) >= 2
     assert all(one.parent is None for one in moved)
-    policy.tell([Told(one.steps_text, 1e-3) for one in asked])
+    policy.tell([Observation(one.steps_text, 1e-3) for one in asked])
     policy.advise(advice)
     assert not {one.steps_text for one in policy.ask(20, 1)} & {one.steps_text for one in asked}
     without = SketchPolicy(SMALL, RandomModel(0), SearchOptions(population=96, generations=2, transfer_ratio=0.0))

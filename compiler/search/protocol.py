@@ -1,7 +1,6 @@
-"""In: what policies and those who use them exchange. Out: candidates, results, the protocol of a policy, and the policy
-that does not search.
+"""Protocol between search policies and their callers: candidates, observations, and the policy that does not search.
 
-Always: a policy of one's own is any class with `ask` and `tell`; nothing here knows how programs are found.
+A custom policy is any class with `ask` and `tell`; nothing here knows how programs are found.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +30,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What was measured: seconds of a run, None or inf for a program that failed."""
+class Observation:
+    """A measured program: seconds per call, None or inf for a failure."""
 
     steps_text: str
     seconds: float | None
@@ -45,7 +44,7 @@ class Policy(Protocol):
         """At most `count` programs that were not told yet; none when there is nothing left to try."""
         ...
 
-    def tell(self, results: Sequence[Told]) -> None:
+    def tell(self, results: Sequence[Observation]) -> None:
         """Take in results, of programs that were asked for or of any others of the task."""
         ...
 
@@ -54,7 +53,7 @@ class Policy(Protocol):
 class StateModel(CostModel, Protocol):
     """A cost model that wants to see programs rather than their features: slow, but it may ask them anything.
 
-    First principles have no say beside it.
+    The analytical model is not blended with it.
     """
 
     def predict_states(self, task: SearchTask, states: Sequence[State]) -> Scores:
@@ -78,7 +77,7 @@ class PreloadMeasuredStates:
     `results` are those of the task, or a function that finds them (in a log, say) when the policy is made.
     """
 
-    results: Sequence[Told] | Callable[[SearchTask], Sequence[Told]]
+    results: Sequence[Observation] | Callable[[SearchTask], Sequence[Observation]]
 
     def prepare(self, policy: Any) -> None:
         """Hand the results to the policy."""
@@ -90,21 +89,21 @@ class EmptyPolicy:
 
     def __init__(self, task: SearchTask, init_search_callbacks: Sequence[SearchCallback] = ()) -> None:
         self.task = task
-        self._told = False
+        self._observed = False
         for callback in init_search_callbacks:
             callback.prepare(self)
 
     def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
         """The program without any step, until it was told."""
-        if count < 1 or self._told:
+        if count < 1 or self._observed:
             return ()
         return (Candidate((), dump_steps(()), None, None, mutation.SAMPLE),)
 
-    def tell(self, results: Sequence[Told]) -> None:
+    def tell(self, results: Sequence[Observation]) -> None:
         """Remember that the program was measured."""
-        self._told = self._told or any(not load_steps(told.steps_text) for told in results)
+        self._observed = self._observed or any(not load_steps(told.steps_text) for told in results)
 
-    def preload(self, results: Sequence[Told]) -> None:
+    def preload(self, results: Sequence[Observation]) -> None:
         """As `tell`: there is no model to keep from learning."""
         self.tell(results)
 
