@@ -45,11 +45,11 @@ from retune.compiler.driver.build import build_kernel
 from retune.compiler.driver.compile_network import KnownProgram
 from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.hardware import hardware_of_gpu
-from retune.compiler.driver.winners import Guess
 from retune.compiler.errors import DeviceError
 from retune.compiler.frontend import zoo
 from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda import driver, why_not
 from retune.compiler.runtime.cuda_array import DeviceArray
@@ -286,7 +286,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
         tuned = tune(task, measurer, max(1, round(share * limits.trials)), share * limits.tuning)
         trials, failed = trials + tuned.trials, failed + tuned.failed
         if tuned.steps is not None:
-            best[task.workload_key] = Guess(dump_steps(tuned.steps))
+            best[task.workload_key] = BestProgram(task.workload_key, dump_steps(tuned.steps))
     spent = {"trials": trials, "failed": failed, "tasks": len(network.tasks), "tuned": len(best)}
     inputs = dict(zip([value.name for value in network.graph.inputs], seeded_inputs(model).values(), strict=True))
     makers: Makers = {

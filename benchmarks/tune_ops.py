@@ -30,9 +30,9 @@ from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.measuring import network_options
 from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, begin
-from retune.compiler.driver.winners import choose_winner
+from retune.compiler.driver.winners import choose_best
 from retune.compiler.measure.peak import measured_peak
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps
@@ -165,9 +165,10 @@ def milestones(task: SearchTask, threads: int, workers: Workers, run: Run) -> li
             curve.append((tuning.trials, time.monotonic() - began, tuning.tasks[0].state.best_seconds))
         pause = time.monotonic()
         fastest = sorted((one for one in records if one.costs), key=lambda one: one.seconds)[:FINALISTS]
-        winner = choose_winner(task, fastest, workers.measurer.builder, workers.measurer.runner)
+        winner = choose_best(task, [*map(BestProgram.of, fastest)], workers.measurer.builder, workers.measurer.runner)
         failed = sum(one.status is not MeasureStatus.OK for one in records)
-        record = winner.program if isinstance(winner.program, MeasureRecord) else None
+        served = winner.program.record_id if winner.program else ""
+        record = next((one for one in fastest if one.record_id == served), None)
         found.append(Milestone(record, failed, winner.rejected, tuple(curve)))
         began += time.monotonic() - pause
         if tuning.tasks[0].state.exhausted:

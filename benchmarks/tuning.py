@@ -14,9 +14,9 @@ from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.measuring import network_options
 from retune.compiler.driver.tuning import Origin, Tuning, begin
-from retune.compiler.driver.winners import Program, Winner, choose_winner, decided, finalists
+from retune.compiler.driver.winners import Confirmation, choose_best, resolve, shortlist
 from retune.compiler.measure.measurer import LocalMeasurer
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.storage.files import new_id
@@ -56,13 +56,13 @@ class RoundTimes:
 class Tuned:
     """The winners by task key, programs measured and failed, and wall seconds of the search without the winners."""
 
-    winners: dict[str, Winner]
+    winners: dict[str, Confirmation]
     trials: int
     failed: int
     seconds: float
 
     @property
-    def best(self) -> dict[str, Program]:
+    def best(self) -> dict[str, BestProgram]:
         """The winning programs by task key; tasks that the default schedule serves, or another one, are left out."""
         served = {key: winner.serving for key, winner in self.winners.items()}
         return {key: program for key, program in served.items() if program is not None}
@@ -99,15 +99,15 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
         measured, _ = play_round(tuning, index, count, workers, began, budget)
         records[tuning.tasks[index].task.workload_key] += measured
     spent = time.monotonic() - began
-    winners: dict[str, Winner] = {}
+    winners: dict[str, Confirmation] = {}
     builder, runner = workers.measurer.builder, workers.measurer.runner
     fastest = {
         key: sorted((one for one in found if one.costs), key=lambda one: one.seconds)[:FINALISTS]
         for key, found in records.items()
     }
     for layer in network.partition.layers():
-        chosen = [choose_winner(task, programs, builder, runner) for task, programs in finalists(layer.tasks, fastest)]
-        winners.update((winner.task_key, winner) for winner in decided(chosen))
+        chosen = [choose_best(task, programs, builder, runner) for task, programs in shortlist(layer.tasks, fastest)]
+        winners.update((winner.task_key, winner) for winner in resolve(chosen))
     failed = sum(one.status is not MeasureStatus.OK for found in records.values() for one in found)
     return Tuned(winners, tuning.trials, failed, spent)
 

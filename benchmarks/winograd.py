@@ -17,13 +17,14 @@ from benchmarks.harness import Figure, Run, in_turn, parse
 from benchmarks.kernel_timing import bound_kernel
 from benchmarks.tuning import Workers, open_workers, search
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.winners import choose_winner
+from retune.compiler.driver.winners import choose_best
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.partition import Partition, partition, with_alternatives
 from retune.compiler.graph.winograd import WINOGRAD
 from retune.compiler.measure.peak import peak_kernel
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps
@@ -75,7 +76,7 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
     programs, details = {}, {}
     for task, way in zip(layer.tasks, _names(cut), strict=True):
         found, trials = search(task, workers, run.seconds)
-        winner = choose_winner(task, found, workers.measurer.builder, workers.measurer.runner)
+        winner = choose_best(task, [*map(BestProgram.of, found)], workers.measurer.builder, workers.measurer.runner)
         programs[way] = winner.program.steps if winner.program else dump_steps(default_steps(task.dag))
         details[way] = {"trials": trials}
     with WorkerProcess() as worker:

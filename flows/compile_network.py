@@ -18,7 +18,7 @@ from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Comparison, Report
-from retune.compiler.driver.winners import Winner, decided, finalists, record_guesses
+from retune.compiler.driver.winners import Confirmation, record_guesses, resolve, shortlist
 from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
 from retune.flows.device import resolve_device, with_task_runner
@@ -45,7 +45,7 @@ class Compiled:
     """
 
     artifact: Path
-    winners: tuple[Winner, ...]
+    winners: tuple[Confirmation, ...]
     comparison: Comparison
     coverage: CoverageReport
     limits: MachineLimits
@@ -98,13 +98,13 @@ def compile_best(
     folder = job.run_folder(run_id)
     known = best_of_every_task(job.place, job.target, job.device, job.threads)
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
-    layers = [finalists(layer.tasks, best, known) for layer in extracted.partition.layers()]
+    layers = [shortlist(layer.tasks, best, known) for layer in extracted.partition.layers()]
     announce(PhaseStarted(f"confirming the best programs of {count(sum(map(len, layers)), 'task')}"))
     measuring = job.measuring(extracted.constant_bytes)
     with open_workers(measuring, job.plan, job.gpu) as workers:
-        chosen: list[Winner] = []
+        chosen: list[Confirmation] = []
         for layer in layers:
-            chosen += decided([confirm(task.name, workers, opaque(task), opaque(programs)) for task, programs in layer])
+            chosen += resolve([confirm(task.name, workers, opaque(task), opaque(programs)) for task, programs in layer])
             announce(PhaseAdvanced(len(chosen), sum(map(len, layers))))
     winners, guesses = record_guesses(chosen, job.origin(run_id, measuring), rounds, elapsed, new_id)
     if guesses:
@@ -112,8 +112,9 @@ def compile_best(
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
-    untuned = compile_to("untuned", opaque(extracted), {}, folder / "untuned" / file)
-    tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file)
+    kernels = {(one.task_key, text): kernel for one in chosen for text, kernel in one.kernels.items()}
+    untuned = compile_to("untuned", opaque(extracted), {}, folder / "untuned" / file, opaque(kernels))
+    tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file, opaque(kernels))
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
     comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan)

@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.operators import Operator
-from retune.compiler.driver.winners import Winner, first_guesses
+from retune.compiler.driver.winners import Confirmation, shortlist
 from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
@@ -75,9 +75,10 @@ def tune_operator(
 
 
 @flow(name="confirm-operator", flow_run_name="confirm-operator")
-def confirm_operator(job: TuneJob, extracted: Extracted) -> Winner:
+def confirm_operator(job: TuneJob, extracted: Extracted) -> Confirmation:
     """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
     (task,) = extracted.tasks
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
     with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
-        return confirm(task.name, workers, task, best.get(task.workload_key) or first_guesses(task))
+        ((_, programs),) = shortlist([task], best)
+        return confirm(task.name, workers, task, programs)

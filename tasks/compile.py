@@ -10,10 +10,11 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.compile_network import KnownProgram, compile_graph, reuse_kernels
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.runtime.artifact import KernelArtifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,18 @@ class SavedNetwork:
 
 
 @task(name="compile", task_run_name="compile-{label}", cache_policy=NO_CACHE)
-def compile_to(label: str, extracted: ExtractedNetwork, best: Mapping[str, KnownProgram], path: Path) -> SavedNetwork:
-    """Compile a network with the best program of each task, by workload key, and save it at `path`. What the kernels
-    use is in the report, and not logged besides.
+def compile_to(
+    label: str,
+    extracted: ExtractedNetwork,
+    best: Mapping[str, KnownProgram],
+    path: Path,
+    kernels: Mapping[tuple[str, str], KernelArtifact],
+) -> SavedNetwork:
+    """Compile a network with the best program of each task, by workload key, and save it at `path`. `kernels` are those
+    that were built when the programs were confirmed. What the kernels use is in the report, and not logged.
     """
     about = extracted.graph, extracted.target, best
+    build = reuse_kernels(kernels)
     with telling_nothing():
-        network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition)
+        network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition, build=build)
     return SavedNetwork(network.save(path), CoverageReport.of(network.coverage))

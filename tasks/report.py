@@ -16,7 +16,7 @@ from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.report import Comparison, Report
 from retune.compiler.driver.tuning import TuningSummary
-from retune.compiler.driver.winners import Winner
+from retune.compiler.driver.winners import Confirmation
 from retune.compiler.runtime.published import publish_text
 from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.place import Place, is_remote
@@ -30,7 +30,7 @@ def publish(
     run_id: str,
     request: Mapping[str, str | int | float | None],
     spent: TuningSummary,
-    winners: Sequence[Winner],
+    winners: Sequence[Confirmation],
     comparison: Comparison,
     coverage: CoverageReport,
     artifact: Path,
@@ -53,7 +53,7 @@ def write_page(run_id: str, home: Place, folder: Path) -> RunFacts:
 
 @task(name="report", task_run_name="report-{run_id}", cache_policy=NO_CACHE)
 def publish_operator(
-    run_id: str, request: dict[str, str | int | float | None], spent: TuningSummary, winner: Winner, folder: Path
+    run_id: str, request: dict[str, str | int | float | None], spent: TuningSummary, winner: Confirmation, folder: Path
 ) -> OperatorReport:
     """Write an operator's report into the run's folder and show it in Prefect."""
     report = OperatorReport.of(run_id, request, spent, winner)

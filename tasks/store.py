@@ -24,7 +24,7 @@ _MOMENT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RunHistory:
     """What the store knows when a run begins: the run's own records, those of earlier runs by task key, and the best
     record of every other task.
     """
@@ -46,7 +46,7 @@ def open_run(home: Place, fingerprint: str, describe: dict[str, Any]) -> Run:
 
 
 @task(name="recall", task_run_name="recall", cache_policy=NO_CACHE)
-def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: str, threads: int) -> Known:
+def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: str, threads: int) -> RunHistory:
     """The records that a run starts from: its own, those that other runs had stored for the same tasks when it began,
     and the best ones of other tasks.
     """
@@ -62,7 +62,7 @@ def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: s
         key: tuple(record for record in each if record.run_id != run_id and record.timestamp < horizon)
         for key, each in found.items()
     }
-    return Known(own, history, tuple(one for one in best if one.timestamp < horizon))
+    return RunHistory(own, history, tuple(one for one in best if one.timestamp < horizon))
 
 
 def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:

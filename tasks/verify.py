@@ -12,8 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from retune.compiler.driver.bench import compare_on_device, limits_of_device
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.report import Comparison
-from retune.compiler.driver.winners import Program, Winner, choose_winner
+from retune.compiler.driver.winners import Confirmation, choose_best
 from retune.compiler.frontend.network import network_bytes
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.task import SearchTask
 from retune.tasks.fleet import open_courier
@@ -23,9 +24,9 @@ from retune.tasks.workers import Workers
 
 
 @task(name="confirm", task_run_name="confirm-{name}", cache_policy=NO_CACHE)
-def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequence[Program]) -> Winner:
+def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequence[BestProgram]) -> Confirmation:
     """Build and time a task's best programs again, next to the untuned one, and choose what serves."""
-    return choose_winner(search_task, programs, workers.builder, workers.runner)
+    return choose_best(search_task, programs, workers.builder, workers.runner)
 
 
 @task(name="verify", task_run_name=named("verify", "network"), cache_policy=NO_CACHE)

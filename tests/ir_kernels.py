@@ -33,7 +33,7 @@ declare i32 @omp_get_thread_num()
 
 @calls = internal global i32 0
 
-define internal void @double(ptr %a, ptr %b, i64 %from, i64 %to) {
+define internal void @times_two(ptr %a, ptr %b, i64 %from, i64 %to) {
 entry:
   br label %loop
 loop:
@@ -58,7 +58,7 @@ define internal void @half(ptr %buffers) {
   %b = load ptr, ptr %pb
   %from = select i1 %first, i64 0, i64 HALF
   %to = select i1 %first, i64 HALF, i64 COUNT
-  call void @double(ptr %a, ptr %b, i64 %from, i64 %to)
+  call void @times_two(ptr %a, ptr %b, i64 %from, i64 %to)
   ret void
 }
 
@@ -71,23 +71,23 @@ BODY
 }
 """
 
-_GOOD = "call void @double(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
+_GOOD = "call void @times_two(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
 _BODIES = {
     "good": _GOOD + "ret i32 0",
     "parallel": "call void @GOMP_parallel(ptr @half, ptr %buffers, i32 2, i32 0)\nret i32 0",
     "code 7": "ret i32 7",
     "crash": "store volatile i32 1, ptr inttoptr (i64 8 to ptr)\nret i32 0",
     "hang": "br label %forever\nforever:\nstore volatile float 0.0, ptr %b\nbr label %forever",
-    "past the end": "call void @double(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
+    "past the end": "call void @times_two(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
     "%q = getelementptr float, ptr %b, i64 COUNT\nstore float 1.0, ptr %q\nret i32 0",
-    "before the start": "call void @double(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
+    "before the start": "call void @times_two(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
     "%q = getelementptr float, ptr %b, i64 -1\nstore float 1.0, ptr %q\nret i32 0",
     "reads past the end": _GOOD + "%p = getelementptr float, ptr %a, i64 COUNT\n"
     "%v = load volatile float, ptr %p\nstore float %v, ptr %b\nret i32 0",
     "reads before the start": _GOOD + "%p = getelementptr float, ptr %a, i64 -1\n"
     "%v = load volatile float, ptr %p\nstore float %v, ptr %b\nret i32 0",
     "wrong": _GOOD + "%q = getelementptr float, ptr %b, i64 3\nstore float 9.0, ptr %q\nret i32 0",
-    "unfinished": "call void @double(ptr %a, ptr %b, i64 1, i64 COUNT)\nret i32 0",
+    "unfinished": "call void @times_two(ptr %a, ptr %b, i64 1, i64 COUNT)\nret i32 0",
     "nothing": "ret i32 0",
     "wrong later": _GOOD + "%q = getelementptr float, ptr %b, i64 3\n"
     "%n = load i32, ptr @calls\n%n1 = add i32 %n, 1\nstore i32 %n1, ptr @calls\n"
@@ -95,8 +95,8 @@ _BODIES = {
     "spoil:\nstore float 9.0, ptr %q\nbr label %out\nout:\nret i32 0",
     "writes its input": _GOOD + "store float 1.0, ptr %a\nret i32 0",
     "unknown symbol": "%r = call i32 @unknown_function()\nret i32 %r",
-    "workspace": "%w = load ptr, ptr %pw\ncall void @double(ptr %a, ptr %w, i64 0, i64 COUNT)\n"
-    "call void @double(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
+    "workspace": "%w = load ptr, ptr %pw\ncall void @times_two(ptr %a, ptr %w, i64 0, i64 COUNT)\n"
+    "call void @times_two(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
     "%q = getelementptr float, ptr %w, i64 COUNT\nstore float 1.0, ptr %q\nret i32 0",
     "slow": "br label %again\nagain:\n%k = phi i64 [ 0, %0 ], [ %k1, %again ]\n"
     + _GOOD

@@ -124,12 +124,12 @@ class SearchPolicy:
         take = getattr(self.policy, "preload", self.policy.tell)
         take(results)
 
-    def advise(self, programs: Sequence[str]) -> None:
+    def warm_start(self, programs: Sequence[str]) -> None:
         """Hear of good programs of similar tasks, as steps texts, the most helpful first: what a search by sketches can
         fit to its own sizes, it tries.
         """
         if isinstance(self.policy, search.SketchPolicy):
-            self.policy.advise(programs)
+            self.policy.warm_start(programs)
 
     def propose(self, count: int) -> list[MeasureInput]:
         """At most `count` programs that nobody has measured, the most promising first."""

@@ -38,6 +38,7 @@ from retune.compiler.auto_scheduler.search_policy import (
 from retune.compiler.cost_model import XGBOptions
 from retune.compiler.errors import OptionError, StoreError
 from retune.compiler.measure.log import code_target, read_log
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.structure import structure_of
@@ -50,7 +51,7 @@ from retune.compiler.search.task_scheduler import (
     is_stalled,
     leaves_group,
 )
-from retune.compiler.search.transfer import ADVICE, Relative, fastest, nearest
+from retune.compiler.search.transfer import ADVICE, fastest, k_nearest
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class TaskScheduler:
         self._progress: list[tuple[int, float]] = []
         self._made_by: tuple[Any, ...] = ()
         self._told: list[list[Observation]] = [[] for _ in tasks]
-        self._fastest: list[tuple[Relative, ...]] = [() for _ in tasks]
+        self._fastest: list[tuple[BestProgram, ...]] = [() for _ in tasks]
 
     @property
     def best_costs(self) -> NDArray[np.float64]:
@@ -252,11 +253,11 @@ class TaskScheduler:
         if isinstance(policy, SearchPolicy):
             policy.spent = spent
             others = (one for place, found in enumerate(self._fastest) if place != index for one in found)
-            policy.advise([one.steps_text for one in nearest(self.tasks[index].workload_key, others, ADVICE)])
+            policy.warm_start([one.steps for one in k_nearest(self.tasks[index].workload_key, others, ADVICE)])
 
     def _share(self, index: int, told: Sequence[Observation]) -> None:
         key = self.tasks[index].workload_key
-        timed = (Relative(key, one.steps_text, math.inf if one.seconds is None else one.seconds) for one in told)
+        timed = (BestProgram(key, one.steps_text, math.inf if one.seconds is None else one.seconds) for one in told)
         self._fastest[index] = fastest((*timed, *self._fastest[index]))
 
     def _tune_round(self, index: int, count: int, measurer: ProgramMeasurer) -> None:

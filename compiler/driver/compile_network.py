@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from retune.compiler import config
 from retune.compiler.codegen.backend import backend_of, default_steps_of
@@ -23,11 +22,11 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.to_plan import to_plan
 from retune.compiler.graph.winograd import winograd_for
-from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS
+from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import State, replay
-from retune.compiler.schedule.steps import Step, load_steps, steps_of
+from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 
@@ -42,19 +41,7 @@ _ORIGINS = {
 _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
 
-class KnownProgram(Protocol):
-    """A task's program: `steps` as text, `record_id` of the record that measured it, empty when there is none, and the
-    `seconds` that a call takes, infinite when they are unknown.
-    """
-
-    @property
-    def steps(self) -> str: ...
-
-    @property
-    def record_id(self) -> str: ...
-
-    @property
-    def seconds(self) -> float: ...
+KnownProgram = BestProgram | MeasureRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +60,21 @@ BuildKernels = Callable[[Sequence[BuildRequest]], Sequence[KernelArtifact]]
 def build_in_process(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
     """Build one kernel after the other, here."""
     return [build_kernel(request.task, request.steps, request.name) for request in requests]
+
+
+def reuse_kernels(built: Mapping[tuple[str, str], KernelArtifact]) -> BuildKernels:
+    """Takes the kernels that were `built`, by workload key and steps text, and builds only the others."""
+
+    def build(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
+        found = [built.get((request.task.workload_key, dump_steps(request.steps))) for request in requests]
+        return [
+            kernel
+            if kernel is not None and (kernel.name, kernel.target) == (request.name, str(request.task.target))
+            else build_kernel(request.task, request.steps, request.name)
+            for kernel, request in zip(found, requests, strict=True)
+        ]
+
+    return build
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
     otherwise = (Origin.RECORD, "") if best.record_id else _ORIGINS[FIRST_GUESS]
-    origin, note = _ORIGINS.get(getattr(best, "mutation", ""), otherwise)
+    origin, note = _ORIGINS.get(best.mutation, otherwise)
     return _Choice(request, best.record_id or None, origin, note)
 
 

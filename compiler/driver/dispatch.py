@@ -20,11 +20,10 @@ from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import LogFormatError, OptionError, ScheduleError
 from retune.compiler.measure.history import best_trial, best_trials, carries_over, distance
 from retune.compiler.measure.log import LoggedTrial, code_target, from_record, read_log
-from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import dump_steps
-from retune.compiler.search.transfer import Relative
 from retune.compiler.target import Target
 
 _log = logging.getLogger(__name__)
@@ -120,12 +119,12 @@ class DispatchContext(ABC):
         own = self.recorded_seconds(target, workload_key)
         return own if own < math.inf or outer is None else outer.expected_seconds(target, workload_key)
 
-    def programs(self, target: Target) -> tuple[Relative, ...]:
+    def programs(self, target: Target) -> tuple[BestProgram, ...]:
         """The programs that this context and those around it know for targets of that kind, of whichever task."""
         outer = self._outer()
         return (*self.recorded_programs(target), *(() if outer is None else outer.programs(target)))
 
-    def recorded_programs(self, target: Target) -> tuple[Relative, ...]:
+    def recorded_programs(self, target: Target) -> tuple[BestProgram, ...]:
         """Those of this context's own records."""
         del target
         return ()
@@ -244,10 +243,10 @@ class ApplyHistoryBest(DispatchContext):
         same = (one for one in self._candidates(target, workload_key) if one.task.workload_key == workload_key)
         return next((trial.seconds for trial in same), math.inf)
 
-    def recorded_programs(self, target: Target) -> tuple[Relative, ...]:
+    def recorded_programs(self, target: Target) -> tuple[BestProgram, ...]:
         """The best program of every workload."""
         trials = (trial for trial in self._best if carries_over(trial.task.target, str(target)))
-        return tuple(Relative(one.task.workload_key, dump_steps(one.steps), one.seconds) for one in trials)
+        return tuple(BestProgram(one.task.workload_key, dump_steps(one.steps), one.seconds) for one in trials)
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from retune.compiler.driver.tuning import TuningSummary
-from retune.compiler.driver.winners import Winner
+from retune.compiler.driver.winners import Confirmation
 from retune.compiler.runtime.readable import finite, milliseconds
 
 
@@ -35,7 +35,7 @@ class OperatorReport:
 
     @classmethod
     def of(
-        cls, run_id: str, described: dict[str, str | int | float | None], spent: TuningSummary, winner: Winner
+        cls, run_id: str, described: dict[str, str | int | float | None], spent: TuningSummary, winner: Confirmation
     ) -> Self:
         """Put together what a run's stages returned."""
         (row,) = spent.rows

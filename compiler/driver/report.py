@@ -10,7 +10,7 @@ from typing import Self
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
-from retune.compiler.driver.winners import Winner
+from retune.compiler.driver.winners import Confirmation
 from retune.compiler.measure.record import FITTED_GUESS, GUESSES
 from retune.compiler.runtime.published import publish_text
 from retune.compiler.runtime.readable import busy_warning, finite, milliseconds
@@ -122,7 +122,7 @@ class Report:
         run_id: str,
         request: Mapping[str, str | int | float | None],
         spent: TuningSummary,
-        winners: Sequence[Winner],
+        winners: Sequence[Confirmation],
         comparison: Comparison,
         coverage: CoverageReport,
         artifact: Path,
@@ -236,7 +236,7 @@ class Report:
         return folder
 
 
-def _outcome(row: TaskRow, winner: Winner | None) -> TaskOutcome:
+def _outcome(row: TaskRow, winner: Confirmation | None) -> TaskOutcome:
     reasons = [row.stop_reason] if row.stop_reason else []
     if winner is None:
         measured = math.isfinite(row.best_seconds)

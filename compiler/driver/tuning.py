@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -24,7 +24,7 @@ from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.metrics import ModelMetrics
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.driver.shares import are_small, moved_bytes
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
@@ -41,7 +41,7 @@ from retune.compiler.search.task_scheduler import (
     leaves_group,
     network_latency,
 )
-from retune.compiler.search.transfer import ADVICE, Relative, fastest, nearest
+from retune.compiler.search.transfer import ADVICE, fastest, k_nearest
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""
@@ -62,6 +62,34 @@ class Origin:
     seed: int
     options: str
 
+    def record(
+        self,
+        candidate: Candidate,
+        measured: Measurement,
+        task_key: str,
+        task_name: str,
+        round_index: int,
+        elapsed: float,
+        record_id: str,
+    ) -> MeasureRecord:
+        """The row of a measured candidate; `elapsed` is the run's clock now."""
+        return MeasureRecord(
+            record_id=record_id,
+            task_key=task_key,
+            task_name=task_name,
+            steps=candidate.steps_text,
+            parent_id=candidate.parent or "",
+            mutation=candidate.mutation,
+            predicted=candidate.predicted,
+            round=round_index,
+            elapsed=elapsed,
+            engine_version=config.engine_version(),
+            llvm_version=config.llvm_version(),
+            timestamp=time.time(),
+            **asdict(self),
+            **asdict(measured),
+        )
+
 
 @dataclass(slots=True)
 class TaskProgress:
@@ -72,7 +100,7 @@ class TaskProgress:
     policy: Policy
     state: TaskState
     known: set[str]
-    fastest: tuple[Relative, ...] = ()
+    fastest: tuple[BestProgram, ...] = ()
     trials: int = 0
     default_seconds: float = math.inf
     guessed_seconds: float = math.inf
@@ -80,9 +108,7 @@ class TaskProgress:
 
     def remember(self, records: Sequence[MeasureRecord]) -> None:
         """Keep the fastest programs, for tasks that are like this one."""
-        key = self.task.workload_key
-        timed = (Relative(key, record.steps, record.seconds) for record in records)
-        self.fastest = fastest((*timed, *self.fastest))
+        self.fastest = fastest((*map(BestProgram.of, records), *self.fastest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +186,7 @@ class Tuning:
         self.rounds = 0
         self._progress: list[tuple[int, float]] = []
         self._contention: list[float] = []
-        self._foreign: tuple[Relative, ...] = ()
+        self._foreign: tuple[BestProgram, ...] = ()
 
     @property
     def latency(self) -> float:
@@ -229,7 +255,7 @@ class Tuning:
         what the models of earlier runs knew; of those the tasks of other networks are learned. `foreign` are good
         programs of tasks that are none of this run's, for tasks that are like them.
         """
-        self._foreign = tuple(Relative(one.task_key, one.steps, one.seconds) for one in foreign if one.costs)
+        self._foreign = tuple(BestProgram.of(one) for one in foreign if one.costs)
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
                 keys = {task.task.workload_key for task in self.tasks}
@@ -281,8 +307,8 @@ class Tuning:
         if not isinstance(task.policy, SketchPolicy):
             return task.policy.ask(count, task.state.rounds)
         shared = (one for other in self.tasks if other is not task for one in other.fastest)
-        advice = nearest(task.task.workload_key, (*shared, *self._foreign), ADVICE)
-        task.policy.advise([one.steps_text for one in advice])
+        similar = k_nearest(task.task.workload_key, (*shared, *self._foreign), ADVICE)
+        task.policy.warm_start([one.steps for one in similar])
         return task.policy.ask(count, task.state.rounds, spent)
 
     def records_of(
@@ -296,9 +322,7 @@ class Tuning:
         """The rows of one measured round, in the order of the candidates. `elapsed` is the run's clock now."""
         task = self.tasks[index].task
         return tuple(
-            record_of(
-                self.origin, task.workload_key, task.name, candidate, measured, self.rounds, elapsed, new_id()
-            )
+            self.origin.record(candidate, measured, task.workload_key, task.name, self.rounds, elapsed, new_id())
             for candidate, measured in zip(candidates, measurements, strict=True)
         )
 
@@ -377,47 +401,6 @@ def begin(
     chosen = options or SearchOptions()
     return Tuning(
         origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model, layers, scheduler
-    )
-
-
-def record_of(
-    origin: Origin,
-    task_key: str,
-    task_name: str,
-    candidate: Candidate,
-    measured: Measurement,
-    round_index: int,
-    elapsed: float,
-    record_id: str,
-) -> MeasureRecord:
-    """The row of one measured program; `elapsed` is the run's clock now."""
-    return MeasureRecord(
-        record_id=record_id,
-        run_id=origin.run_id,
-        network=origin.network,
-        task_key=task_key,
-        task_name=task_name,
-        target=origin.target,
-        device=origin.device,
-        threads=origin.threads,
-        steps=candidate.steps_text,
-        parent_id=candidate.parent or "",
-        mutation=candidate.mutation,
-        predicted=candidate.predicted,
-        costs=measured.costs,
-        status=measured.status,
-        error=measured.error,
-        build_seconds=measured.build_seconds,
-        run_seconds=measured.run_seconds,
-        options=origin.options,
-        seed=origin.seed,
-        round=round_index,
-        elapsed=elapsed,
-        engine_version=config.engine_version(),
-        llvm_version=config.llvm_version(),
-        timestamp=time.time(),
-        censored=measured.censored,
-        contention=measured.contention,
     )
 
 

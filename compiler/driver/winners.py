@@ -6,20 +6,21 @@ gave the right answer in a fresh process after that. Of several tasks that compu
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.random import RandomModel
-from retune.compiler.driver.tuning import Origin, record_of
+from retune.compiler.driver.tuning import Origin
 from retune.compiler.measure.measurer import Builder, Runner
-from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
-from retune.compiler.schedule.steps import load_steps
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Candidate, SketchPolicy
-from retune.compiler.search.transfer import Relative, nearest
+from retune.compiler.search.transfer import k_nearest
 
 TRIED = 4
 """How many programs are tried for a task that no record knows."""
@@ -31,68 +32,49 @@ CLOSE = 1.2
 """A way to compute a layer whose record is so many times slower than that of the fastest way is not timed again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A program that no run has measured: one that the search would try first. It has no record yet;
-    `transferred` says that it is a record's of a similar task, fitted to this one's sizes.
-    """
-
-    steps: str
-    record_id: str = ""
-    transferred: bool = False
-    seconds: float = math.inf
-
-    @property
-    def mutation(self) -> str:
-        """What the record of this program will have as its `mutation`."""
-        return FITTED_GUESS if self.transferred else FIRST_GUESS
-
-
-Program = MeasureRecord | Guess
-
-
-def first_guesses(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tuple[Guess, ...]:
-    """Programs for a task that the budget did not reach: by first principles, and up to half of them those of the most
-    similar tasks among `known`, the best records of other tasks.
+def first_guesses(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tuple[BestProgram, ...]:
+    """Programs for a task that the budget did not reach, which have no record: the analytical model's best, and up to
+    half of them those of the most similar tasks among `known`, the best records of other tasks.
     """
     policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED))
-    relatives = (Relative(one.task_key, one.steps, one.seconds) for one in known if one.costs)
-    policy.advise([one.steps_text for one in nearest(task.workload_key, relatives, TRIED)])
-    candidates = policy.ask(TRIED, 0)
-    return tuple(Guess(one.steps_text, transferred=one.mutation == mutation.TRANSFER) for one in candidates)
+    others = (BestProgram.of(one) for one in known if one.costs)
+    policy.warm_start([one.steps for one in k_nearest(task.workload_key, others, TRIED)])
+    kinds = {mutation.TRANSFER: FITTED_GUESS}
+    return tuple(
+        BestProgram(task.workload_key, one.steps_text, mutation=kinds.get(one.mutation, FIRST_GUESS))
+        for one in policy.ask(TRIED, 0)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Winner:
-    """What serves a task: `program`, or the default schedule when that is None. Times are seconds per call, infinite
-    where the program failed.
+class Confirmation:
+    """What confirming the best programs of a task came to: `program` serves it, the default schedule when that is None.
+    Times are seconds per call, infinite where the program failed.
 
-    `rejected` says of every program that failed why it does not serve. Where another task computes the same result
-    faster, this one `serves` not. `measured` is how the program was built and timed.
+    `rejected` says of every program that failed why it does not serve. `serves` is false where another task computes
+    the same result faster. `measured` is how the program was built and timed, `kernels` are the kernels of what serves
+    and of the default schedule, by steps text.
     """
 
     task_key: str
     name: str
-    program: Program | None
+    program: BestProgram | None
     default_seconds: float
     seconds: float
     rejected: tuple[str, ...]
     serves: bool = True
     measured: Measurement | None = None
+    kernels: Mapping[str, KernelArtifact] = field(default_factory=dict)
 
     @property
-    def serving(self) -> Program | None:
-        """The program with the time that it took last; None where the default schedule serves, or another task."""
-        if self.program is None or not self.serves:
-            return None
-        if isinstance(self.program, Guess):
-            return replace(self.program, seconds=self.seconds)
-        return replace(self.program, costs=(self.seconds,))
+    def serving(self) -> BestProgram | None:
+        """The program with its latest time; None where the default schedule serves, or another task."""
+        return replace(self.program, seconds=self.seconds) if self.program is not None and self.serves else None
 
 
-def finalists(
+def shortlist(
     tasks: Sequence[SearchTask], best: Mapping[str, Sequence[MeasureRecord]], known: Iterable[MeasureRecord] = ()
-) -> tuple[tuple[SearchTask, tuple[Program, ...]], ...]:
+) -> tuple[tuple[SearchTask, tuple[BestProgram, ...]], ...]:
     """Which of `tasks`, the ways to compute one layer, are to be timed again, and with which programs: those whose
     record in `best`, by task key, is close to the fastest; the first one with guesses, programs of tasks like
     it that are `known` among them, when there is no record.
@@ -101,40 +83,41 @@ def finalists(
     if math.isinf(min(seconds)):
         return ((tasks[0], first_guesses(tasks[0], known)),)
     close = [task for task, each in zip(tasks, seconds, strict=True) if each <= CLOSE * min(seconds)]
-    return tuple((task, tuple(best[task.workload_key])) for task in close)
+    return tuple((task, tuple(map(BestProgram.of, best[task.workload_key]))) for task in close)
 
 
-def decided(winners: Sequence[Winner]) -> tuple[Winner, ...]:
-    """The winners of the tasks of one layer, of which only the fastest serves."""
-    fastest = min(winners, key=lambda one: one.seconds)
-    return tuple(replace(one, serves=one is fastest) for one in winners)
+def resolve(confirmed: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
+    """The tasks of one layer, of which only the fastest serves."""
+    fastest = min(confirmed, key=lambda one: one.seconds)
+    return tuple(replace(one, serves=one is fastest) for one in confirmed)
 
 
 def record_guesses(
-    winners: Iterable[Winner], origin: Origin, round_index: int, elapsed: float, new_id: Callable[[], str]
-) -> tuple[tuple[Winner, ...], tuple[MeasureRecord, ...]]:
-    """The winners with a record in place of every guess, and these records: a guess that was confirmed was measured."""
+    confirmed: Iterable[Confirmation], origin: Origin, round_index: int, elapsed: float, new_id: Callable[[], str]
+) -> tuple[tuple[Confirmation, ...], tuple[MeasureRecord, ...]]:
+    """What was confirmed, with a record for every program that had none, and these records."""
     found, records = [], []
-    for winner in winners:
-        guess, measured = winner.program, winner.measured
-        if isinstance(guess, Guess) and measured is not None:
+    for one in confirmed:
+        guess, measured = one.program, one.measured
+        if guess is not None and not guess.record_id and measured is not None:
             candidate = Candidate(load_steps(guess.steps), guess.steps, None, None, guess.mutation)
-            about = winner.task_key, winner.name, candidate, measured, round_index, elapsed, new_id()
-            records.append(record_of(origin, *about))
-            winner = replace(winner, program=records[-1])
-        found.append(winner)
+            about = one.task_key, one.name, round_index, elapsed, new_id()
+            records.append(origin.record(candidate, measured, *about))
+            one = replace(one, program=BestProgram.of(records[-1]))
+        found.append(one)
     return tuple(found), tuple(records)
 
 
-def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builder, runner: Runner) -> Winner:
+def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> Confirmation:
     """Build the untuned program and `programs` once more, and take the fastest right one.
 
     Each is run and checked alone; those within `REACH` of the fastest are then timed in turn, so that a disturbance of
-    the machine hits all of them, and the fastest turn counts. The winner runs once more in a fresh process, where it
+    the machine hits all of them, and the fastest turn counts. The fastest runs once more in a fresh process, where it
     has to give the right answer again; if it does not, the next one is tried.
     Raises: MeasureError when the workers cannot work at all.
     """
     steps = [*(load_steps(program.steps) for program in programs), default_steps_of(task)]
+    texts = [*(program.steps for program in programs), dump_steps(steps[-1])]
     builds = builder.build(task, steps)
     results = _in_turn(task, builds, runner.run(task, builds), runner)
     seconds = [min(result.costs, default=math.inf) for result in results]
@@ -146,9 +129,9 @@ def choose_winner(task: SearchTask, programs: Sequence[Program], builder: Builde
         runner.restart()
         (again,) = runner.run(task, [builds[place]])
         if again.status is MeasureStatus.OK:
-            return _winner(task, programs, builds, results, place)
+            return _confirmation(task, programs, texts, builds, results, place)
         results[place] = replace(again, error=f"in a fresh process: {again.error}")
-    return _winner(task, programs, builds, results, untuned)
+    return _confirmation(task, programs, texts, builds, results, untuned)
 
 
 def _in_turn(
@@ -164,13 +147,14 @@ def _in_turn(
     return timed
 
 
-def _winner(
+def _confirmation(
     task: SearchTask,
-    programs: Sequence[Program],
+    programs: Sequence[BestProgram],
+    texts: Sequence[str],
     builds: Sequence[BuildResult],
     results: Sequence[MeasureResult],
     place: int,
-) -> Winner:
+) -> Confirmation:
     """The program at `place` serves; behind the last one stands the untuned program."""
     seconds = [min(result.costs, default=math.inf) for result in results]
     rejected = tuple(
@@ -180,9 +164,10 @@ def _winner(
     )
     chosen = programs[place] if place < len(programs) else None
     measured = join(builds[place], results[place])
-    return Winner(
-        task.workload_key, task.name, chosen, seconds[-1], seconds[place], rejected, measured=measured
-    )
+    kept = ((texts[each], builds[each].artifact) for each in (place, len(programs)))
+    kernels = {text: kernel for text, kernel in kept if kernel is not None}
+    about = task.workload_key, task.name, chosen
+    return Confirmation(*about, seconds[-1], seconds[place], rejected, measured=measured, kernels=kernels)
 
 
 def _failure(result: MeasureResult) -> str:

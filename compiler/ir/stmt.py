@@ -309,7 +309,12 @@ def exprs_of(stmt: Stmt) -> Iterator[Expr]:
             yield from stmt.exprs()
 
 
+def is_function_name(name: str) -> bool:
+    """Whether code can be generated for a kernel of this name."""
+    return _FUNCTION_NAME.fullmatch(name) is not None
+
+
 def check_function_name(name: str) -> None:
-    """See that code can be generated for a kernel of this name. Raises: LoweringError."""
-    if not _FUNCTION_NAME.fullmatch(name):
+    """Check that code can be generated for a kernel of this name. Raises: LoweringError."""
+    if not is_function_name(name):
         raise LoweringError(f"a kernel cannot be called {name!r}: letters, digits and _ make the name of a function")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from retune.compiler.errors import MeasureError, ScheduleError
+from retune.compiler.ir.stmt import is_function_name
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuildResult, describe
@@ -13,6 +14,7 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 
 KERNEL_NAME = "retune_kernel"
+"""The name of the kernel of a task whose own name is none of a function."""
 
 _tasks: dict[str, SearchTask] = {}
 
@@ -28,17 +30,24 @@ def remember(key: str, task: SearchTask, build_func: str) -> None:
     _tasks[key] = task
 
 
+def kernel_name(task: SearchTask) -> str:
+    """The name of a task's kernels: the one they have in a network, so that a network can take them as they are."""
+    # A task with a key is a user's workload, whose name may be that of a C function and is in no network.
+    return task.name if not task.key and is_function_name(task.name) else KERNEL_NAME
+
+
 def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]) -> Iterator[str | BuildResult]:
     """STARTED, then one result per candidate."""
     if key not in _tasks:
         raise MeasureError("this worker was replaced before it was told of the task; ask again")
     task, build = _tasks[key], resolve(build_func)
+    name = kernel_name(task)
     yield STARTED
     for steps in candidates:
         begun = time.perf_counter()
         artifact, status, error = None, MeasureStatus.OK, ""
         try:
-            artifact = build(task, steps, KERNEL_NAME)
+            artifact = build(task, steps, name)
         except ScheduleError as failure:
             status, error = MeasureStatus.INSTANTIATION, describe(failure)
         except Exception as failure:  # any other way in which a candidate fails to compile

@@ -1,8 +1,9 @@
-"""In: one trial and its outcome. Out: the frozen row that is stored.
+"""Measured programs as plain data: the row that is stored, and the program that serves a task.
 
-Always: plain data, the only compiler type that storage sees.
+`MeasureRecord` is the only compiler type that storage sees.
 """
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -92,3 +93,22 @@ class MeasureRecord:
         if self.status is not MeasureStatus.OK or not self.costs:
             return float("inf")
         return min(self.costs)
+
+
+@dataclass(frozen=True, slots=True)
+class BestProgram:
+    """The program that serves a task, or may serve a similar one: its task's key, `steps` as text, and the seconds that
+    a call takes, infinite while unknown. `record_id` is that of its record, empty where it has none; `mutation` is as
+    in a record.
+    """
+
+    task_key: str
+    steps: str
+    seconds: float = math.inf
+    record_id: str = ""
+    mutation: str = ""
+
+    @classmethod
+    def of(cls, record: MeasureRecord) -> "BestProgram":
+        """The program of a record."""
+        return cls(record.task_key, record.steps, record.seconds, record.record_id, record.mutation)

@@ -176,7 +176,7 @@ class SketchPolicy:
             chosen[one.key] = one
         return self._candidates(chosen.values())
 
-    def advise(self, programs: Sequence[str]) -> None:
+    def warm_start(self, programs: Sequence[str]) -> None:
         """Hear of good programs of similar tasks, as steps texts, the most helpful first.
 
         Those that fit a sketch once their tiles are fitted to this task's sizes are among the next programs asked for,

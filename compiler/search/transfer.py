@@ -1,5 +1,6 @@
-"""In: programs of other tasks. Out: the same programs fitted to the sizes of a task. Always: inner tile levels stay as
-near as divisors allow, the outermost takes up the difference.
+"""Warm start from similar tasks: their best programs, fitted to the sizes of a task.
+
+Inner tile levels stay as near as divisors allow, the outermost takes up the difference.
 
 Two tasks are alike here when their tensors have as many dimensions; how far apart they are is how much their sizes
 differ. Whether a program fits is decided by its steps: a sketch of the task must consist of the same ones.
@@ -7,38 +8,29 @@ differ. Whether a program fits is decided by its steps: a sketch of the task mus
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import inf, log2
 
 import numpy as np
 
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.schedule.steps import Split, Step
 from retune.compiler.search.factorize import divisors
 from retune.compiler.search.genome import Rows
 from retune.compiler.search.space import SketchSpace
 
-
-@dataclass(frozen=True, slots=True)
-class Relative:
-    """A good program of some task: its key, steps and seconds."""
-
-    task_key: str
-    steps_text: str
-    seconds: float
-
-
 SHARED = 3
 """So many of its fastest programs a task shares with those like it."""
 
 ADVICE = 24
-"""So many programs of other tasks a task hears of."""
+"""So many programs of similar tasks warm a task's search."""
 
 
-def fastest(programs: Iterable[Relative]) -> tuple[Relative, ...]:
+def fastest(programs: Iterable[BestProgram]) -> tuple[BestProgram, ...]:
     """What a task shares of its programs; of one that is named more than once the last time counts."""
-    known = {one.steps_text: one for one in programs if one.seconds < inf}
-    return tuple(sorted(known.values(), key=lambda one: (one.seconds, one.steps_text))[:SHARED])
+    known = {one.steps: one for one in programs if one.seconds < inf}
+    return tuple(sorted(known.values(), key=lambda one: (one.seconds, one.steps))[:SHARED])
 
 
 @lru_cache(maxsize=65536)
@@ -53,10 +45,10 @@ def distance(one: str, other: str) -> float:
     return sum(abs(log2(max(a, 1)) - log2(max(b, 1))) for a, b in sizes)
 
 
-def nearest(task_key: str, relatives: Iterable[Relative], count: int) -> tuple[Relative, ...]:
-    """At most `count` programs of the tasks most alike, another task's each in turn; none of the task itself."""
-    ranked: dict[str, list[Relative]] = {}
-    for one in sorted(relatives, key=lambda each: (each.seconds, each.steps_text)):
+def k_nearest(task_key: str, programs: Iterable[BestProgram], count: int) -> tuple[BestProgram, ...]:
+    """At most `count` programs of the most similar tasks, another task's each in turn; none of the task itself."""
+    ranked: dict[str, list[BestProgram]] = {}
+    for one in sorted(programs, key=lambda each: (each.seconds, each.steps)):
         if one.task_key != task_key and distance(task_key, one.task_key) < inf:
             ranked.setdefault(one.task_key, []).append(one)
     order = sorted(ranked, key=lambda key: (distance(task_key, key), key))

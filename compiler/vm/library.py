@@ -19,6 +19,7 @@ from typing import Any
 from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.params import load_param_dict
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import Array, KernelArtifact
@@ -42,16 +43,6 @@ class StoredRegion:
     fixed: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TunedProgram:
-    """A record of some task: its key, steps and seconds, and the record's own name."""
-
-    workload_key: str
-    steps: str
-    seconds: float
-    record_id: str = ""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class VMLibrary:
     """What primitives need. A region is the plan of a network of known shapes, or is compiled when its shapes are
@@ -63,7 +54,7 @@ class VMLibrary:
     regions: Mapping[str, StoredRegion] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
     late: Mapping[str, LateBound] = field(default_factory=dict)
-    programs: tuple[TunedProgram, ...] = ()
+    programs: tuple[BestProgram, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def check_machine(self) -> None:
@@ -84,7 +75,7 @@ class VMLibrary:
         rows = [{"name": name, "kind": one.kind, "fixed": dict(one.fixed)} for name, one in self.regions.items()]
         facts = {
             "about": dict(self.about),
-            "programs": [[one.workload_key, one.steps, one.seconds, one.record_id] for one in self.programs],
+            "programs": [[one.task_key, one.steps, one.seconds, one.record_id] for one in self.programs],
             "regions": rows,
             "arrays": list(self.arrays),
             "late": [[name, one.name, one.dtype, list(one.shape), one.digest] for name, one in self.late.items()],
@@ -123,8 +114,8 @@ class VMLibrary:
         return cls(kernels, regions, arrays, late, _programs(facts["programs"]), _about(facts["about"]))
 
 
-def _programs(rows: Sequence[Sequence[Any]]) -> tuple[TunedProgram, ...]:
-    return tuple(TunedProgram(str(key), str(steps), float(time), str(record)) for key, steps, time, record in rows)
+def _programs(rows: Sequence[Sequence[Any]]) -> tuple[BestProgram, ...]:
+    return tuple(BestProgram(str(key), str(steps), float(time), str(record)) for key, steps, time, record in rows)
 
 
 def _late(rows: Sequence[Sequence[Any]]) -> dict[str, LateBound]:

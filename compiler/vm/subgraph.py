@@ -6,45 +6,33 @@ the kernel most alike, fitted to its sizes; else what a dispatch context knows; 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from retune.compiler.driver.compile_network import KnownProgram, compile_graph
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.transferred import transferred
-from retune.compiler.driver.winners import Guess
+from retune.compiler.driver.transfer import transfer_program
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Partition, partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.measure.record import FITTED_GUESS, BestProgram
 from retune.compiler.schedule.steps import dump_steps
-from retune.compiler.search.transfer import Relative
 from retune.compiler.target import Target
 from retune.compiler.vm.kernel_store import STORE, named_by_content
-from retune.compiler.vm.library import TunedProgram
-
-
-@dataclass(frozen=True, slots=True)
-class _Tuned:
-    """A `KnownProgram`."""
-
-    steps: str
-    record_id: str
-    seconds: float
 
 
 class TunedPrograms:
     """Programs by task, the fastest of each."""
 
-    def __init__(self, programs: Sequence[TunedProgram] = ()) -> None:
-        self._best: dict[str, TunedProgram] = {}
+    def __init__(self, programs: Sequence[BestProgram] = ()) -> None:
+        self._best: dict[str, BestProgram] = {}
         for one in sorted(programs, key=lambda each: each.seconds, reverse=True):
-            self._best[one.workload_key] = one
-        self._relatives = [Relative(one.workload_key, one.steps, one.seconds) for one in self._best.values()]
+            self._best[one.task_key] = one
 
     @property
-    def best(self) -> tuple[TunedProgram, ...]:
+    def best(self) -> tuple[BestProgram, ...]:
         """The fastest program of every task."""
         return tuple(self._best.values())
 
@@ -54,20 +42,21 @@ class TunedPrograms:
         for task in (*cut.tasks, *(other.task for other in cut.alternatives)):
             exact = self._best.get(task.workload_key)
             if exact is not None:
-                found[task.workload_key] = _Tuned(exact.steps, exact.record_id or "of a log", exact.seconds)
+                found[task.workload_key] = replace(exact, record_id=exact.record_id or "of a log")
         for task, tunable in zip(cut.tasks, cut.tunable, strict=True):
-            if tunable and task.workload_key not in found and self._relatives:
-                steps = transferred(task, self._relatives)
+            if tunable and task.workload_key not in found and self._best:
+                steps = transfer_program(task, self._best.values())
                 if steps is not None:
-                    found[task.workload_key] = Guess(dump_steps(steps), transferred=True)
+                    text = dump_steps(steps)
+                    found[task.workload_key] = BestProgram(task.workload_key, text, mutation=FITTED_GUESS)
         return found
 
 
-def known_programs(target: Target, best: Mapping[str, KnownProgram]) -> tuple[TunedProgram, ...]:
+def known_programs(target: Target, best: Mapping[str, KnownProgram]) -> tuple[BestProgram, ...]:
     """What `best` and the dispatch context of this thread know, as data."""
-    told = [TunedProgram(key, one.steps, one.seconds, one.record_id) for key, one in best.items()]
+    told = [BestProgram(key, one.steps, one.seconds, one.record_id) for key, one in best.items()]
     context = DispatchContext.current().programs(target) if is_enabled() else ()
-    heard = [TunedProgram(one.task_key, one.steps_text, one.seconds) for one in context]
+    heard = [BestProgram(one.task_key, one.steps, one.seconds) for one in context]
     return tuple(one for one in (*told, *heard) if not math.isnan(one.seconds))
 
 

@@ -19,13 +19,13 @@ from onnx.backend.test import BackendTest
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.compile_network import KnownProgram, compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.winners import Guess
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
@@ -53,7 +53,8 @@ def drawn(graph: Graph, target: Target, seed: int) -> dict[str, KnownProgram]:
             space = spaces[place]
             rows = [row for _, group in space.groups(space.sample(rng, 16)) for row in group.rows[space.legal(group)]]
             if rows:
-                found[task.workload_key] = Guess(dump_steps(space.steps(rows[rng.integers(len(rows))])))
+                text = dump_steps(space.steps(rows[rng.integers(len(rows))]))
+                found[task.workload_key] = BestProgram(task.workload_key, text)
                 break
     return found
 

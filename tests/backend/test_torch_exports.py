@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.winners import Guess, first_guesses
+from retune.compiler.driver.winners import first_guesses
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.run_program import run_program
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.target import Target
 
 torch = pytest.importorskip("torch")
@@ -84,7 +85,7 @@ def test_exported(name: str, tmp_path: Path) -> None:
     target = Target.host()
     graph = optimize(load_model(tmp_path / f"{name}.onnx"))
     cut = partition(graph, target, hardware_of(target, 2))
-    guesses: dict[str, Guess] = {}
+    guesses: dict[str, BestProgram] = {}
     for task in cut.worth_tuning()[0]:
         (guesses[task.workload_key], *_) = first_guesses(task)
     for best in ({}, guesses):

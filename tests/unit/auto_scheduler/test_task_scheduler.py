@@ -190,7 +190,7 @@ def test_tasks_of_one_structure_hear_of_each_other(monkeypatch: pytest.MonkeyPat
     mine = [SearchTask(compute_dag=graph, target="llvm") for graph in graphs]
     heard: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
-        search.SketchPolicy, "advise", lambda policy, texts: heard.append((policy.task.workload_key, list(texts)))
+        search.SketchPolicy, "warm_start", lambda policy, texts: heard.append((policy.task.workload_key, list(texts)))
     )
     machine = Simulated()
     TaskScheduler(mine, strategy="round-robin", callbacks=[]).tune(options(6, machine=machine), "sketch.random", SMALL)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from retune.compiler.graph.partition import Partition, partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.winograd import WINOGRAD
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
@@ -37,28 +37,19 @@ GRAPH = network(14)
 PARTS = partition(GRAPH, TARGET, HardwareParams(num_cores=2), WINOGRAD)
 
 
-@dataclass(frozen=True)
-class Known:
-    """A program and how long it is said to take."""
-
-    steps: str
-    seconds: float
-    record_id: str = "record"
-
-
 @lru_cache
 def guess(task: SearchTask) -> str:
     return SketchPolicy(task, RandomModel(0), OPTIONS).ask(1, 0)[0].steps_text
 
 
-def known(parts: Partition, seconds: Mapping[str, float]) -> dict[str, Known]:
+def known(parts: Partition, seconds: Mapping[str, float]) -> dict[str, BestProgram]:
     """A guessed program for every way that `seconds` names by the beginning of its name."""
     found = {}
     for layer in parts.layers():
         for task in layer.tasks:
             kind = task.name.partition("_")[0]
             if kind in seconds:
-                found[task.workload_key] = Known(guess(task), seconds[kind])
+                found[task.workload_key] = BestProgram(task.workload_key, guess(task), seconds[kind], "record")
     return found
 
 
@@ -123,8 +114,9 @@ def test_records_of_a_dispatch_context_decide_too() -> None:
 
 
 def test_the_plan_has_a_golden_text(update_golden: bool) -> None:
-    keys = {task.workload_key: Known(guess(task), 1.0) for task in PARTS.layers()[1].tasks[1:2]}
-    compiled = compile_graph(GRAPH, TARGET, keys, threads=2, cut=PARTS)
+    task = PARTS.layers()[1].tasks[1]
+    best = {task.workload_key: BestProgram(task.workload_key, guess(task), 1.0, "record")}
+    compiled = compile_graph(GRAPH, TARGET, best, threads=2, cut=PARTS)
     text = f"{PARTS}\n\n{compiled.plan}\n"
     if update_golden:
         GOLDEN.parent.mkdir(exist_ok=True)

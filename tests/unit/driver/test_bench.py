@@ -10,7 +10,7 @@ import pytest
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.driver.bench import Bench, DeviceFacts
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.driver.winners import Guess, choose_winner
+from retune.compiler.driver.winners import choose_best
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.fleet import (
     BUILD,
@@ -23,7 +23,7 @@ from retune.compiler.measure.fleet import (
     device_queue,
 )
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.measure.task_inputs import register_task_input_buffer, special_inputs
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.compiler.schedule.default import default_steps
@@ -114,13 +114,13 @@ def test_a_program_out_of_reach_of_the_best_is_looked_at_only(bench: Bench) -> N
 def test_object_code_is_that_of_this_machine(bench: Bench) -> None:
     (steps,) = candidates(1)
     (built,) = FleetBuilder(Direct(bench)).build(TASK, [steps])
-    assert built.artifact == build_kernel(TASK, steps, "retune_kernel")
+    assert built.artifact == build_kernel(TASK, steps, TASK.name)
 
 
 def test_a_winner_is_chosen_on_the_device(bench: Bench) -> None:
     courier = Direct(bench)
-    guesses = [Guess(dump_steps(steps)) for steps in candidates(3)]
-    winner = choose_winner(TASK, guesses, FleetBuilder(courier), FleetRunner(courier, "cpu", OPTIONS))
+    guesses = [BestProgram(TASK.workload_key, dump_steps(steps)) for steps in candidates(3)]
+    winner = choose_best(TASK, guesses, FleetBuilder(courier), FleetRunner(courier, "cpu", OPTIONS))
     assert math.isfinite(winner.seconds)
     assert winner.seconds <= winner.default_seconds
     assert not winner.rejected

@@ -1,7 +1,6 @@
 """Networks compiled and run, against NumPy and ONNX Runtime."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from retune.compiler.driver.compile_network import BuildRequest, build_in_process, compile_graph
+from retune.compiler.codegen.build import build_kernel
+from retune.compiler.driver.compile_network import BuildRequest, build_in_process, compile_graph, reuse_kernels
 from retune.compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.zoo import NAMES, build
@@ -19,6 +19,7 @@ from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step, dump_steps
@@ -31,13 +32,9 @@ from tests.zoo_sizes import SMALL
 TARGET = Target.host()
 
 
-@dataclass(frozen=True)
-class Known:
+def known(steps: str, record_id: str = "record-1") -> BestProgram:
     """A program as a record has it."""
-
-    steps: str
-    record_id: str = "record-1"
-    seconds: float = 1.0
+    return BestProgram("", steps, 1.0, record_id)
 
 
 def _random(graph: Graph) -> dict[str, NDArray[Any]]:
@@ -148,9 +145,37 @@ def _tasks(graph: Graph) -> tuple[SearchTask, ...]:
     return partition(graph, TARGET, HardwareParams(num_cores=1)).tasks
 
 
+def test_kernels_that_were_built_are_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = _mlp()
+    first, second, *_ = _tasks(graph)
+    texts = [dump_steps(_tiled(task)) for task in (first, second)]
+    best = {task.workload_key: known(text) for task, text in zip((first, second), texts, strict=True)}
+    plain = compile_graph(graph, TARGET, best)
+    names: list[str] = []
+
+    def build(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
+        names.append(name)
+        return build_kernel(task, steps, name)
+
+    monkeypatch.setattr("retune.compiler.driver.compile_network.build_kernel", build)
+    built = {
+        (first.workload_key, texts[0]): build_kernel(first, _tiled(first), first.name),
+        (second.workload_key, texts[1]): build_kernel(second, _tiled(second), "another_name"),
+        (first.workload_key, "[]"): build_kernel(first, (), "another_program"),
+    }
+    reusing = compile_graph(graph, TARGET, best, build=reuse_kernels(built))
+    assert first.name not in names
+    assert second.name in names
+    assert len(names) == len(reusing.kernels) - 1
+    assert [kernel.name for kernel in reusing.kernels] == [kernel.name for kernel in plain.kernels]
+    inputs = _random(graph)
+    for one, other in zip(_outputs(reusing, inputs), _outputs(plain, inputs), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_known_programs_are_used_and_their_weights_packed(tmp_path: Path) -> None:
     graph = _mlp()
-    best = {task.workload_key: Known(dump_steps(_tiled(task)), f"id of {task.name}") for task in _tasks(graph)[:2]}
+    best = {task.workload_key: known(dump_steps(_tiled(task)), f"id of {task.name}") for task in _tasks(graph)[:2]}
     network = compile_graph(graph, TARGET, best)
     used = {entry.task: entry.record_id for entry in network.coverage}
     assert list(used.values()) == [f"id of {name}" for name in list(used)[:2]] + [None]
@@ -179,7 +204,7 @@ def test_known_programs_are_used_and_their_weights_packed(tmp_path: Path) -> Non
 def test_an_unusable_program_gives_way_to_the_default(steps: str, note: str) -> None:
     graph = _mlp()
     tasks = _tasks(graph)
-    best = {tasks[0].workload_key: Known(steps), tasks[1].workload_key: Known(dump_steps(_tiled(tasks[1])), "good")}
+    best = {tasks[0].workload_key: known(steps), tasks[1].workload_key: known(dump_steps(_tiled(tasks[1])), "good")}
     network = compile_graph(graph, TARGET, best)
     first, second, third = network.coverage
     assert first.record_id is None

@@ -10,8 +10,9 @@ import pytest
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import TOLERANCE, Comparison, Contender, Report
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
-from retune.compiler.driver.winners import Guess, Winner
+from retune.compiler.driver.winners import Confirmation
 from retune.compiler.executor.network import Coverage, Origin
+from retune.compiler.measure.record import FITTED_GUESS, BestProgram
 
 COMPARISON = Comparison(
     "ONNX Runtime",
@@ -23,7 +24,7 @@ KERNELS = (
     Coverage("softmax", "other", 3, True, flops=1e9),
     Coverage("copy", "third", 1, False),
 )
-WINNER = Winner("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
+WINNER = Confirmation("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_an_infinite_time_is_null_in_json(report: Report) -> None:
 
 def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_path: Path) -> None:
     spent = TuningSummary(64, 12.0, 3, (ROW,))
-    winner = replace(WINNER, program=Guess("steps", transferred=True), seconds=0.01)
+    winner = replace(WINNER, program=BestProgram("key", "steps", mutation=FITTED_GUESS), seconds=0.01)
     again = Report.of("RUN", report.request, spent, (winner,), COMPARISON, report.coverage, tmp_path, tmp_path)
     assert again.tasks[0].served_by == "program of a similar kernel"
 

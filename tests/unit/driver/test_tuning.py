@@ -317,7 +317,7 @@ def test_tasks_hear_of_the_best_programs_of_those_like_them() -> None:
     heard: dict[str, list[str]] = {}
 
     class Listening(SketchPolicy):
-        def advise(self, programs: Sequence[str]) -> None:
+        def warm_start(self, programs: Sequence[str]) -> None:
             heard[self.task.name] = list(programs)
 
     run = Tuning(ORIGIN, [matmul(8), matmul(16)], [1, 3], lambda task: Listening(task, RandomModel(0)))

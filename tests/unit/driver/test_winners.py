@@ -6,23 +6,23 @@ from dataclasses import replace
 import pytest
 
 from retune.compiler import te
+from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.tuning import Origin
 from retune.compiler.driver.winners import (
     TRIED,
-    Guess,
-    Winner,
-    choose_winner,
-    decided,
-    finalists,
+    Confirmation,
+    choose_best,
     first_guesses,
     record_guesses,
+    resolve,
+    shortlist,
 )
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.record import FITTED_GUESS, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import BuildResult, MeasureResult
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from tests.unit.storage.samples import timed
@@ -98,16 +98,16 @@ def record(name: str, seconds: float) -> MeasureRecord:
     return timed("key", seconds, record_id=name, steps="[]")
 
 
-def served(winner: Winner) -> str:
+def served(winner: Confirmation) -> str:
     return winner.program.record_id if winner.program else ""
 
 
-RECORDS = (record("a", 1e-3), record("b", 2e-3))
+RECORDS = tuple(BestProgram.of(one) for one in (record("a", 1e-3), record("b", 2e-3)))
 
 
 def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
     runner = Runner([3e-3, 4e-3, 5e-3], turns=[4e-3, 3e-3, 5e-3], fresh=[3e-3])
-    winner = choose_winner(task, RECORDS, Builder(), runner)
+    winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == "b"
     assert (winner.default_seconds, winner.seconds) == (5e-3, 3e-3)
     assert runner.processes == 1
@@ -116,46 +116,46 @@ def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
 
 def test_who_is_far_behind_does_not_take_part(task: SearchTask) -> None:
     runner = Runner([1e-3, 1.1e-3, 9e-3], turns=[1e-3, 1.2e-3], fresh=[1e-3])
-    winner = choose_winner(task, RECORDS, Builder(), runner)
+    winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == "a"
     assert (winner.default_seconds, winner.seconds) == (9e-3, 1e-3)
 
 
 def test_a_wrong_answer_never_serves_and_the_reason_is_kept(task: SearchTask) -> None:
-    winner = choose_winner(task, RECORDS, Builder(), Runner([WRONG, 3e-3, 9e-3], fresh=[3e-3]))
+    winner = choose_best(task, RECORDS, Builder(), Runner([WRONG, 3e-3, 9e-3], fresh=[3e-3]))
     assert served(winner) == "b"
     assert winner.rejected == ("a: WRONG_ANSWER: off by 3",)
 
 
 def test_a_winner_that_is_wrong_in_a_fresh_process_gives_way_to_the_next(task: SearchTask) -> None:
     runner = Runner([1e-3, 1.5e-3, 9e-3], turns=[1e-3, 1.5e-3], fresh=[WRONG, 1.5e-3])
-    winner = choose_winner(task, RECORDS, Builder(), runner)
+    winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == "b"
     assert winner.rejected == ("a: WRONG_ANSWER: in a fresh process: off by 3",)
 
 
 def test_a_comparison_that_fails_leaves_the_single_times(task: SearchTask) -> None:
     runner = Runner([2e-3, 1.5e-3, 2.5e-3], turns=None, fresh=[1.5e-3])
-    assert served(choose_winner(task, RECORDS, Builder(), runner)) == "b"
+    assert served(choose_best(task, RECORDS, Builder(), runner)) == "b"
     assert runner.compared == 3
 
 
 def test_the_untuned_program_serves_when_nothing_is_faster(task: SearchTask) -> None:
     runner = Runner([1.6e-3, 1.7e-3, 1e-3], turns=[1.6e-3, 1.7e-3, 1e-3])
-    winner = choose_winner(task, RECORDS, Builder(), runner)
+    winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == ""
     assert winner.seconds == winner.default_seconds == 1e-3
 
 
 def test_without_records_the_untuned_program_is_timed_once(task: SearchTask) -> None:
     runner = Runner([1e-3])
-    assert served(choose_winner(task, (), Builder(), runner)) == ""
+    assert served(choose_best(task, (), Builder(), runner)) == ""
     assert (runner.looks, runner.compared) == ([], 0)
 
 
 def test_the_records_steps_are_what_is_built(task: SearchTask) -> None:
     builder = Builder()
-    choose_winner(task, (replace(RECORDS[0], steps="[]"),), builder, Runner([1e-3, 9e-3], fresh=[1e-3]))
+    choose_best(task, (replace(RECORDS[0], steps="[]"),), builder, Runner([1e-3, 9e-3], fresh=[1e-3]))
     (candidates,) = builder.built
     assert len(candidates) == 2
     assert tuple(candidates[0]) == ()
@@ -172,13 +172,13 @@ def _product(rows: int, columns: int) -> SearchTask:
 
 def test_a_record_of_a_similar_task_is_among_the_guesses() -> None:
     product, similar = _product(32, 48), _product(64, 96)
-    record = replace(RECORDS[0], task_key=similar.workload_key, steps=first_guesses(similar)[0].steps)
-    guesses = first_guesses(product, [record])
+    best = replace(record("a", 1e-3), task_key=similar.workload_key, steps=first_guesses(similar)[0].steps)
+    guesses = first_guesses(product, [best])
     assert len(guesses) == TRIED
-    assert [guess.transferred for guess in guesses].count(True) == 1
+    assert [guess.mutation == FITTED_GUESS for guess in guesses].count(True) == 1
     assert all(guess.record_id == "" for guess in guesses)
-    failed = replace(record, costs=())
-    assert not any(guess.transferred for guess in first_guesses(product, [failed]))
+    failed = replace(best, costs=())
+    assert not any(guess.mutation == FITTED_GUESS for guess in first_guesses(product, [failed]))
 
 
 class SlowDefault(LocalRunner):
@@ -207,23 +207,26 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
     product = _product(32, 48)
     guesses = first_guesses(product)
     assert len(guesses) == TRIED
-    assert not any(guess.transferred for guess in guesses)
+    assert not any(guess.mutation == FITTED_GUESS for guess in guesses)
     with LocalBuilder(n_parallel=1) as builder, SlowDefault(threads=1, min_repeat_ms=3.0) as runner:
-        winner = choose_winner(product, guesses, builder, runner)
+        winner = choose_best(product, guesses, builder, runner)
     assert winner.program in guesses
     assert (winner.seconds, winner.default_seconds) == (1.0, 2.0)
     assert winner.rejected == ()
+    assert winner.program is not None
+    texts = [winner.program.steps, dump_steps(default_steps_of(product))]
+    assert [winner.kernels[text].name for text in texts] == [product.name] * 2  # as a network calls them
 
 
 def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
-    guesses = (Guess("[]"), Guess("[ ]", transferred=True))
+    guesses = (BestProgram("key", "[]", mutation=FIRST_GUESS), BestProgram("key", "[ ]", mutation=FITTED_GUESS))
     origin = Origin("RUN", "net", "llvm", "device", 2, 7, "{}")
-    guessed = choose_winner(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
-    tuned = choose_winner(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
-    default = choose_winner(task, (), Builder(), Runner([1e-3]))
+    guessed = choose_best(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
+    tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
+    default = choose_best(task, (), Builder(), Runner([1e-3]))
     found, records = record_guesses([guessed, tuned, default], origin, 5, 60.0, lambda: "NEW")
     (one,) = records
-    assert [winner.program for winner in found] == [one, RECORDS[0], None]
+    assert [winner.program for winner in found] == [BestProgram.of(one), RECORDS[0], None]
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
     assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_GUESS, 3e-3, MeasureStatus.OK, 5)
     assert record_guesses(found, origin, 5, 60.0, lambda: "AGAIN")[1] == ()
@@ -239,27 +242,27 @@ def product(size: int) -> SearchTask:
 def test_ways_that_are_close_to_the_fastest_are_timed_again() -> None:
     direct, second, third = tasks = [product(size) for size in (4, 8, 16)]
     best = {direct.workload_key: [record("a", 1.3e-3)], second.workload_key: [record("b", 1e-3), record("c", 2e-3)]}
-    found = finalists(tasks, best)
+    found = shortlist(tasks, best)
     assert [(task, [one.record_id for one in programs]) for task, programs in found] == [(second, ["b", "c"])]
     best[third.workload_key] = [record("d", 1.1e-3)]
-    assert [task for task, _ in finalists(tasks, best)] == [second, third]
+    assert [task for task, _ in shortlist(tasks, best)] == [second, third]
 
 
 def test_without_records_only_the_first_way_is_guessed() -> None:
-    ((task, programs),) = finalists([product(8), product(16)], {})
+    ((task, programs),) = shortlist([product(8), product(16)], {})
     assert task.name == "product8"
     assert programs
-    assert all(isinstance(one, Guess) for one in programs)
+    assert all(one.mutation == FIRST_GUESS and not one.record_id for one in programs)
 
 
 def test_the_fastest_of_all_ways_serves() -> None:
-    slow = Winner("one", "direct", RECORDS[0], 9e-3, 2e-3, ())
-    fast = Winner("two", "other", RECORDS[1], 9e-3, 1e-3, ())
+    slow = Confirmation("one", "direct", RECORDS[0], 9e-3, 2e-3, ())
+    fast = Confirmation("two", "other", RECORDS[1], 9e-3, 1e-3, ())
     for winners in ((slow, fast), (fast, slow)):
-        serving = {winner.task_key: winner.serving for winner in decided(winners)}
+        serving = {winner.task_key: winner.serving for winner in resolve(winners)}
         assert serving["one"] is None
         assert serving["two"] is not None
         assert (serving["two"].record_id, serving["two"].seconds) == ("b", 1e-3)
-    (alone,) = decided([replace(slow, program=None)])
+    (alone,) = resolve([replace(slow, program=None)])
     assert alone.serves
     assert alone.serving is None

@@ -252,7 +252,7 @@ def test_hostile_steps_teach_nothing_and_stop_nothing(text: str) -> None:
     for given in (text, mixed):
         with suppress(ScheduleError):  # what cannot be read at all is refused with a sentence
             policy.tell([Observation(given, 1e-3)])
-            policy.advise([given])
+            policy.warm_start([given])
     assert policy.ask(4, 1)
 
 

@@ -5,12 +5,13 @@ import math
 import pytest
 
 from retune.compiler.cost_model import RandomModel
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.schedule.steps import Split, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Observation, SketchPolicy
-from retune.compiler.search.transfer import Relative, distance, fit, nearest, refitted
+from retune.compiler.search.transfer import distance, fit, k_nearest, refitted
 from tests.unit.search.workloads import conv_residual_nhwc, matmul, task_of
 
 OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)
@@ -47,15 +48,15 @@ def test_distance_is_in_doublings_and_infinite_between_other_ranks() -> None:
 def test_nearest_are_of_other_tasks_the_most_alike_first_and_each_in_turn() -> None:
     near, far, other = '["b", [8, 8]]', '["c", [64, 64]]', '["d", [8]]'
     known = [
-        Relative(far, "far", 1.0),
-        Relative(near, "near, slower", 3.0),
-        Relative(near, "near", 2.0),
-        Relative(other, "other", 0.1),
-        Relative('["a", [8, 8]]', "its own", 0.1),
+        BestProgram(far, "far", 1.0),
+        BestProgram(near, "near, slower", 3.0),
+        BestProgram(near, "near", 2.0),
+        BestProgram(other, "other", 0.1),
+        BestProgram('["a", [8, 8]]', "its own", 0.1),
     ]
-    found = [one.steps_text for one in nearest('["a", [8, 8]]', known, 3)]
+    found = [one.steps for one in k_nearest('["a", [8, 8]]', known, 3)]
     assert found == ["near", "far", "near, slower"]
-    assert [one.steps_text for one in nearest('["a", [8, 8]]', known, 1)] == ["near"]
+    assert [one.steps for one in k_nearest('["a", [8, 8]]', known, 1)] == ["near"]
 
 
 def programs_of(task: SearchTask, count: int) -> list[str]:
@@ -87,21 +88,21 @@ def test_a_program_of_its_own_size_stays_as_it_is() -> None:
 def test_advice_is_asked_for_once_and_only_where_it_is_wanted() -> None:
     advice = programs_of(LARGE, 8)
     policy = SketchPolicy(SMALL, RandomModel(0), OPTIONS)
-    policy.advise(advice)
+    policy.warm_start(advice)
     asked = policy.ask(20, 0)
     moved = [one for one in asked if one.mutation == mutation.TRANSFER]
     assert len(moved) >= 2
     assert all(one.parent is None for one in moved)
     policy.tell([Observation(one.steps_text, 1e-3) for one in asked])
-    policy.advise(advice)
+    policy.warm_start(advice)
     assert not {one.steps_text for one in policy.ask(20, 1)} & {one.steps_text for one in asked}
     without = SketchPolicy(SMALL, RandomModel(0), SearchOptions(population=96, generations=2, transfer_ratio=0.0))
-    without.advise(advice)
+    without.warm_start(advice)
     assert all(one.mutation != mutation.TRANSFER for one in without.ask(20, 0))
 
 
 def test_advice_of_another_structure_changes_nothing() -> None:
     conv = programs_of(task_of("conv", conv_residual_nhwc(14, 32)), 4)
     plain, advised = (SketchPolicy(SMALL, RandomModel(0), OPTIONS) for _ in range(2))
-    advised.advise([*conv, dump_steps(())])
+    advised.warm_start([*conv, dump_steps(())])
     assert advised.ask(16, 0) == plain.ask(16, 0)

@@ -12,7 +12,7 @@ from onnx import helper
 from retune.compiler import vm
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.transferred import transferred
+from retune.compiler.driver.transfer import transfer_program
 from retune.compiler.driver.winners import first_guesses
 from retune.compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
 from retune.compiler.executor.network import Origin
@@ -21,13 +21,12 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.runtime.device import cpu
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.transfer import Relative
 from retune.compiler.target import Target
 from retune.compiler.vm import specialise
 from retune.compiler.vm.kernel_store import STORE
@@ -202,13 +201,13 @@ def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
     source, other = _tasks(64), _tasks(80)
     for task, wanted in zip(source, other, strict=True):
         guess = first_guesses(task)[0]
-        relatives = [Relative(task.workload_key, guess.steps, 1e-4)]
-        steps = transferred(wanted, relatives)
+        relatives = [BestProgram(task.workload_key, guess.steps, 1e-4)]
+        steps = transfer_program(wanted, relatives)
         assert steps is not None
         assert dump_steps(steps) != dump_steps(default_steps(wanted.dag))
         replay(wanted.dag, steps)
-        assert transferred(wanted, []) is None
-        assert transferred(wanted, [Relative(task.workload_key, "[]", 1.0)]) is None
+        assert transfer_program(wanted, []) is None
+        assert transfer_program(wanted, [BestProgram(task.workload_key, "[]", 1.0)]) is None
 
 
 def test_q14_weights_of_what_is_compiled_later_are_bound_late_too(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""In: a task, and tuned programs of other tasks. Out: the program of the task most alike, fitted to this one's sizes.
+"""Transfer of a tuned program from the most similar task, fitted to the sizes of this one.
 
-Always: nothing is measured or sampled; the program is legal, and its steps are those of a sketch of the task.
+Nothing is measured or sampled; the program is legal, and its steps are those of a sketch of the task.
 """
 
 from collections.abc import Iterable
@@ -8,28 +8,29 @@ from collections.abc import Iterable
 import numpy as np
 
 from retune.compiler.errors import ScheduleError
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.sketch_rules import SketchContext
 from retune.compiler.search.space import SketchSpace, spaces_of
-from retune.compiler.search.transfer import Relative, nearest, refitted
+from retune.compiler.search.transfer import k_nearest, refitted
 
 _TRIED = 4
 """So many of the programs most alike are tried, until one fits."""
 
 
-def transferred(task: SearchTask, programs: Iterable[Relative]) -> tuple[Step, ...] | None:
+def transfer_program(task: SearchTask, programs: Iterable[BestProgram]) -> tuple[Step, ...] | None:
     """The steps of the nearest program that fits; None when none does, or no task among them is alike."""
-    close = nearest(task.workload_key, programs, _TRIED)
+    close = k_nearest(task.workload_key, programs, _TRIED)
     if not close:
         return None
     context = SketchContext(task.hardware, SearchOptions())
     spaces = spaces_of(task.dag, context, derive_sketches(task.dag, context, rules_of(context)))
     for one in close:
         try:
-            steps = load_steps(one.steps_text)
+            steps = load_steps(one.steps)
         except ScheduleError:
             continue
         for space in spaces:
