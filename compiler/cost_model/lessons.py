@@ -6,18 +6,15 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from io import BytesIO
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retune.compiler.cost_model.base import TrainingBatch
-from retune.compiler.errors import CorruptRecordError, OptionError, StoreError
+from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.compiler.features import FEATURE_VERSION
-from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes, refusing_damage
-from retune.compiler.runtime.archives import check_archive, too_large
+from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
 
 _KIND, _VERSION = "training data", 2
 _HEADER, _OLD_HEADER = "header.json", "header.npy"
@@ -78,22 +75,3 @@ def batches_in(archive: Archive, header: Mapping[str, Any]) -> Iterator[Training
         if not isinstance(task_key, str) or features.dtype != np.float32 or seconds.dtype != np.float64:
             raise TypeError(f"batch {index} is of {features.dtype} and {seconds.dtype}, for the task {task_key!r}")
         yield TrainingBatch(task_key, features, seconds)
-
-
-UNREADABLE = (*DAMAGE, OptionError)
-"""What reading arrays from bytes may raise when they are none."""
-
-
-@contextmanager
-def unpacked(data: bytes) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """The arrays of an npz file, for the feature cache. Raises, also in the block: an error of `UNREADABLE`; StoreError
-    when there is too little memory.
-    """
-    try:
-        with np.load(BytesIO(data), allow_pickle=False) as arrays:
-            if not isinstance(arrays, np.lib.npyio.NpzFile) or arrays.zip is None:
-                raise TypeError("it is one array, not an archive of them")
-            check_archive(arrays.zip)
-            yield arrays
-    except MemoryError as error:
-        raise StoreError(too_large("an archive of arrays", error)) from error
