@@ -1,8 +1,8 @@
-"""In: numbers of workers. Out: JSON lines, what a run gains by them. Always: a real run whose workers only sleep.
+"""What a run gains by the workers of a fleet: a real run whose workers only sleep.
 
     python -m benchmarks.fleet [--only REGEX] [--seconds S] [--out FILE] [--rounds N] [--batch N] [--build MS]
 
-`benchmarks.simulated` tunes an MLP with a fleet in a folder, the same command every time, for 1, 2 and 4 workers that
+`benchmarks.simulated` tunes an MLP with a fleet on Dask, the same command every time, for 1, 2 and 4 workers that
 build and as many that time (`benchmarks.simulated_worker`): each is one more process. A program takes `--build` and
 `--time` milliseconds, which a worker sleeps, so the machine's own cores do the search and the orchestration alone. The
 seconds of a round are those of all rounds after the first, search included; `--seconds` is how long a run may take.
@@ -11,9 +11,10 @@ seconds of a round are those of all rounds after the first, search included; `--
 import json
 import re
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -25,19 +26,42 @@ from retune.compiler import config
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.fleet import BUILD, device_queue
 from retune.flows.parameters import TuneJob
+from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import ROUNDS
 
 COUNTS = (1, 2, 4)
 DEVICE = "simulated"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
-_ERRAND = re.compile(r"^\S+: (build|time), attempt \d+$", re.MULTILINE)
+_REQUEST = re.compile(r"^request: (build|time)$", re.MULTILINE)
+
+
+@contextmanager
+def scheduling(folder: Path, port: int = 0, settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A scheduler of Dask in a process of its own; the name of the fleet. Raises: MeasureError."""
+    file = folder / f"{new_id()}.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]
+    environment = config.child_environment(dict(settings or {}))
+    with (folder / "scheduler.log").open("ab") as stream:
+        process = subprocess.Popen(
+            [*command, "--no-dashboard", "--scheduler-file", str(file)], stdout=stream, stderr=stream, env=environment
+        )
+    try:
+        limit = time.monotonic() + START_SECONDS
+        while not file.exists():
+            if process.poll() is not None or time.monotonic() > limit:
+                raise MeasureError(f"no scheduler started: {(folder / 'scheduler.log').read_text(encoding='utf-8')}")
+            time.sleep(0.05)
+        yield json.loads(file.read_text(encoding="utf-8"))["address"].replace("tcp://", "dask://")
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
 def serving(worker: SimulatedWorker, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A worker in a process of its own, from the moment on at which it looks for errands.
+    """A worker in a process of its own, from the moment on at which it serves.
 
     Raises: MeasureError when it does not start.
     """
@@ -55,9 +79,9 @@ def serving(worker: SimulatedWorker, log: Path) -> Iterator["subprocess.Popen[by
         process.wait()
 
 
-def errands_in(log: Path) -> int:
-    """How many errands a worker has taken that build or time."""
-    return len(_ERRAND.findall(log.read_text(encoding="utf-8")))
+def requests_in(log: Path) -> int:
+    """How many requests a worker has taken that build or time."""
+    return len(_REQUEST.findall(log.read_text(encoding="utf-8")))
 
 
 def case_of(count: int) -> str:
@@ -69,14 +93,14 @@ def measure(count: int, run: Run, folder: Path) -> Figure:
     """Tune with `count` workers of each kind. Raises: MeasureError when the run fails."""
     home, batch = folder / "home", run.options["batch"]
     (home / "prefect").mkdir(parents=True)
-    job = TuneJob.of(
-        "mlp", trials=run.options["rounds"] * batch, threads=1, batch=batch, home=str(home), fleet="folder",
-        on_device=DEVICE,
-    )
-    builder = SimulatedWorker(job.storage, (BUILD,), build_seconds=run.options["build"] / 1e3)
-    timer = SimulatedWorker(job.storage, (device_queue(DEVICE),), time_seconds=run.options["time"] / 1e3)
     logs = [folder / f"{kind}{number}.txt" for kind in ("build", "time") for number in range(count)]
     with ExitStack() as workers:
+        fleet, trials = workers.enter_context(scheduling(folder)), run.options["rounds"] * batch
+        job = TuneJob.of(
+            "mlp", trials=trials, threads=1, batch=batch, home=str(home), fleet=fleet, on_device=DEVICE
+        )
+        builder = SimulatedWorker(fleet, (BUILD,), build_seconds=run.options["build"] / 1e3)
+        timer = SimulatedWorker(fleet, (device_queue(DEVICE),), time_seconds=run.options["time"] / 1e3)
         for place, log in enumerate(logs):
             workers.enter_context(serving(builder if place < count else timer, log))
         done = subprocess.run(
@@ -95,8 +119,8 @@ def measure(count: int, run: Run, folder: Path) -> Figure:
         "rounds": len(clock),
         "batch": batch,
         "programs": len(ParquetRecordStore(home).records()),
-        "errands_by_builder": [errands_in(log) for log in logs[:count]],
-        "errands_by_timer": [errands_in(log) for log in logs[count:]],
+        "requests_by_builder": [requests_in(log) for log in logs[:count]],
+        "requests_by_timer": [requests_in(log) for log in logs[count:]],
     }
     seconds = (clock[-1] - clock[0]) / max(1, len(clock) - 1)
     return Figure(case_of(count), "retune", 1, "seconds a round", seconds, "s", details=details)

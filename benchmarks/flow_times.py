@@ -6,19 +6,20 @@ Always: a process of its own, in an environment made for Prefect, started by `be
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from retune.compiler.driver.tuning import Tuning
-from retune.compiler.measure.measurer import LocalMeasurer
+from retune.compiler.driver.worker_service import WorkerService
 from retune.flows import allocate_trials, tune_network
 from retune.storage.parquet import ParquetRecordStore
 
 STAGES: dict[str, tuple[type, str]] = {
     "ask": (Tuning, "ask"),
-    "measure": (LocalMeasurer, "measure"),
+    "measure": (WorkerService, "do"),
     "store": (ParquetRecordStore, "append"),
     "tell": (Tuning, "tell"),
 }
@@ -40,17 +41,24 @@ class Stopwatch:
         self.rounds = 0.0
         self.count = 0
         self._inside = False
+        self._lock = threading.Lock()
 
     def stage(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, its time added to stage `name`."""
+        """The function, its time added to stage `name`; what several threads do at once counts once."""
+        active, since = 0, 0.0
 
         def timed(*args: Any, **named: Any) -> Any:
-            start = time.perf_counter()
+            nonlocal active, since
+            with self._lock:
+                since = since if active else time.perf_counter()
+                active += 1
             try:
                 return function(*args, **named)
             finally:
-                if self._inside:
-                    self.seconds[name] += time.perf_counter() - start
+                with self._lock:
+                    active -= 1
+                    if self._inside and not active:
+                        self.seconds[name] += time.perf_counter() - since
 
         return timed
 

@@ -15,31 +15,34 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 from prefect import flow
 
 from retune.compiler import config
 from retune.compiler.driver.tuning import TuningSummary
+from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.errors import RetuneError
-from retune.compiler.measure.measurer import LocalMeasurer, Measurement
+from retune.compiler.measure.fleet import BuildRequest, Request, TimeRequest
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.runner import LocalRunner
-from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.flows import allocate_trials as allocation
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
+from retune.tasks.engines import FlowEngine
 from retune.tasks.extract import extract_tasks
 from retune.tasks.plan import FleetPlan
 from retune.tasks.store import complete_run, open_run
-from retune.tasks.workers import Workers
+from retune.tasks.workers import WHOLE_ROUND, Workers
 
 USER_ERROR = 2
 PARENT_DIES = 1
@@ -65,43 +68,71 @@ class Simulation:
     file_size: int = 0
 
 
-class SimulatedMeasurer:
-    """Times that are a hash of the program, and one failure in sixteen unless programs are run."""
+class SimulatedService(WorkerService):
+    """Times that are a hash of the program, and one failure in sixteen unless programs are run. Building or timing one
+    takes so many seconds, which are slept; a kernel is the program's own text.
+    """
 
-    def __init__(self, simulation: Simulation, real: LocalMeasurer) -> None:
+    def __init__(self, simulation: Simulation, build_seconds: float = 0.0, time_seconds: float = 0.0) -> None:
+        super().__init__()
         self._simulation = simulation
-        self._real = real
+        self._seconds = build_seconds, time_seconds
         self._rounds = 0
-        assert isinstance(real.runner, LocalRunner)
-        self._runner = real.runner
+        self._names: dict[int, tuple[object, str]] = {}  # the program of a kernel, which is kept with it
 
-    def measure(
-        self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
-    ) -> list[Measurement]:
-        """See `retune.compiler.measure.measurer.Measurer`."""
-        self._prepare()
+    def do(self, request: Request) -> Any:
+        """See `WorkerService`."""
+        if isinstance(request, BuildRequest):
+            return self._build(request)
+        return self._time(request) if isinstance(request, TimeRequest) else super().do(request)
+
+    def _build(self, request: BuildRequest) -> list[BuildResult]:
         if self._simulation.is_real:
-            found = self._real.measure(task, candidates, best_seconds)
+            builds: list[BuildResult] = super().do(request)
         else:
-            found = [Measurement((1.0,), MeasureStatus.OK, "", 0.05, 0.05) for _ in candidates]
-        return [self._told(task, steps, each) for steps, each in zip(candidates, found, strict=True)]
+            key = request.task.workload_key
+            kernels = [cast(KernelArtifact, json.dumps([key, dump_steps(steps)])) for steps in request.candidates]
+            time.sleep(self._seconds[0] * len(kernels))
+            return [BuildResult(kernel, MeasureStatus.OK, "", 0.05) for kernel in kernels]
+        for build, steps in zip(builds, request.candidates, strict=True):
+            self._names[id(build.artifact)] = build.artifact, dump_steps(steps)
+        return builds
+
+    def _time(self, request: TimeRequest) -> list[MeasureResult]:
+        self._prepare()
+        time.sleep(self._seconds[1] * len(request.kernels))
+        found: list[MeasureResult] = (
+            super()._time(request) or []
+            if self._simulation.is_real
+            else [MeasureResult((1.0,), MeasureStatus.OK, "", 0.05) for _ in request.kernels]
+        )
+        return [self._told(request.task, kernel, each) for kernel, each in zip(request.kernels, found, strict=True)]
 
     def _prepare(self) -> None:
         simulation = self._simulation
         if simulation.workers:
-            pool = [worker.pid for worker in self._real.builder._pool._workers]
-            pids = {"build": [pid for pid in pool if pid], "run": self._runner._worker.pid}
-            Path(simulation.workers).write_text(json.dumps(pids), encoding="utf-8")
+            pool = [worker.pid for builder in self._builders.values() for worker in builder._pool._workers]
+            run = self._runner[1]._worker.pid if self._runner else None
+            Path(simulation.workers).write_text(
+                json.dumps({"build": [pid for pid in pool if pid], "run": run}), encoding="utf-8"
+            )
         while simulation.gate and not Path(simulation.gate).exists():
             time.sleep(0.01)
         move_clock((simulation.clock or {}).get(str(self._rounds), 0.0))
         self._rounds += 1
         time.sleep(simulation.pause)
 
-    def _told(self, task: SearchTask, steps: Sequence[Step], measured: Measurement) -> Measurement:
+    def _text(self, task: SearchTask, kernel: object) -> tuple[str, str]:
+        """Task and steps of a kernel."""
+        if isinstance(kernel, str):
+            key, steps = json.loads(kernel)
+            return key, steps
+        return task.workload_key, self._names.pop(id(kernel))[1]
+
+    def _told(self, task: SearchTask, kernel: object, measured: MeasureResult) -> MeasureResult:
         if measured.status is not MeasureStatus.OK:
             return measured
-        seconds = made_up_seconds(task.workload_key, dump_steps(steps))
+        seconds = made_up_seconds(*self._text(task, kernel))
         if seconds is None and not self._simulation.is_real:
             return replace(measured, costs=(), status=MeasureStatus.RUN_TIMEOUT, error="made up")
         return replace(measured, costs=(seconds or 1e-4,), censored=False, contention=None)
@@ -131,8 +162,8 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
 
     @contextmanager
     def open_workers(options: MeasureOptions, *_: FleetPlan | int | None) -> Iterator[Workers]:
-        with LocalMeasurer.with_options(options) as real:
-            yield Workers(SimulatedMeasurer(made, real), real.builder, real.runner)
+        with SimulatedService(made) as service:
+            yield Workers(FlowEngine(service), "cpu", options, WHOLE_ROUND)
 
     if not job.options.fleet:
         setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use

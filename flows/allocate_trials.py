@@ -14,7 +14,6 @@ from retune.compiler.driver.tuning import Tuning, TuningSummary
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
-from retune.tasks.measure import measure
 from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
@@ -73,7 +72,7 @@ def tune_round(job: TuneJob, tuning: Tuning, index: int, count: int, workers: Wo
     spent = job.budget.spent(tuning.trials, time.monotonic() - began)
     candidates = sample(name, tuning, index, count, spent)
     if candidates:
-        measured = measure(name, workers, opaque(task), opaque(candidates), best)
+        measured = workers.measure(name, task, candidates, best)
         records = tuning.records_of(index, candidates, measured, time.monotonic() - began, new_id)
         store(name, job.place, opaque(records))
         train(name, tuning, index, opaque(records))

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from prefect import Flow, flow
 
-from retune.compiler.driver.bench import DeviceFacts
 from retune.compiler.driver.hardware import target_on
+from retune.compiler.driver.worker_service import DeviceFacts
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.cuda_runner import gpu_here
 from retune.compiler.measure.fleet import BUILD, device_queue
 from retune.compiler.target import Target
 from retune.flows.parameters import TuneJob
-from retune.tasks.fleet import describe_device
+from retune.tasks.engines import task_runner_of
 from retune.tasks.plan import FleetPlan
-from retune.tasks.wakes import task_runner_of
+from retune.tasks.verify import describe_device
 
 AnyFlow = TypeVar("AnyFlow", bound=Flow[Any, Any])
 
@@ -58,9 +58,11 @@ def _target_on(asked: str, has: str, device: str) -> str:
 
 
 def with_task_runner(plain: AnyFlow, job: TuneJob) -> AnyFlow:
-    """The flow with the task runner that reaches the job's fleet, if that is Dask or Ray."""
-    runner = task_runner_of(job.plan.kind, (BUILD, device_queue(job.plan.device))) if job.plan else None
-    return plain if runner is None else plain.with_options(task_runner=runner)  # type: ignore[return-value]
+    """The flow with the task runner that reaches the job's fleet, if it has one. Raises: OptionError."""
+    if job.plan is None:
+        return plain
+    runner = task_runner_of(job.plan.kind, (BUILD, device_queue(job.plan.device)))
+    return plain.with_options(task_runner=runner)  # type: ignore[return-value]
 
 
 @flow(name="describe-device", flow_run_name="describe-{device}")

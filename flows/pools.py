@@ -24,11 +24,12 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 from prefect.workers.process import ProcessWorker
 
+from retune.compiler.measure.device_lock import lock_name
 from retune.flows import exits
 from retune.flows.commands.output import Mode, Output, complain
 from retune.flows.server import server_errors
 from retune.flows.toplevel import guarded
-from retune.tasks.lanes import ensure_limit, lane_name
+from retune.tasks.device_limit import ensure_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +142,15 @@ async def _created(creation: Awaitable[object]) -> bool:
 
 
 def main(mode: Mode, devices: list[str]) -> int:
-    """Create everything; `devices` are those of this machine that get a lane. Returns the exit code."""
+    """Create everything; `devices` are those of this machine that get a limit. Returns the exit code."""
     if not PREFECT_API_URL.value():
         complain("set PREFECT_API_URL to the address of a Prefect server first")
         return exits.USER_ERROR
     with server_errors():
         made = asyncio.run(make_pools()) + asyncio.run(make_automation())
         for device in devices:
-            if ensure_limit(lane_name(device)):
-                made.append(f"limit {lane_name(device)}: one at a time")
+            if ensure_limit(lock_name(device)):
+                made.append(f"limit {lock_name(device)}: one at a time")
     output = Output(mode is Mode.JSON, mode is Mode.QUIET)
     for line in made:
         output.say(line, made=line)

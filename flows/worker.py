@@ -1,50 +1,57 @@
-"""In: a fleet's storage and what this machine is to do for it. Out: programs built and timed, for any run. Always: ends
-within seconds when told to, with the exit code of the signal, and what it was doing goes to another worker at once.
+"""A worker of a fleet: builds programs and times them for runs on other machines until it is told to end.
 
-Run as `retune worker`, see `retune.flows.cli`.
+It joins the scheduler of Dask, or serves background tasks of a Prefect server. It ends within seconds when told to,
+with the exit code of the signal, and what it was doing goes to another worker. Run as `retune worker`, see
+`retune.flows.cli`.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
+import os
 import sys
-import threading
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from types import FrameType
+from typing import Any
 
 from prefect.settings import PREFECT_API_URL
 from prefect.task_worker import TaskWorker
 
 from retune.compiler import config
-from retune.compiler.errors import StoreError, without_passwords
+from retune.compiler.driver.worker_service import THIS_PROCESS
+from retune.compiler.errors import OptionError, install_hint, without_passwords
+from retune.compiler.measure.device_lock import lock_name
 from retune.compiler.measure.fleet import BUILD, queues_of
 from retune.flows import exits
 from retune.flows.commands.output import Mode, complain, json_line
 from retune.flows.launch import SIGNALS, set_handler
 from retune.flows.server import server_errors
 from retune.flows.toplevel import guarded
-from retune.storage.errands import ErrandStore
 from retune.storage.place import veiled
-from retune.tasks.agent import Agent
-from retune.tasks.lanes import device_lane, ensure_limit, lane_name, lane_of
-from retune.tasks.wakes import PREFECT, background_task, fleet_of
+from retune.tasks.device_limit import ensure_limit
+from retune.tasks.engines import PREFECT, RAY, background_task, fleet_of, shared_storage
+from retune.tasks.measure import ask_device, build, measure
 
-LOOK_SECONDS = 1.0
-"""How often a worker that nobody wakes looks for errands."""
-LOOK_WOKEN_SECONDS = 5.0
-"""The same for one that is woken, in case a wake was lost."""
+LOOK_SECONDS = 0.2
+"""How often a worker looks whether it was told to end."""
+LEAVE_SECONDS = 10.0
+"""How long a worker that is told to end tells its engine so."""
+RECONNECT_SECONDS = 5.0
 
 _LOG = logging.getLogger(__name__)
+
+Told = Callable[[], bool]
+"""Whether the worker was told to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
     """What a worker does: build, with `parallel` processes (None: one per core), and time as a device of the key
-    `device` ("": not). `fleet` is the kind of the fleet, `storage` the place it shares.
+    `device` ("": not). `fleet` is the kind of the fleet and its address, `storage` the folder that the machines of a
+    Prefect server share.
     """
 
     fleet: str
@@ -91,58 +98,93 @@ def main(mode: Mode, text: str) -> int:
     for url in config.places():
         veiled(url)
     show_log(mode)
+    THIS_PROCESS.parallel = job.parallel
     with server_errors():
-        kind, _ = fleet_of(job.fleet)
-        woken = kind == PREFECT
-        if woken and not PREFECT_API_URL.value():
-            complain("set PREFECT_API_URL to the address of the fleet's Prefect server first")
-            return exits.USER_ERROR
-        if woken and job.device:
-            ensure_limit(lane_name(lane_of(job.device)))
-        lane = partial(device_lane, lane_of(job.device), limited=woken) if job.device else nullcontext
-        with Agent(ErrandStore(job.storage), job.queues, job.parallel, lane) as agent:
-            return _serve(agent, job.queues, woken=woken)
+        kind, address = fleet_of(job.fleet)
+        if kind == RAY:
+            offered = json.dumps(dict.fromkeys(job.queues, 1))
+            raise OptionError(
+                f"a machine joins Ray by its own command: ray start --address=HOST:6379 --resources='{offered}'"
+            )
+        if kind == PREFECT:
+            if not PREFECT_API_URL.value():
+                complain("set PREFECT_API_URL to the address of the fleet's Prefect server first")
+                return exits.USER_ERROR
+            if job.device:
+                ensure_limit(lock_name(job.device))
+            with shared_storage(job.storage):
+                return serve_until_told(partial(_serve_prefect, job.queues))
+        if not address:
+            raise OptionError("say which scheduler the worker joins: --fleet dask://HOST:8786")
+        return serve_until_told(partial(_serve_dask, address, job.queues))
 
 
-def _serve(agent: Agent, queues: Sequence[str], *, woken: bool) -> int:
-    """Do errands until a signal ends it; the exit code of the first one."""
-    over = threading.Event()
+def serve_until_told(serve: Callable[[Told], Coroutine[Any, Any, None]]) -> int:
+    """Call `serve` until a signal comes; the exit code of the first one. Nothing of the worker is left then."""
     signals: list[int] = []
 
     def end(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
         signals.append(signum)
-        over.set()
-        agent.leave()
 
     for number in SIGNALS:
         set_handler(number, end)
-    if woken:
-        threading.Thread(target=_listen, args=(agent, queues, over), name="task-worker", daemon=True).start()
-    _LOG.info("%s serves %s", agent.name, ", ".join(queues))
-    while not over.is_set():
-        try:
-            agent.drain()
-        except StoreError as error:
-            _LOG.warning("%s; trying again", error)
-        over.wait(LOOK_WOKEN_SECONDS if woken else LOOK_SECONDS)
-    _LOG.info("%s was told to end", agent.name)
+    asyncio.run(serve(lambda: bool(signals)))
+    _LOG.info("%s was told to end", worker_name())
+    THIS_PROCESS.close()
     return exits.stopped_by(signals[0])
 
 
-def _listen(agent: Agent, queues: Sequence[str], over: threading.Event) -> None:
-    """Be woken by background tasks; a server that went away is asked again until it is back."""
-    while not over.is_set():
-        with contextlib.suppress(asyncio.CancelledError):
-            try:
-                asyncio.run(_listen_once(agent, queues))
-            except Exception as error:  # whatever the connection ends with: the worker looks by itself meanwhile
-                _LOG.warning("not connected to the Prefect server (%s); trying again", error)
-        over.wait(LOOK_WOKEN_SECONDS)
+def worker_name() -> str:
+    """What tells this worker from others."""
+    return f"{config.host_name()}, process {os.getpid()}"
 
 
-async def _listen_once(agent: Agent, queues: Sequence[str]) -> None:
-    await TaskWorker(*(background_task(queue, agent.drain) for queue in queues), limit=1).astart()
+async def _serve_dask(address: str, queues: Sequence[str], is_told: Told) -> None:
+    """Join a scheduler of Dask; one that went away is asked again until it is back.
+
+    Raises: OptionError when the package is not installed.
+    """
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        raise OptionError(f"a fleet of dask needs the package prefect-dask: {install_hint('dask')}") from error
+    offered = dict.fromkeys(queues, 1.0)
+    threads = (BUILD in queues) + any(queue != BUILD for queue in queues)
+    while not is_told():
+        worker = distributed.Worker(
+            address, name=worker_name(), nthreads=threads, resources=offered, memory_limit=0, dashboard=False
+        )
+        try:
+            await worker
+            _LOG.info("%s serves %s", worker_name(), ", ".join(queues))
+            while not is_told() and worker.status.name == "running":
+                await asyncio.sleep(LOOK_SECONDS)
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            _LOG.warning("no scheduler of Dask at %s (%s); trying again", address, error or type(error).__name__)
+            await asyncio.sleep(RECONNECT_SECONDS)
+        finally:
+            await worker.close(timeout=LEAVE_SECONDS, executor_wait=False)
+
+
+async def _serve_prefect(queues: Sequence[str], is_told: Told) -> None:
+    """Serve background tasks; a server that went away is asked again until it is back."""
+    tasks = [background_task(task, queue) for queue in queues for task in (build, measure, ask_device)]
+    while not is_told():
+        worker = asyncio.create_task(TaskWorker(*tasks, limit=2).astart())
+        _LOG.info("%s serves %s", worker_name(), ", ".join(queues))
+        while not is_told() and not worker.done():
+            await asyncio.sleep(LOOK_SECONDS)
+        worker.cancel()
+        try:
+            await worker
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:  # whatever the connection ends with
+            _LOG.warning("not connected to the Prefect server (%s); trying again", error)
+            await asyncio.sleep(RECONNECT_SECONDS)
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(partial(main, Mode(sys.argv[1]), sys.argv[2])))
+    CODE = guarded(partial(main, Mode(sys.argv[1]), sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(CODE)  # threads of the engine may still wait for requests that were given up

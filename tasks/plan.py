@@ -1,15 +1,12 @@
-"""In: nothing. Out: `FleetPlan`, plain data that says how a run reaches the workers of a fleet.
-
-Always: free of Prefect, so that the command line can make one before Prefect is imported.
-"""
+"""How a run reaches the workers of a fleet, as plain data: `FleetPlan`. Free of Prefect, for the command line."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """`kind` is a text for `retune.tasks.wakes.fleet_of`, `storage` the place that run and workers share, `device` the
-    key of the device that times.
+    """`kind` is a string for `retune.tasks.engines.fleet_of`, `storage` the folder that a Prefect server's
+    workers share, `device` the key of the device that times.
     """
 
     kind: str

@@ -1,7 +1,4 @@
-"""In: what is about to be called best. Out: the evidence.
-
-Always: judged in fresh processes, by outputs and by time.
-"""
+"""Tasks that judge what is about to be called best, in fresh processes, by outputs and by time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +6,15 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.bench import compare_on_device, limits_of_device
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.report import Comparison
 from retune.compiler.driver.winners import Confirmation, choose_best
+from retune.compiler.driver.worker_service import DeviceFacts, compare_on_device, limits_of_device
 from retune.compiler.frontend.network import network_bytes
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.task import SearchTask
-from retune.tasks.fleet import open_courier
+from retune.tasks.engines import FlowEngine
 from retune.tasks.names import named
 from retune.tasks.plan import FleetPlan
 from retune.tasks.workers import Workers
@@ -29,6 +26,12 @@ def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequ
     return choose_best(search_task, programs, workers.builder, workers.runner)
 
 
+@task(name="describe-device", task_run_name="describe-{device}", cache_policy=NO_CACHE)
+def describe_device(device: str, plan: FleetPlan) -> DeviceFacts:
+    """Ask a worker of a fleet's device for its machine. Raises: MeasureError when nobody answers."""
+    return DeviceFacts.of_device(FlowEngine(plan=plan), device)
+
+
 @task(name="verify", task_run_name=named("verify", "network"), cache_policy=NO_CACHE)
 def verify(
     network: str, compiled: Mapping[str, Path], threads: int, seed: int, plan: FleetPlan | None = None
@@ -37,8 +40,7 @@ def verify(
     done on the device of a fleet.
     """
     if plan is not None:
-        with open_courier(plan) as courier:
-            return compare_on_device(courier, plan.device, compiled, network_bytes(network), threads, seed)
+        return compare_on_device(FlowEngine(plan=plan), plan.device, compiled, network_bytes(network), threads, seed)
     with WorkerProcess() as worker:
         compare = "retune.compiler.driver.compare:compare_networks"
         comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
@@ -49,8 +51,7 @@ def verify(
 def limits_of_machine(threads: int, plan: FleetPlan | None = None) -> MachineLimits:
     """What the machine, or the device of a fleet, can do at best on so many threads, for the report to compare with."""
     if plan is not None:
-        with open_courier(plan) as courier:
-            return limits_of_device(courier, plan.device, threads)
+        return limits_of_device(FlowEngine(plan=plan), plan.device, threads)
     with WorkerProcess() as worker:
         limits: MachineLimits = worker.call("retune.compiler.driver.limits:measure_limits", threads)
     return limits

@@ -1,25 +1,40 @@
-"""In: how to measure, and where. Out: what builds and times programs: processes of this machine, or a fleet.
+"""What builds and times the programs of a run: processes of this machine, or the workers of a fleet.
 
-Always: opened once a run; processes that were started for it are gone when the block ends.
+They are opened once a run; processes that were started for it are gone when the block ends.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from retune.compiler.measure.fleet import FleetBuilder, FleetMeasurer, FleetRunner
-from retune.compiler.measure.measurer import Builder, LocalMeasurer, Measurer, Runner
+from retune.compiler.driver.worker_service import WorkerService
+from retune.compiler.measure.fleet import CHUNK, Engine, FleetBuilder, FleetRunner, device_queue
 from retune.compiler.measure.options import MeasureOptions
-from retune.tasks.fleet import open_courier
+from retune.compiler.measure.results import Measurement
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.policy import Candidate
+from retune.tasks.engines import FlowEngine
+from retune.tasks.measure import measure_round
 from retune.tasks.plan import FleetPlan
+
+LOCAL_CHUNK = 16
+"""Programs in a chunk on this machine, where chunks only let builds go on beside the timing."""
+WHOLE_ROUND = 1 << 20
 
 
 class Workers:
     """What builds and times the programs of a run. A plain class, so that Prefect hands it on as it is."""
 
-    def __init__(self, measurer: Measurer, builder: Builder, runner: Runner) -> None:
-        self.measurer = measurer
-        self.builder = builder
-        self.runner = runner
+    def __init__(self, engine: Engine, device: str, options: MeasureOptions, at_once: int) -> None:
+        self.builder = FleetBuilder(engine, options, at_once)
+        self.runner = FleetRunner(engine, device, options, at_once)
+
+    def measure(
+        self, name: str, task: SearchTask, candidates: Sequence[Candidate], best_seconds: float
+    ) -> list[Measurement]:
+        """Build and time a round's programs. Raises: MeasureError."""
+        runner = self.runner
+        queue, options, at_once = device_queue(runner.key), runner.options, runner.at_once
+        return measure_round(name, runner.engine, queue, task, candidates, best_seconds, options, at_once)
 
 
 @contextmanager
@@ -27,11 +42,9 @@ def open_workers(options: MeasureOptions, plan: FleetPlan | None, gpu: int | Non
     """Without a plan, build processes on all cores of this machine and one process that times programs, on
     `options.threads` threads or on the GPU of a number; else the workers of a fleet.
     """
-    if plan is None:
-        with LocalMeasurer.with_options(options, gpu=gpu) as measurer:
-            yield Workers(measurer, measurer.builder, measurer.runner)
+    if plan is not None:
+        yield Workers(FlowEngine(plan=plan), plan.device, options, CHUNK)
         return
-    with open_courier(plan) as courier:
-        builder = FleetBuilder(courier, options.build_timeout_s)
-        runner = FleetRunner(courier, plan.device, options)
-        yield Workers(FleetMeasurer(builder, runner), builder, runner)
+    with WorkerService(gpu=gpu) as service:
+        at_once = LOCAL_CHUNK if service.overlaps(options, gpu=gpu is not None) else WHOLE_ROUND
+        yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once)

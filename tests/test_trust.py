@@ -21,13 +21,13 @@ from prefect.settings import PREFECT_SERVER_API_HOST
 from retune import flows, tasks
 from retune.compiler.cost_model.lessons import lessons_from_bytes
 from retune.compiler.cost_model.xgb import XGBModel
-from retune.compiler.driver.bench import Bench
-from retune.compiler.errors import RetuneError
+from retune.compiler.driver.worker_service import serve
+from retune.compiler.errors import MeasureError, RetuneError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.params import load_param_dict
 from retune.compiler.executor.shared_library import load_shared_library
 from retune.compiler.frontend.network import load_network
-from retune.compiler.measure.fleet import BUILD_VERB, answered
+from retune.compiler.measure.fleet import BUILD
 from retune.compiler.measure.log import read_log
 from retune.compiler.measure.wire import from_bytes
 from retune.compiler.runtime.module import load_module
@@ -37,7 +37,8 @@ from retune.storage.artifacts import ArtifactStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import rounds_of
 from retune.storage.runs import RunLedger
-from retune.tasks.wakes import background_task
+from retune.tasks import measure
+from retune.tasks.engines import background_task
 from tests.doubling_network import doubling_network
 from tests.unit.search.workloads import matmul
 from tests.unit.storage.samples import part_paths, timed
@@ -167,15 +168,8 @@ def test_pickles_in_the_store_are_damage(bomb: bytes, marker: Path, tmp_path: Pa
 
 
 def test_a_worker_of_a_fleet_is_asked_with_data(bomb: bytes, marker: Path) -> None:
-    class Objects:
-        def put(self, data: bytes) -> str:
-            raise AssertionError(data)
-
-        def get(self, name: str) -> bytes:  # noqa: ARG002 - it is what every name stands for
-            return bomb
-
-    with Bench(1) as bench, pytest.raises(RetuneError):
-        answered(bench.answer(BUILD_VERB, bomb, Objects()))
+    with pytest.raises(MeasureError):
+        serve(BUILD, bomb)
     assert not marker.exists()
 
 
@@ -254,7 +248,7 @@ def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
                 found += [one for one in vars(importlib.import_module(module.name)).values() if is_ours(one)]
     assert len(found) > 20
     assert not [one.name for one in found if one.persist_result or one.result_serializer or one.result_storage]
-    assert background_task("build").result_serializer == "json"
+    assert background_task(measure.build, "build").result_serializer == "json"
 
 
 def is_ours(value: object) -> bool:

@@ -1,50 +1,117 @@
-"""In: what measures programs elsewhere: on the devices of a fleet, or by a worker of this machine that is started for
-it. Out: runners for `TuningOptions`.
+"""Runners for `TuningOptions` that time programs elsewhere: `RPCRunner` on the devices of a fleet, and
+`LocalRPCMeasureContext` in a worker process of this machine.
 
-Always: both are runners of a fleet, so what a lost worker was timing is timed again; programs run in a process of their
-own, here too, so a measurement never harms the one who asks for it.
+What a lost worker was timing is timed again. Programs run in a process of their own, here too, so a measurement never
+harms the process that asks for it.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from importlib import import_module
+from typing import Any, Self
 
-from retune import FLEETS
 from retune.compiler import config
-from retune.compiler.driver.bench import DeviceFacts
-from retune.compiler.errors import NotYetError, OptionError
-from retune.compiler.measure.fleet import DESCRIBE_VERB, Courier, FleetRunner, asked, device_queue
+from retune.compiler.driver.worker_service import DeviceFacts, WorkerService, serve
+from retune.compiler.errors import MeasureError, NotYetError, OptionError, RetuneError, install_hint
+from retune.compiler.measure.fleet import FleetRunner, Patience, Pending, Request
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.results import BuildResult, MeasureResult
-from retune.compiler.measure.worker_main import resolve
+from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 
 LOCAL_KEY = "local-cpu"
 """The device of a worker that is started for a script."""
+LOOK_SECONDS = 1.0
+"""How often a script that waits looks whether anybody serves its device."""
+CONNECT_SECONDS = 10.0
+PATIENCE_SECONDS = 300.0
+"""So long a script waits for a worker of its device."""
 
 
-class _LocalFleet(Protocol):
-    """A worker of this machine, and the way to it."""
+class DaskEngine:
+    """Requests as tasks of a Dask cluster, placed by resources that are named after the queues."""
 
-    courier: Courier
+    def __init__(self, address: str, priority: int = 1) -> None:
+        """Raises: OptionError when no scheduler answers, or the package is not installed."""
+        try:
+            distributed: Any = import_module("distributed")
+        except ImportError as error:
+            raise OptionError(f"workers of Dask need the package distributed: {install_hint('dask')}") from error
+        self._priority = priority
+        try:
+            self._client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise OptionError(f"there is no scheduler of Dask at {address} ({reason})") from error
+
+    def submit(self, queue: str, request: Request, name: str = "") -> Pending:
+        """See `Engine`."""
+        message, placed = to_bytes(request), {queue: 1}
+        future = self._client.submit(serve, queue, message, resources=placed, priority=self._priority, pure=False)
+        return _DaskRequest(self._client, queue, future, name)
 
     def close(self) -> None:
-        """End the worker."""
-        ...
+        """Leave the cluster."""
+        self._client.close()
+
+
+class _DaskRequest:
+    """A task of a Dask cluster."""
+
+    def __init__(self, client: Any, queue: str, future: Any, name: str) -> None:
+        self._client, self._queue, self._future, self._name = client, queue, future, name
+
+    def result(self) -> Any:
+        """See `Pending`."""
+        patience = Patience(self._queue, PATIENCE_SECONDS)
+        while True:
+            try:
+                return from_bytes(self._future.result(timeout=LOOK_SECONDS))
+            except TimeoutError:
+                workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+                patience.look(is_served=any(self._queue in worker["resources"] for worker in workers))
+            except RetuneError:
+                raise
+            except Exception as error:  # of Dask: its scheduler is gone, or too many workers were
+                raise MeasureError(
+                    f"Dask gave a request for {self._queue} up ({type(error).__name__}: {error})"
+                ) from error
+
+    def cancel(self) -> None:
+        """Let the cluster forget the task."""
+        self._future.cancel()
+
+
+class ServiceEngine:
+    """Requests to a service of this process."""
+
+    def __init__(self, service: WorkerService, at_once: int) -> None:
+        self._service = service
+        self._threads = ThreadPoolExecutor(at_once, "service")
+
+    def submit(self, queue: str, request: Request, name: str = "") -> Pending:  # noqa: ARG002 - an engine has queues
+        """See `Engine`."""
+        return self._threads.submit(self._service.do, request)
+
+    def close(self) -> None:
+        """End the processes of the service, and what they do."""
+        self._service.close()
+        self._threads.shutdown(cancel_futures=True)
 
 
 class RPCRunner(FleetRunner):
-    """Times programs on the devices of a fleet whose workers were started with `retune worker --device KEY`.
+    """Times programs on the devices of a fleet on Dask, whose workers were started with
+    `retune worker --fleet dask://HOST:PORT --device KEY`.
 
-    TVM's tracker is Prefect's server here: `host` and `port` are its address, `key` that of the device, and programs go
-    by the storage that the fleet shares (RETUNE_FLEET_STORAGE, by default fleet/ in the state folder). Programs with a
-    larger `priority` are timed first; `n_parallel` chunks of programs are on their way at once, which helps as far as
-    that many devices have the key. What a lost worker was timing is timed by another one. The other parameters are
-    those of `LocalRunner`; programs run on as many threads as the device has cores. `device` must be 0: a worker times
-    on one device, and that of the key cuda:1 on that GPU.
+    TVM's tracker is the scheduler of Dask here: `host` and `port` are its address, `key` that of the device. Programs
+    with a larger `priority` are timed first; `n_parallel` chunks of programs are on their way at once, which helps as
+    far as that many devices have the key. What a lost worker was timing is timed by another one. The other parameters
+    are those of `LocalRunner`; programs run on as many threads as the device has cores. `device` must be 0: a worker
+    times on one device, and that of the key cuda:1 on that GPU.
 
-    Raises: OptionError when the server does not answer; MeasureError when no worker serves the key; NotYetError for
+    Raises: OptionError when the scheduler does not answer; MeasureError when no worker serves the key; NotYetError for
     another device.
     """
 
@@ -66,9 +133,17 @@ class RPCRunner(FleetRunner):
         options = _checked_options(
             device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
         )
-        courier: Courier = resolve(FLEETS["server"])(host, port, priority)
-        self.facts = _facts_of(courier, key)
-        super().__init__(courier, key, replace(options, threads=self.facts.cores), in_flight=n_parallel)
+        self._dask = DaskEngine(f"tcp://{host}:{port}", priority)
+        try:
+            self.facts = DeviceFacts.of_device(self._dask, key)
+        except BaseException:
+            self._dask.close()
+            raise
+        super().__init__(self._dask, key, replace(options, threads=self.facts.cores), in_flight=n_parallel)
+
+    def close(self) -> None:
+        """Leave the cluster. The workers belong to no run and go on."""
+        self._dask.close()
 
     def run(
         self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
@@ -112,24 +187,18 @@ class LocalRPCMeasureContext:
         enable_cpu_cache_flush: bool = False,
         device: int = 0,
     ) -> None:
-        """Raises: NotYetError for another device; OptionError; MeasureError when the worker does not start."""
+        """Raises: NotYetError for another device; OptionError."""
         options = _checked_options(
             device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
         )
-        self._fleet: _LocalFleet = resolve(FLEETS["local"])(LOCAL_KEY, priority)
-        try:
-            facts = _facts_of(self._fleet.courier, LOCAL_KEY)
-        except BaseException:
-            self._fleet.close()
-            raise
-        self.runner = FleetRunner(
-            self._fleet.courier, LOCAL_KEY, replace(options, threads=facts.cores), in_flight=n_parallel
-        )
+        del priority  # nobody else asks this worker
+        self._engine = ServiceEngine(WorkerService(is_shared=True), n_parallel)
+        options = replace(options, threads=config.usable_cores())
+        self.runner = FleetRunner(self._engine, LOCAL_KEY, options, in_flight=n_parallel)
 
     def close(self) -> None:
         """End the worker; the runner is of no use after that."""
-        self.runner.close()
-        self._fleet.close()
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -138,8 +207,8 @@ class LocalRPCMeasureContext:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "runner"):
-            self._fleet.close()
+        if hasattr(self, "_engine"):
+            self._engine.close()
 
 
 def _checked_options(
@@ -165,8 +234,3 @@ def _checked_options(
         cooldown_interval=cooldown_interval,
         enable_cpu_cache_flush=enable_cpu_cache_flush,
     )
-
-
-def _facts_of(courier: Courier, key: str) -> DeviceFacts:
-    """What a worker of the key says of its machine. Raises: MeasureError."""
-    return DeviceFacts(**asked(courier, device_queue(key), DESCRIBE_VERB, {}))

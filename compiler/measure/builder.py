@@ -55,15 +55,15 @@ class LocalBuilder:
         self.lane = tuple(lane)
         self.timeout_s = float(timeout)
         self.build_func = _path_of(build_func)
-        self._steady = min(self.n_parallel, len(others))
+        self.n_steady = min(self.n_parallel, len(others))
         initializer = "retune.compiler.runtime.affinity:bind_process"
-        bound = [WorkerProcess(initializer, (others if lane else (),), _USES_PER_WORKER) for _ in range(self._steady)]
-        guests = [WorkerProcess(maximum_uses=_USES_PER_WORKER) for _ in range(self.n_parallel - self._steady)]
-        self._pool = WorkerPool([*bound, *guests], self._steady)
+        bound = [WorkerProcess(initializer, (others if lane else (),), _USES_PER_WORKER) for _ in range(self.n_steady)]
+        guests = [WorkerProcess(maximum_uses=_USES_PER_WORKER) for _ in range(self.n_parallel - self.n_steady)]
+        self._pool = WorkerPool([*bound, *guests], self.n_steady)
 
     def leaves_alone(self, processors: Sequence[int]) -> bool:
         """Whether some processes build while programs are timed on `processors`, and none of them on these."""
-        return bool(processors) and self._steady > 0 and set(processors) <= set(self.lane)
+        return bool(processors) and self.n_steady > 0 and set(processors) <= set(self.lane)
 
     def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
         """Build every candidate (the steps of one program each).

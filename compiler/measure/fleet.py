@@ -1,44 +1,43 @@
-"""In: programs. Out: their times, from workers on other machines. Always: one result per program, in order; what a
-worker has lost is done by another one, and a bad candidate is a value.
+"""Programs built and timed by workers elsewhere: what workers are asked for, and the builder and runner that ask.
 
-A fleet is reached through a `Courier`: it takes *errands* (a verb and a message, see `retune.compiler.measure.wire`) to
-queues that workers serve, and brings one answer for each. Programs are built in chunks on any worker of the queue
-`BUILD`; the object code goes from there to the storage that all share, and from that to a worker of the device's queue,
-which times it.
+An `Engine` (Prefect's task runners, Dask) takes a request to a worker that serves a queue, finds another worker when
+that one is lost, and brings the answer. Programs are built in chunks on any worker of the queue `BUILD`, and timed on
+one of the device's queue.
 """
 
+import logging
 import math
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
+
+import numpy as np
 
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.cuda_runner import gpu_of_key
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
+from retune.compiler.measure.results import BuildResult, MeasureResult
 from retune.compiler.measure.task_inputs import special_inputs
-from retune.compiler.measure.wire import from_bytes, to_bytes
-from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
+
+_LOG = logging.getLogger(__name__)
 
 BUILD = "build"
 """The queue of the workers that build."""
 
-BUILD_VERB, TIME_VERB, COMPARE_VERB = "build", "time", "compare-networks"
-DESCRIBE_VERB, LIMITS_VERB = "describe", "measure-limits"
-"""What workers can be asked to do, see `retune.compiler.driver.bench`."""
+TELL_SECONDS = 30.0
+"""A person is told when nobody has served a queue for so long."""
 
-BUILT_AT_ONCE = 8
-TIMED_AT_ONCE = 16
-"""Programs in a chunk: enough to make its way worthwhile, few enough that several workers have something to do."""
+CHUNK = 8
+"""Programs in a request: enough to make its way worthwhile, few enough that several workers have something to do."""
 
 
 def device_queue(key: str) -> str:
-    """The queue of the workers that time on devices of a key. Of a GPU's number the colon becomes a dash, since queues
-    are folders.
-    """
+    """The queue of the workers that time on devices of a key. The colon of a GPU's number becomes a dash."""
     return f"device-{key if gpu_of_key(key) is None else key.replace(':', '-')}"
 
 
@@ -50,123 +49,136 @@ def queues_of(key: str) -> tuple[str, ...]:
     return (device_queue(key),) if gpu is None else (device_queue(f"cuda:{gpu}"), device_queue("cuda"))
 
 
-class Objects(Protocol):
-    """Bytes by what they are: object code, networks, tasks."""
+@dataclass(frozen=True, slots=True, eq=False)
+class BuildRequest:
+    """Build programs of a task. Answer: one `BuildResult` each."""
 
-    def put(self, data: bytes) -> str:
-        """Keep bytes; their name. Raises: StoreError."""
-        ...
-
-    def get(self, name: str) -> bytes:
-        """Bytes that were kept. Raises: StoreError, MeasureError when they are gone."""
-        ...
+    task: SearchTask
+    candidates: Sequence[Sequence[Step]]
+    options: MeasureOptions
 
 
-class Courier(Protocol):
-    """The way to the workers."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeRequest:
+    """Time kernels of a task, in a process that has begun for this where `fresh` says so. Answer: one `MeasureResult`
+    each; with `turns` as `LocalRunner.compare`.
 
-    @property
-    def objects(self) -> Objects:
-        """The storage that all share."""
-        ...
+    `best` is the task's best cost so far. A worker that gets several requests with one `round` remembers the best cost
+    that it has found for it.
+    """
 
-    def send(self, queue: str, verb: str, message: bytes) -> str:
-        """Begin an errand; the ticket for its answer. Raises: MeasureError."""
-        ...
+    task: SearchTask
+    kernels: Sequence[KernelArtifact]
+    options: MeasureOptions
+    best: float = math.inf
+    inputs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    turns: int = 0
+    fresh: bool = False
+    round: str = ""
 
-    def next(self, tickets: Sequence[str]) -> tuple[str, bytes]:
-        """Wait for the answer to one of these errands, given once. Raises: MeasureError when nobody can do it."""
-        ...
-
-    def cancel(self, tickets: Sequence[str]) -> None:
-        """Nobody needs these answers any more."""
-        ...
-
-    def close(self) -> None:
-        """Leave nothing behind; what is sent after that begins anew."""
-        ...
+    @classmethod
+    def of(cls, task: SearchTask, builds: Sequence[BuildResult], options: MeasureOptions, **more: Any) -> Self:
+        """A request to time what was built, with the arrays that are registered for the task's inputs."""
+        kernels = [build.artifact for build in builds if build.artifact is not None]
+        inputs = {task.dag.inputs[place].name: array for place, array in special_inputs(task).items()}
+        return cls(task, kernels, options, inputs=inputs, **more)
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltKernel:
-    """One built program: the name of its kernel among the objects, or why there is none."""
-
-    name: str | None
-    status: MeasureStatus
-    error: str
-    seconds: float
+class DescribeRequest:
+    """Say what the worker's device is. Answer: the fields of `DeviceFacts`."""
 
 
-def answered(answer: bytes) -> Any:
-    """What a worker found. Raises: MeasureError when it could not do what it was asked."""
-    found = from_bytes(answer)
-    if found["error"]:
-        raise MeasureError(found["error"])
-    return found["value"]
+@dataclass(frozen=True, slots=True)
+class LimitsRequest:
+    """Measure what the device can do at best. Answer: the fields of `MachineLimits`."""
+
+    threads: int
 
 
-def asked(courier: Courier, queue: str, verb: str, request: Mapping[str, Any]) -> Any:
-    """Do one errand and wait for it. Raises: MeasureError."""
-    ticket = courier.send(queue, verb, to_bytes(request))
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """Time compiled networks, by name, beside ONNX Runtime with the model. Answer: the fields of a `Comparison`."""
+
+    networks: Mapping[str, bytes]
+    model: bytes
+    threads: int
+    seed: int
+
+
+Request = BuildRequest | TimeRequest | DescribeRequest | LimitsRequest | CompareRequest
+
+
+class Pending(Protocol):
+    """A request under way."""
+
+    def result(self) -> Any:
+        """Wait for the answer. Raises: MeasureError when no worker can give one."""
+        ...
+
+    def cancel(self) -> object:
+        """Nobody needs the answer any more."""
+        ...
+
+
+class Patience:
+    """How long a request has been waiting for a worker to exist."""
+
+    def __init__(self, queue: str, seconds: float) -> None:
+        self._queue, self._seconds = queue, seconds
+        self._since, self._is_told = time.monotonic(), False
+
+    def look(self, *, is_served: bool) -> None:
+        """Note whether there is a worker; without one a person is told after a while.
+
+        Raises: MeasureError when there was none for too long.
+        """
+        now = time.monotonic()
+        if is_served:
+            self._since = now
+        elif now - self._since > self._seconds:
+            raise MeasureError(f"no worker of {self._queue} was there for {self._seconds / 60:.0f} minutes")
+        elif now - self._since > TELL_SECONDS and not self._is_told:
+            self._is_told = True
+            _LOG.warning("nobody serves %s; see `retune worker --help`", self._queue)
+
+
+class Engine(Protocol):
+    """What takes requests to workers."""
+
+    def submit(self, queue: str, request: Request, name: str = "") -> Pending:
+        """Begin a request, which users see under its name. Raises: MeasureError."""
+        ...
+
+
+def asked(engine: Engine, queue: str, request: Request) -> Any:
+    """The answer to one request. Raises: MeasureError."""
+    pending = engine.submit(queue, request)
     try:
-        return answered(courier.next([ticket])[1])
+        return pending.result()
     except BaseException:
-        courier.cancel([ticket])
+        pending.cancel()
         raise
 
 
-class _Tasks:
-    """Tasks among the objects, each made a message once."""
-
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
-        self._messages: dict[str, bytes] = {}
-
-    def name_of(self, task: SearchTask) -> str:
-        """The object that is the task."""
-        if task.identity not in self._messages:
-            self._messages[task.identity] = to_bytes(task)
-        return self._courier.objects.put(self._messages[task.identity])
-
-
 class FleetBuilder:
-    """Builds on any worker of the queue `BUILD`. `timeout` is in seconds for one candidate."""
+    """Builds on any worker of the queue `BUILD`."""
 
-    def __init__(self, courier: Courier, timeout: float = 15.0, at_once: int = BUILT_AT_ONCE) -> None:
-        self.courier = courier
-        self.timeout_s = timeout
+    def __init__(self, engine: Engine, options: MeasureOptions, at_once: int = CHUNK) -> None:
+        self.engine = engine
+        self.options = options
         self.at_once = at_once
-        self._tasks = _Tasks(courier)
-
-    def send(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> str:
-        """Begin to build a chunk; the ticket for `received`."""
-        steps = [dump_steps(candidate) for candidate in candidates]
-        request = {"task": self._tasks.name_of(task), "steps": steps, "timeout": self.timeout_s}
-        return self.courier.send(BUILD, BUILD_VERB, to_bytes(request))
-
-    def received(self, answer: bytes) -> list[BuiltKernel]:
-        """The kernels of a chunk. Raises: MeasureError."""
-        return [BuiltKernel(*each) for each in answered(answer)]
 
     def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
-        """As `LocalBuilder.build`, with the object code brought here. Raises: MeasureError."""
-        built: dict[int, BuiltKernel] = {}
-        waiting = {self.send(task, part): places for places, part in chunks(candidates, self.at_once)}
+        """As `LocalBuilder.build`. Raises: MeasureError."""
+        requests = [BuildRequest(task, part, self.options) for part in chunks(candidates, self.at_once)]
+        pending = [self.engine.submit(BUILD, request, task.name) for request in requests]
         try:
-            while waiting:
-                ticket, answer = self.courier.next(list(waiting))
-                built.update(zip(waiting.pop(ticket), self.received(answer), strict=True))
+            return [build for each in pending for build in each.result()]
         except BaseException:
-            self.courier.cancel(list(waiting))
+            for each in pending:
+                each.cancel()
             raise
-        return [self._fetched(built[place]) for place in range(len(candidates))]
-
-    def _fetched(self, kernel: BuiltKernel) -> BuildResult:
-        artifact = None if kernel.name is None else from_bytes(self.courier.objects.get(kernel.name))
-        return BuildResult(artifact, kernel.status, kernel.error, kernel.seconds)
-
-    def close(self) -> None:
-        """Nothing to end: the workers belong to no run."""
 
 
 class FleetRunner:
@@ -175,77 +187,47 @@ class FleetRunner:
     processors: tuple[int, ...] = ()
 
     def __init__(
-        self, courier: Courier, key: str, options: MeasureOptions, at_once: int = TIMED_AT_ONCE, in_flight: int = 0
+        self, engine: Engine, key: str, options: MeasureOptions, at_once: int = CHUNK, in_flight: int = 0
     ) -> None:
         """`in_flight` chunks are on their way at once, 0: as many as there are."""
-        self.courier = courier
+        self.engine = engine
         self.key = key
         self.options = options
         self.at_once = at_once
         self.in_flight = in_flight
-        self._tasks = _Tasks(courier)
         self._fresh = False
-
-    def send(self, task: SearchTask, kernels: Sequence[str], best: float = math.inf, turns: int = 0) -> str:
-        """Begin to time kernels, named among the objects; the ticket for `received`. With `turns` they are compared,
-        see `LocalRunner.compare`.
-        """
-        inputs = {task.dag.inputs[place].name: array for place, array in special_inputs(task).items()}
-        request = {
-            "task": self._tasks.name_of(task),
-            "kernels": list(kernels),
-            "best": best,
-            "options": self.options,
-            "inputs": inputs,
-            "turns": turns,
-            "fresh": self._fresh,
-        }
-        self._fresh = False
-        return self.courier.send(device_queue(self.key), TIME_VERB, to_bytes(request))
-
-    def received(self, answer: bytes) -> list[MeasureResult] | None:
-        """The times of a chunk; None when comparing ended the process that compared. Raises: MeasureError."""
-        times: list[MeasureResult] | None = answered(answer)
-        return times
 
     def run(
         self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
     ) -> list[MeasureResult]:
         """As `LocalRunner.run`. Raises: MeasureError."""
-        places = [place for place, build in enumerate(builds) if build.artifact is not None]
-        names = self._names(builds)
+        built = [build for build in builds if build.artifact is not None]
         best = math.inf if best_seconds is None else best_seconds
-        found = {
-            place: MeasureResult((), build.status, build.error, 0.0)
-            for place, build in enumerate(builds)
-            if build.artifact is None
-        }
-        left = deque(chunks(names, self.at_once))
-        waiting: dict[str, Sequence[int]] = {}
+        left, pending = deque(chunks(built, self.at_once)), deque[Pending]()
+        found: list[MeasureResult] = []
         try:
-            while left or waiting:
-                while left and not (self.in_flight and len(waiting) >= self.in_flight):
-                    part_places, part = left.popleft()
-                    waiting[self.send(task, part, best)] = [places[place] for place in part_places]
-                ticket, answer = self.courier.next(list(waiting))
-                times = self.received(answer) or []
-                found.update(zip(waiting.pop(ticket), times, strict=True))
-                best = min([best, *(cost for time in times for cost in time.costs)])
+            while left or pending:
+                while left and not (self.in_flight and len(pending) >= self.in_flight):
+                    pending.append(self._submit(task, left.popleft(), best=best))
+                found += pending[0].result()
+                pending.popleft()
+                best = min([best, *(cost for time in found for cost in time.costs)])
         except BaseException:
-            self.courier.cancel(list(waiting))
+            for each in pending:
+                each.cancel()
             raise
-        return [found[place] for place in range(len(builds))]
+        return in_order(builds, found)
 
     def compare(self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7) -> list[MeasureResult] | None:
         """As `LocalRunner.compare`. Raises: MeasureError."""
-        names = self._names(builds)
-        if not names:
+        if not any(build.artifact is not None for build in builds):
             return []
-        ticket = self.send(task, names, turns=turns)
+        pending = self._submit(task, builds, turns=turns)
         try:
-            return self.received(self.courier.next([ticket])[1])
+            times: list[MeasureResult] | None = pending.result()
+            return times
         except BaseException:
-            self.courier.cancel([ticket])
+            pending.cancel()
             raise
 
     def restart(self) -> None:
@@ -253,8 +235,7 @@ class FleetRunner:
         self._fresh = True
 
     def close(self) -> None:
-        """Leave nothing in the storage. The workers belong to no run and go on."""
-        self.courier.close()
+        """Nothing to end: the workers belong to no run."""
 
     def __enter__(self) -> Self:
         return self
@@ -262,91 +243,22 @@ class FleetRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _names(self, builds: Sequence[BuildResult]) -> list[str]:
-        return [self.courier.objects.put(to_bytes(build.artifact)) for build in builds if build.artifact is not None]
+    def _submit(self, task: SearchTask, builds: Sequence[BuildResult], **more: Any) -> Pending:
+        request = TimeRequest.of(task, builds, self.options, fresh=self._fresh, **more)
+        self._fresh = False
+        return self.engine.submit(device_queue(self.key), request, task.name)
 
 
-class FleetMeasurer:
-    """Builds on many workers and times on those of one device, both at once."""
-
-    def __init__(self, builder: FleetBuilder, runner: FleetRunner) -> None:
-        self.builder = builder
-        self.runner = runner
-
-    def measure(
-        self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
-    ) -> list[Measurement]:
-        """One measurement per candidate, in order. Raises: MeasureError, see
-        `retune.compiler.measure.measurer.Measurer`.
-        """
-        round_ = _Round(self.builder, self.runner, task, math.inf if best_seconds is None else best_seconds)
-        try:
-            found = round_.run(candidates)
-        except BaseException:
-            self.runner.courier.cancel(round_.waiting)
-            raise
-        return [found[place] for place in range(len(candidates))]
-
-    def close(self) -> None:
-        """Nothing to end: the workers belong to no run."""
+def in_order(builds: Sequence[BuildResult], times: Sequence[MeasureResult]) -> list[MeasureResult]:
+    """One result a build: the times are those of the builds that succeeded, the others fail as they did."""
+    left = iter(times)
+    return [
+        next(left) if build.artifact is not None else MeasureResult((), build.status, build.error, 0.0)
+        for build in builds
+    ]
 
 
-class _Round:
-    """Candidates of one task on their way."""
-
-    def __init__(self, builder: FleetBuilder, runner: FleetRunner, task: SearchTask, best: float) -> None:
-        self.builder = builder
-        self.runner = runner
-        self.task = task
-        self.best = best
-        self._building: dict[str, Sequence[int]] = {}
-        self._built: dict[int, BuiltKernel] = {}
-        self._ready: list[int] = []
-        self._timing: dict[str, list[int]] = {}
-        self._found: dict[int, Measurement] = {}
-
-    @property
-    def waiting(self) -> list[str]:
-        """The tickets without an answer."""
-        return [*self._building, *self._timing]
-
-    def run(self, candidates: Sequence[Sequence[Step]]) -> dict[int, Measurement]:
-        """The measurements by the candidates' places."""
-        for places, part in chunks(candidates, self.builder.at_once):
-            self._building[self.builder.send(self.task, part)] = places
-        while self.waiting:
-            ticket, answer = self.builder.courier.next(self.waiting)
-            if ticket in self._building:
-                self._take_kernels(self._building.pop(ticket), self.builder.received(answer))
-            else:
-                self._take_times(self._timing.pop(ticket), self.runner.received(answer) or [])
-            self._send_on()
-        return self._found
-
-    def _take_kernels(self, places: Sequence[int], kernels: Sequence[BuiltKernel]) -> None:
-        for place, kernel in zip(places, kernels, strict=True):
-            self._built[place] = kernel
-            if kernel.name is None:
-                self._found[place] = Measurement((), kernel.status, kernel.error, kernel.seconds, 0.0)
-            else:
-                self._ready.append(place)
-
-    def _take_times(self, places: Sequence[int], times: Sequence[MeasureResult]) -> None:
-        for place, time in zip(places, times, strict=True):
-            kernel = self._built[place]
-            self._found[place] = join(BuildResult(None, kernel.status, kernel.error, kernel.seconds), time)
-            self.best = min([self.best, *time.costs])
-
-    def _send_on(self) -> None:
-        """Have timed what is built, in whole chunks while more is being built."""
-        while self._ready and (len(self._ready) >= self.runner.at_once or not self._building):
-            places, self._ready = self._ready[: self.runner.at_once], self._ready[self.runner.at_once :]
-            names = [name for place in places if (name := self._built[place].name) is not None]
-            self._timing[self.runner.send(self.task, names, self.best)] = places
-
-
-def chunks(items: Sequence[Any], size: int) -> Iterator[tuple[Sequence[int], Sequence[Any]]]:
-    """The items in parts of at most `size`, each with the places of its items."""
+def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """The items in parts of at most `size`."""
     for start in range(0, len(items), size):
-        part = items[start : start + size]
-        yield range(start, start + len(part)), part
+        yield items[start : start + size]

@@ -1,6 +1,6 @@
-"""In: tasks, programs, kernels, results. Out: bytes for another machine, and the same values again.
+"""Requests and answers of a fleet as bytes, and back.
 
-Always: data, never code: only classes listed here are made, by their own constructors, so bytes from a stranger cannot
+They are data, never code: only classes listed here are made, by their own constructors, so bytes from a stranger cannot
 do more than be refused. What is one object before is one object after.
 
 A message is a line of JSON text and the contents of its arrays and byte strings after it:
@@ -27,13 +27,21 @@ import numpy as np
 from retune.compiler.errors import MeasureError, RetuneError, refusing_depth
 from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var
+from retune.compiler.measure.fleet import (
+    BuildRequest,
+    CompareRequest,
+    DescribeRequest,
+    LimitsRequest,
+    TimeRequest,
+)
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.results import BuildResult, MeasureResult
 from retune.compiler.packing import Packing
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 from retune.compiler.schedule.dag import ComputeDAG, Node
 from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask, restored_task
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import (
@@ -60,6 +68,7 @@ _PLAIN = (
     *(Tensor, TensorRead, Values, Node, HardwareParams),
     *(MeasureOptions, MeasureResult, KernelArtifact, ArgSpec, ExternBuffer, ExternCall, Packing),
     *(DeviceCode, GpuFacts, KernelLaunch),
+    *(BuildResult, TimeRequest, DescribeRequest, LimitsRequest, CompareRequest),
 )
 """Frozen classes that are made from their fields."""
 
@@ -81,7 +90,16 @@ def _parts_of_task(task: SearchTask) -> tuple[Any, ...]:
     return task.name, task.dag, task.target, task.hardware, task.key, task.layout
 
 
+def _parts_of_build(request: BuildRequest) -> tuple[Any, ...]:
+    return request.task, [dump_steps(steps) for steps in request.candidates], request.options
+
+
+def _build_of(task: SearchTask, candidates: list[str], options: MeasureOptions) -> BuildRequest:
+    return BuildRequest(task, [tuple(load_steps(text)) for text in candidates], options)
+
+
 _SPECIAL: Mapping[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
+    BuildRequest: (_parts_of_build, _build_of),
     ComputeDAG: (_parts_of_graph, _graph_of),
     SearchTask: (_parts_of_task, restored_task),
     Target: (lambda target: (str(target),), Target),

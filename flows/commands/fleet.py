@@ -29,10 +29,10 @@ def worker(
         int | None, typer.Option(min=1, help="Programs built at once. Default: one per core.")
     ] = None,
     fleet: Annotated[
-        str | None, typer.Option(help="prefect: woken by the server that PREFECT_API_URL names; folder: by looking.")
+        str | None, typer.Option(help="dask://HOST:8786: join that scheduler; prefect: serve that of PREFECT_API_URL.")
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Folder or URL that all of the fleet share. Default: fleet/ in the state folder.")
+        str | None, typer.Option(help="Folder that a Prefect fleet shares. Default: fleet/ in the state folder.")
     ] = None,
     store: Store = None,
     as_json: Json = False,
@@ -56,7 +56,7 @@ def worker(
 
 def pools(
     device: Annotated[
-        list[str] | None, typer.Option(help="A device of this machine that gets a lane. Default: cpu.")
+        list[str] | None, typer.Option(help="A device of this machine that gets a limit. Default: cpu.")
     ] = None,
     store: Store = None,
     as_json: Json = False,

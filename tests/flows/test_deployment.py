@@ -16,11 +16,11 @@ from prefect.settings import PREFECT_API_URL
 
 from retune.compiler import config
 from retune.compiler.driver.budget import Budget
+from retune.compiler.measure.device_lock import lock_name
 from retune.flows.parameters import TuneJob
 from retune.flows.pools import POOLS, QUEUES
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
-from retune.tasks.lanes import lane_name
 from tests.flows.networks import write_mlp
 
 ROOT = Path(__file__).parent.parent.parent
@@ -141,7 +141,7 @@ def test_the_readmes_commands_tune_a_network_on_a_worker(tmp_path: Path) -> None
     assert retune("pools") == "everything was there already\n"
     with get_client(sync_client=True) as client:
         assert {pool.name for pool in client.read_work_pools()} >= {pool.name for pool in POOLS}
-        assert client.read_global_concurrency_limit_by_name(lane_name()).limit == 1
+        assert client.read_global_concurrency_limit_by_name(lock_name()).limit == 1
     prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
     with get_client(sync_client=True) as client:
         nightly = client.read_deployment_by_name("retune-stale/nightly")

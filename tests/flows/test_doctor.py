@@ -173,7 +173,7 @@ def test_prefect() -> None:
 def test_the_fleet(tmp_path: Path) -> None:
     assert services.fleet(None, None).verdict is Verdict.OK
     assert services.fleet("prefect", None).verdict is Verdict.WARN
-    assert services.fleet("folder", str(tmp_path)).verdict is Verdict.OK
+    assert services.fleet("prefect", str(tmp_path)).verdict is Verdict.OK
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert services.fleet("prefect", "memory://doctor").verdict is Verdict.OK
     assert services.fleet("prefect", "/proc/nowhere").verdict is Verdict.FAIL

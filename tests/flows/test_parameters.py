@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from retune.compiler import config
-from retune.compiler.driver.bench import DeviceFacts
 from retune.compiler.driver.operators import extract
+from retune.compiler.driver.worker_service import DeviceFacts
 from retune.compiler.errors import OptionError, TargetError
 from retune.compiler.options import TuneOptions, about, flag_of
 from retune.compiler.settings import resolve
@@ -48,7 +48,7 @@ def test_a_job_for_a_fleet_is_for_what_its_device_has(
 ) -> None:
     facts = DeviceFacts("there", has, 4, 1 << 20)
     monkeypatch.setattr(device_module, "with_task_runner", lambda *_: lambda *_: facts)
-    found = device_module.resolve_device(job(target=asked, fleet="folder", on_device="cuda"))
+    found = device_module.resolve_device(job(target=asked, fleet="dask", on_device="cuda"))
     assert (found.target, found.device, found.threads) == (target, "there", 4)
 
 
@@ -60,7 +60,7 @@ def test_a_device_of_a_fleet_does_not_time_what_is_for_another_kind(monkeypatch:
         facts = DeviceFacts("there", has, 4, 1 << 20)
         monkeypatch.setattr(device_module, "with_task_runner", lambda *_, facts=facts: lambda *_: facts)
         with pytest.raises(OptionError, match=words):
-            device_module.resolve_device(job(target=asked, fleet="folder", on_device="here"))
+            device_module.resolve_device(job(target=asked, fleet="dask", on_device="here"))
 
 
 def test_defaults_are_filled_in() -> None:

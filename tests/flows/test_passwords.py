@@ -41,7 +41,7 @@ def test_what_is_shown_opens_the_same_files_where_the_whole_was_heard_of() -> No
 @pytest.mark.usefixtures("folder")
 def test_a_job_carries_no_password_and_finds_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETUNE_FLEET_STORAGE", "memory://me:s3cr3t@fleet")
-    job = TuneJob.of("mlp", home=PLACE, fleet="folder")
+    job = TuneJob.of("mlp", home=PLACE, fleet="prefect")
     assert job.place == SHOWN
     assert "s3cr3t" not in json.dumps([asdict(job), job.parameters(), job.describe()])
     assert ParquetRecordStore(job.place).records() == []
@@ -107,7 +107,7 @@ def test_the_doctor_asks_with_it_and_does_not_tell(port: int) -> None:
     well = services.prefect(f"http://me:s3cr3t@127.0.0.1:{port}/api")
     ill = services.prefect(f"http://me:wr0ng@127.0.0.1:{port}/api")
     assert (well.verdict, ill.verdict) == (Verdict.OK, Verdict.FAIL)
-    found = [well, ill, services.store("nonsense://me:s3cr3t@host"), services.fleet("folder", PLACE)]
+    found = [well, ill, services.store("nonsense://me:s3cr3t@host"), services.fleet("prefect", PLACE)]
     assert found[3].verdict is Verdict.OK
     assert all("me:***@" in one.found for one in found)
     assert not any("s3cr3t" in str(one) or "wr0ng" in str(one) for one in found)

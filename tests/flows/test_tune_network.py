@@ -101,7 +101,7 @@ def see_what_prefect_shows(report: Report, stored: set[Path]) -> None:
         picture = b64decode(str(latest[key].data).partition("base64,")[2])
         assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert tasks["extract-shown"] == 2, "once a run"
-    for verb in ("sample", "measure", "store", "train"):
+    for verb in ("sample", "build", "measure", "store", "train"):
         assert any(re.fullmatch(rf"{verb}-\d{{4}}-dense_\w+", name) for name in names), (verb, names)
     assert set(Path(PREFECT_LOCAL_STORAGE_PATH.value()).rglob("*")) == stored
 

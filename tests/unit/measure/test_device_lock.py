@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from retune.compiler.errors import MeasureError
-from retune.tasks.lanes import locked
+from retune.compiler.measure.device_lock import locked
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
-    path, order = tmp_path / "lane.lock", []
+    path, order = tmp_path / "device.lock", []
 
     def second() -> None:
         with locked(path):
@@ -28,7 +28,7 @@ def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_user_will_do(tmp_path: Path) -> None:
-    path = tmp_path / "lane.lock"
+    path = tmp_path / "device.lock"
     path.touch()
     path.chmod(0o444)
     with locked(path), path.open() as other, pytest.raises(BlockingIOError):
@@ -36,7 +36,7 @@ def test_a_file_of_another_user_will_do(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
-    path, entered = tmp_path / "lane.lock", threading.Event()
+    path, entered = tmp_path / "device.lock", threading.Event()
 
     def second() -> None:
         with locked(path):
@@ -54,7 +54,7 @@ def test_a_lock_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "file with something in it", "folder"])
 def test_what_somebody_else_has_put_there_is_refused_and_left_alone(kind: str, tmp_path: Path) -> None:
-    path, target = tmp_path / "lane.lock", tmp_path / "target"
+    path, target = tmp_path / "device.lock", tmp_path / "target"
     if kind == "link":
         target.touch()
     if "link" in kind:

@@ -1,0 +1,82 @@
+"""The right to time on a device of this machine: the kernel's lock on a file.
+
+It is held by one process at a time, of any user, and given back by whatever ends that process.
+"""
+
+import fcntl
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from retune.compiler import config
+from retune.compiler.errors import MeasureError
+from retune.compiler.measure.cuda_runner import gpu_of_key
+
+PROCESSOR = "cpu"
+
+
+def lock_name(device: str = PROCESSOR) -> str:
+    """The lock of the device of this machine that a worker of a fleet with this key times on: every GPU is one, and the
+    processor is one, whatever its key.
+    """
+    gpu = gpu_of_key(device)
+    return f"retune-device-{_safe(config.host_name())}-{PROCESSOR if gpu is None else f'cuda-{gpu}'}"
+
+
+def device_lock(device: str = PROCESSOR) -> AbstractContextManager[None]:
+    """Hold a device of this machine. Raises: MeasureError when there can be no lock."""
+    return locked(Path(tempfile.gettempdir()) / f"{lock_name(device)}.lock")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the kernel's lock on a file, which is made where there is none and never written.
+
+    Its folder is open to everybody, its name is no secret, and all users of the machine have to meet there: so nothing
+    but an empty file of its own is taken for the lock, least of all a link to somewhere else.
+    Raises: MeasureError.
+    """
+    while True:
+        handle = _opened(path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if _is_at(path, handle):  # else it was tidied up meanwhile, and others lock another file of that name
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    """A handle of the file to lock; anybody may open it, and only to look. Raises: MeasureError."""
+    safe = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        try:
+            try:
+                handle = os.open(path, safe)
+            except FileNotFoundError:
+                handle = os.open(path, safe | os.O_CREAT | os.O_EXCL, 0o444)
+        except FileExistsError:  # another process was quicker
+            continue
+        except OSError as error:
+            raise MeasureError(f"{path} cannot be locked ({error.strerror}): remove it, nothing is lost") from error
+        found = os.fstat(handle)
+        if stat.S_ISREG(found.st_mode) and found.st_size == 0:
+            return handle
+        os.close(handle)
+        raise MeasureError(f"{path} is not the empty file that processes of this machine lock: remove it")
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
