@@ -73,9 +73,14 @@ def test_a_worker_that_is_killed_or_hangs_costs_nothing_but_time(
     with ExitStack() as workers:
         first = workers.enter_context(worker(tmp_path / "first.log", *options, "--fleet", fleet))
         workers.enter_context(worker(tmp_path / "other.log", *others, "--fleet", fleet))
-        striking = threading.Thread(target=strike_at_work, args=(first, number))
+        second = workers.enter_context(ExitStack())
+
+        def replace_first() -> None:
+            strike_at_work(first, number)
+            second.enter_context(worker(tmp_path / "second.log", *options, "--fleet", fleet))
+
+        striking = threading.Thread(target=replace_first)
         striking.start()
-        workers.enter_context(worker(tmp_path / "second.log", *options, "--fleet", fleet))
         report = tune_network(str(network), trials=TRIALS, threads=1, home=str(home), fleet=fleet)
         striking.join()
     records = ParquetRecordStore(home).records()
@@ -169,9 +174,13 @@ def test_background_tasks_of_a_prefect_server_build_and_measure(
     with ExitStack() as workers:
         first = workers.enter_context(worker(log, *options, settings=settings))
         if number == signal.SIGKILL:
-            striking = threading.Thread(target=strike_at_work, args=(first, number))
-            striking.start()
-            workers.enter_context(worker(tmp_path / "second.log", *options, settings=settings))
+            second = workers.enter_context(ExitStack())
+
+            def replace_first() -> None:
+                strike_at_work(first, number)
+                second.enter_context(worker(tmp_path / "second.log", *options, settings=settings))
+
+            threading.Thread(target=replace_first).start()
         records_of(network, home, "prefect")
         with get_client(sync_client=True) as client:
             assert client.read_global_concurrency_limit_by_name(lock_name()).limit == 1
