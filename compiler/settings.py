@@ -46,7 +46,7 @@ class Settings(TuneOptions):
         least=1,
     )
     fleet_storage: str | None = option(
-        None, "folder or URL that a fleet's runs and workers share; fleet/ in the state folder when unset"
+        None, "folder that a fleet on Prefect shares; fleet/ in the state folder when unset"
     )
     prefect_api: str | None = option(
         None, "address of a Prefect server; runs use an embedded one when unset", variables=("PREFECT_API_URL",)

@@ -2,7 +2,7 @@
 
 A round is durable before anything is learned from it.
 
-    restore what is stored → until the budget is spent: choose a task → sample → measure → store → train
+    restore what is stored → until the budget is spent: choose a task → sample → build, measure → store → train
 """
 
 import time

@@ -4,7 +4,7 @@ The same request after a crash goes on where the stored records end.
 
     tune-network
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
-     ├─ allocate-trials    rounds of sample → measure → store → train, until the budget is spent
+     ├─ allocate-trials    rounds of sample → build, measure → store → train, until the budget is spent
      ├─ compile-best       best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
      └─ report             what it brought, task by task, as files and in Prefect's UI
 """

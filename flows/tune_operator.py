@@ -3,7 +3,7 @@
 The same request after a crash goes on where the stored records end.
 
     tune-operator
-     ├─ allocate-trials    rounds of sample → measure → store → train, until the budget is spent
+     ├─ allocate-trials    rounds of sample → build, measure → store → train, until the budget is spent
      ├─ confirm            the best programs timed in turn, the winner once more in a fresh process
      └─ report
 """
