@@ -222,10 +222,10 @@ def _longest(request: Request) -> float:
 
 
 def background_task(task: "Task[Any, Any]", queue: str) -> "Task[Any, Any]":
-    """The variant of a task that only workers of a queue serve. Its parameters and results are kept as JSON in the
-    fleet's storage, where Prefect would pickle.
+    """The variant of a task that only workers of a queue serve. Prefect keeps its parameters, context and result
+    in the fleet's storage, and pickles them as Dask and Ray do.
     """
-    variant = task.with_options(persist_result=True, result_serializer="json")
+    variant = task.with_options(persist_result=True)
     variant.task_key = f"retune-{task.name}:{queue}"
     return variant
 

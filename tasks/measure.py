@@ -104,5 +104,5 @@ def _answer(worker: Worker, request: Any) -> Any:
         return worker.do(request)
     if isinstance(request, bytes):
         return serve(worker, request)
-    with device_limit(worker):  # a background task, whose parameters are JSON
+    with device_limit(worker):  # a background task of a Prefect server
         return base64.b85encode(serve(worker, base64.b85decode(request))).decode()
