@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from prefect import Task, get_client
+from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
@@ -209,7 +210,7 @@ class _FleetRun:
         with get_client(sync_client=True) as client:
             found = client._client.post("/task_workers/filter", json={})
             keys = {key for worker in found.json() for key in worker["task_keys"]}
-        return any(key.endswith(f":{self._queue}") for key in keys)
+        return any(key.endswith(f"_{self._queue}") for key in keys)
 
 
 def _longest(request: Request) -> float:
@@ -221,13 +222,34 @@ def _longest(request: Request) -> float:
     return 10 * SLACK_SECONDS
 
 
+class _Background:
+    """The function of a background task. Prefect knows a task by its function's name and code, of an object by its
+    class; so every queue has a class of its own.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, name: str, worker: str, request: str) -> Any:
+        """Answer a request."""
+        return self._function(name, worker, request)
+
+
 def background_task(task: "Task[Any, Any]", queue: str) -> "Task[Any, Any]":
     """The variant of a task that only workers of a queue serve. Prefect keeps its parameters, context and result
     in the fleet's storage, and pickles them as Dask and Ray do.
     """
-    variant = task.with_options(persist_result=True)
-    variant.task_key = f"retune-{task.name}:{queue}"
-    return variant
+    kind = type(f"{task.name}_{queue}", (_Background,), {})
+    return Task(
+        kind(task.fn),
+        name=task.name,
+        task_run_name=task.task_run_name,
+        retries=task.retries,
+        retry_delay_seconds=1,
+        retry_condition_fn=task.retry_condition_fn,
+        cache_policy=NO_CACHE,
+        persist_result=True,
+    )
 
 
 def shared_storage(place: str) -> AbstractContextManager[Any]:

@@ -99,7 +99,7 @@ DOORS = {
 RESOLVERS = {
     "compiler/measure/worker_main.py": "functions by the paths that requests name, each of them a checked string",
     "compiler/driver/operators.py": "modules of users, which register operators",
-    "tasks/wakes.py": "packages of task runners",
+    "tasks/engines.py": "packages of task runners",
 }
 """Files that load modules by names that they compute."""
 
