@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def main(mode: Mode, text: str) -> int:
             if job.device:
                 ensure_limit(lock_name(job.device))
             with shared_storage(job.storage):
-                return serve_until_told(partial(_serve_prefect, job.queues))
+                return serve_until_told(partial(_serve_prefect, job.queues, job.storage))
         if not address:
             raise OptionError("say which scheduler the worker joins: --fleet dask://HOST:8786")
         return serve_until_told(partial(_serve_dask, address, job.queues))
@@ -166,14 +167,17 @@ async def _serve_dask(address: str, queues: Sequence[str], is_told: Told) -> Non
             await worker.close(timeout=LEAVE_SECONDS, executor_wait=False)
 
 
-async def _serve_prefect(queues: Sequence[str], is_told: Told) -> None:
+async def _serve_prefect(queues: Sequence[str], place: str, is_told: Told) -> None:
     """Serve background tasks; a server that went away is asked again until it is back."""
-    tasks = [background_task(task, queue) for queue in queues for task in (build, measure, ask_device)]
+    tasks = [background_task(task, queue, place) for queue in queues for task in (build, measure, ask_device)]
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     while not is_told():
         worker = asyncio.create_task(TaskWorker(*tasks, limit=2).astart())
         _LOG.info("%s serves %s", worker_name(), ", ".join(queues))
         while not is_told() and not worker.done():
             await asyncio.sleep(LOOK_SECONDS)
+            for number, handler in handlers.items():  # Prefect's worker sets its own when it begins
+                signal.signal(number, handler)
         worker.cancel()
         try:
             await worker

@@ -11,13 +11,14 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from prefect import Task, get_client
-from prefect.cache_policies import NO_CACHE
+from prefect.cache_policies import CacheKeyFnPolicy
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
@@ -105,14 +106,16 @@ class FlowEngine:
         if self._service is not None:
             return _LocalRun(task.submit(label, opaque(self._service), opaque(request)))
         message = to_bytes(request)
+        storage = self._plan.storage if self._plan and self._kind == PREFECT else ""
 
         def run() -> PrefectFuture[Any]:
             with self._placed(queue):
                 if self._kind != PREFECT:
                     return task.submit(label, queue, message)
-                return background_task(task, queue).submit(label, queue, base64.b85encode(message).decode())
+                text = base64.b85encode(message).decode()
+                return background_task(task, queue, storage).submit(label, queue, text)
 
-        return _FleetRun(self._kind, queue, run, _longest(request))
+        return _FleetRun(self._kind, queue, run, _longest(request), storage)
 
     @contextmanager
     def _placed(self, queue: str) -> Iterator[None]:
@@ -147,7 +150,10 @@ class _FleetRun:
     background task that runs for more than `longest` seconds is begun again.
     """
 
-    def __init__(self, kind: str, queue: str, submit: Callable[[], PrefectFuture[Any]], longest: float) -> None:
+    def __init__(
+        self, kind: str, queue: str, submit: Callable[[], PrefectFuture[Any]], longest: float, storage: str
+    ) -> None:
+        self._storage = storage
         self._kind, self._queue, self._submit, self._longest = kind, queue, submit, longest
         self._future = submit()
         self._attempts = 1
@@ -158,7 +164,8 @@ class _FleetRun:
         patience = Patience(self._queue, PATIENCE_SECONDS)
         while True:
             try:
-                answer = self._future.result(timeout=LOOK_SECONDS)
+                with shared_storage(self._storage) if self._storage else nullcontext():
+                    answer = self._future.result(timeout=LOOK_SECONDS)
                 return from_bytes(base64.b85decode(answer) if isinstance(answer, str) else answer)
             except TimeoutError:
                 patience.look(is_served=self._is_served())
@@ -235,9 +242,9 @@ class _Background:
         return self._function(name, worker, request)
 
 
-def background_task(task: "Task[Any, Any]", queue: str) -> "Task[Any, Any]":
+def background_task(task: "Task[Any, Any]", queue: str, place: str) -> "Task[Any, Any]":
     """The variant of a task that only workers of a queue serve. Prefect keeps its parameters, context and result
-    in the fleet's storage, and pickles them as Dask and Ray do.
+    at `place`, the fleet's storage, and pickles them as Dask and Ray do.
     """
     kind = type(f"{task.name}_{queue}", (_Background,), {})
     return Task(
@@ -247,8 +254,10 @@ def background_task(task: "Task[Any, Any]", queue: str) -> "Task[Any, Any]":
         retries=task.retries,
         retry_delay_seconds=1,
         retry_condition_fn=task.retry_condition_fn,
-        cache_policy=NO_CACHE,
+        cache_policy=CacheKeyFnPolicy(cache_key_fn=lambda *_: None),  # NO_CACHE would not survive `persist_result`
         persist_result=True,
+        result_storage=Path(place),
+        result_storage_key="results/{prefect.runtime.task_run.id}",
     )
 
 
