@@ -206,5 +206,6 @@ def test_a_url_of_a_folder_is_that_folder(
     assert findings["records"].found == "1 files"
     for store, home in ((f"file://{folder}/there", folder / "there"), ("s3://bucket/there", folder / "state")):
         assert run(monkeypatch, "config", "--store", store, "--json") == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[0])["value"] == str(home)
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [row["value"] for row in rows if row["name"] == "home"] == [str(home)]
     assert set(folder.iterdir()) == before
