@@ -197,7 +197,7 @@ def test_p5_a_fresh_process_without_the_compiler(tmp_path: Path, suffix: str) ->
     )
     assert done.returncode == 0, done.stderr
     parts, others = done.stdout.splitlines()
-    small = ["config", "dtype", "errors", "gpu_facts", "packing", "settings", "target"]
+    small = ["config", "dtype", "errors", "gpu_facts", "options", "packing", "settings", "target"]
     assert parts.split() == sorted([*small, "executor", "graph_executor", "runtime"])
     assert others == ""
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), _expected())
