@@ -221,7 +221,7 @@ kernel = build([x, te.compute((4,), lambda i: x[i] + 1.0, name="y")])
 (result,) = kernel.outputs()
 kernel(*kernel.prepared(np.arange(4, dtype="float32")), result)
 assert result.tolist() == [1, 2, 3, 4]
-assert retune.compiler.cpu(0) == retune.compiler.device("cpu")
+assert compiler.cpu(0) == compiler.device("cpu")
 assert not {"tvm_ffi", "torch"} & set(sys.modules)
 """
 
