@@ -280,7 +280,7 @@ def test_print_best_gives_calls_that_make_the_program(tmp_path: Path) -> None:
     scope: dict[str, Any] = {"dag": task.compute_dag}
     exec(task.print_best(log), scope)
     assert str(scope["state"]) == str(task.best_of(log))
-    for mode, said in (("cuda", "no device code"), ("c", "must be 'schedule' or 'cuda'")):
+    for mode, said in (("cuda", "has no stage 'cuda'"), ("c", "must be 'schedule' or 'cuda'")):
         with pytest.raises(OptionError, match=said):
             task.print_best(log, mode)
 

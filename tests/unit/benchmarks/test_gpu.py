@@ -17,8 +17,8 @@ from benchmarks.gpu_peak import chains, measured_bandwidth, measured_flops
 from benchmarks.gpu_torch import COMPILED, EAGER, TorchPeers, network_makers
 from benchmarks.gpu_turns import Failed, OvertimeError, Timed, attempted, ready, taken_in_turn, time_limit
 from benchmarks.harness import Figure, Run
+from retune.compiler.codegen import backend
 from retune.compiler.codegen.device_build import build_device_kernel
-from retune.compiler.driver import build
 from retune.compiler.driver.hardware import hardware_of_gpu
 from retune.compiler.errors import DeviceError, MeasureError
 from retune.compiler.frontend import zoo
@@ -151,7 +151,7 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
         driver.functions = [*(one for one in driver.functions if one.name != name), function]
         return real(task, steps, name)
 
-    monkeypatch.setattr(build, "build_device_kernel", built)
+    monkeypatch.setattr(backend, "build_device_kernel", built)
     return driver
 
 

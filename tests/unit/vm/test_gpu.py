@@ -18,7 +18,7 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda import why_not
 from retune.compiler.runtime.device import cpu, cuda, opencl
 from retune.compiler.schedule.state import replay
-from retune.compiler.vm import kernel_store, piece, specialise
+from retune.compiler.vm import kernel_store, specialise, subgraph
 from tests.cuda_double import DriverDouble
 from tests.dynamic_models import branching, floats, model, reference, staying, tensor
 
@@ -39,7 +39,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
 
     made, store = DriverDouble(functions, count=2), kernel_store.KernelStore()
     monkeypatch.setattr(kernel_store, "build_in_process", build)
-    monkeypatch.setattr(piece, "STORE", store)
+    monkeypatch.setattr(subgraph, "STORE", store)
     monkeypatch.setattr(specialise, "STORE", store)
     monkeypatch.setattr(executors, "driver", lambda: made)
     return made
