@@ -20,7 +20,7 @@ from benchmarks.simulated import SimulatedService, Simulation, end_with_parent
 from retune.compiler.driver.worker_service import THIS_PROCESS
 from retune.compiler.measure.fleet import BuildRequest, Request
 from retune.flows.worker import _serve_dask, serve_until_told
-from retune.tasks.engines import fleet_of
+from retune.tasks.plan import fleet_of
 
 READY = "serves"
 

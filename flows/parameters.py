@@ -22,7 +22,7 @@ from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.options import BUDGET, FLEET, TuneOptions, about, kinds_of, tune_options
 from retune.compiler.target import Target
 from retune.storage.place import Place, is_remote, local_folder, veiled
-from retune.tasks.plan import FleetPlan
+from retune.tasks.plan import FleetPlan, require_fleet
 
 DEFAULT_TRIALS = 1000
 DEVICE = "cpu"
@@ -206,6 +206,7 @@ def _complete(options: TuneOptions, device: str | None) -> TuneOptions:
     if options.trials is None and options.minutes is None:
         options = replace(options, trials=DEFAULT_TRIALS)
     if options.fleet:
+        require_fleet(options.fleet)
         target = options.target and str(Target(options.target))
         return replace(options, target=target, on_device=options.on_device or DEVICE)
     if device:

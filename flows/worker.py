@@ -23,7 +23,7 @@ from prefect.task_worker import TaskWorker
 
 from retune.compiler import config
 from retune.compiler.driver.worker_service import THIS_PROCESS
-from retune.compiler.errors import OptionError, install_hint, without_passwords
+from retune.compiler.errors import OptionError, without_passwords
 from retune.compiler.measure.device_lock import lock_name
 from retune.compiler.measure.fleet import BUILD, queues_of
 from retune.flows import exits
@@ -33,8 +33,9 @@ from retune.flows.server import server_errors
 from retune.flows.toplevel import guarded
 from retune.storage.place import veiled
 from retune.tasks.device_limit import ensure_limit
-from retune.tasks.engines import PREFECT, RAY, background_task, fleet_of, shared_storage
+from retune.tasks.engines import background_task, shared_storage
 from retune.tasks.measure import ask_device, build, measure
+from retune.tasks.plan import PREFECT, RAY, fleet_of, require_fleet
 
 LOOK_SECONDS = 0.2
 """How often a worker looks whether it was told to end."""
@@ -117,6 +118,7 @@ def main(mode: Mode, text: str) -> int:
                 return serve_until_told(partial(_serve_prefect, job.queues, job.storage))
         if not address:
             raise OptionError("say which scheduler the worker joins: --fleet dask://HOST:8786")
+        require_fleet(job.fleet)
         return serve_until_told(partial(_serve_dask, address, job.queues))
 
 
@@ -141,14 +143,8 @@ def worker_name() -> str:
 
 
 async def _serve_dask(address: str, queues: Sequence[str], is_told: Told) -> None:
-    """Join a scheduler of Dask; one that went away is asked again until it is back.
-
-    Raises: OptionError when the package is not installed.
-    """
-    try:
-        distributed: Any = import_module("distributed")
-    except ImportError as error:
-        raise OptionError(f"a fleet of dask needs the package prefect-dask: {install_hint('dask')}") from error
+    """Join a scheduler of Dask; one that went away is asked again until it is back."""
+    distributed: Any = import_module("distributed")
     offered = dict.fromkeys(queues, 1.0)
     threads = (BUILD in queues) + any(queue != BUILD for queue in queues)
     while not is_told():

@@ -25,16 +25,13 @@ from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, tempor
 from prefect.task_runners import PrefectTaskRunner, TaskRunner
 
 from retune.compiler.driver.worker_service import WorkerService
-from retune.compiler.errors import MeasureError, OptionError, RetuneError, install_hint
+from retune.compiler.errors import MeasureError, OptionError, RetuneError
 from retune.compiler.measure.fleet import BuildRequest, Patience, Pending, Request, TimeRequest
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.storage.place import is_remote
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.opaque import opaque
-from retune.tasks.plan import FleetPlan
-
-PREFECT, DASK, RAY = "prefect", "dask", "ray"
-FLEETS = (PREFECT, DASK, RAY)
+from retune.tasks.plan import DASK, PACKAGES, PREFECT, RAY, FleetPlan, fleet_of, require_fleet
 
 LOOK_SECONDS = 2.0
 """How often a run that waits for a fleet looks whether anybody serves it."""
@@ -48,25 +45,7 @@ SLACK_SECONDS = 120.0
 _ENGINES = ("distributed", "dask", "ray", "asyncio", "concurrent")
 """The packages of errors that say that an engine cannot go on."""
 
-_SCHEMES = {DASK: "tcp", RAY: "ray"}
-_PACKAGES = {DASK: "prefect_dask", RAY: "prefect_ray"}
 _LOG = logging.getLogger(__name__)
-
-
-def fleet_of(text: str) -> tuple[str, str]:
-    """The kind of fleet, and its address if it has one, that a string such as `dask://10.0.0.5:8786` names.
-
-    Raises: OptionError.
-    """
-    kind, sign, place = text.partition("://")
-    if kind == "folder":
-        raise OptionError(
-            "a fleet needs an engine, a folder alone is none any more: start `dask scheduler` on one machine and "
-            "use dask://HOST:8786 for runs and for `retune worker`, or prefect with a Prefect server"
-        )
-    if kind not in FLEETS or (sign and (kind not in _SCHEMES or not place)):
-        raise OptionError(f"a fleet is {', '.join(FLEETS)}, dask://HOST:PORT or ray://HOST:PORT, not {text!r}")
-    return kind, f"{_SCHEMES[kind]}://{place}" if place else ""
 
 
 def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
@@ -75,10 +54,10 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
 
     Raises: OptionError when a package is not installed.
     """
-    kind, address = fleet_of(text)
+    kind, address = require_fleet(text)
     if kind == PREFECT:
         return PrefectTaskRunner()  # type: ignore[no-untyped-call]
-    module, resources = _package(kind), dict.fromkeys(queues, 1)
+    module, resources = import_module(PACKAGES[kind]), dict.fromkeys(queues, 1)
     if kind == DASK:
         local = {"n_workers": 2, "threads_per_worker": 2, "resources": resources, "dashboard_address": None}
         runner = module.DaskTaskRunner(address=address) if address else module.DaskTaskRunner(cluster_kwargs=local)
@@ -282,18 +261,8 @@ def _embedded_server() -> str:
 
 def _annotation(kind: str, queue: str) -> AbstractContextManager[Any]:
     """What tasks are submitted in, so that they run on a worker with the queue's resource."""
-    _package(kind)
     if kind == DASK:
         placed: AbstractContextManager[Any] = import_module("dask").annotate(resources={queue: 1})
         return placed
     options: AbstractContextManager[Any] = import_module("prefect_ray.context").remote_options(resources={queue: 1})
     return options
-
-
-def _package(kind: str) -> Any:
-    try:
-        return import_module(_PACKAGES[kind])
-    except ImportError as error:
-        raise OptionError(
-            f"a fleet of {kind} needs the package {_PACKAGES[kind].replace('_', '-')}: {install_hint(kind)}"
-        ) from error

@@ -23,31 +23,25 @@ from retune.tasks.retry import after
 
 RETRIES = 2
 
+_RETRIED: dict[str, Any] = {
+    "retries": RETRIES,
+    "retry_delay_seconds": 1,
+    "retry_condition_fn": after(MeasureError),
+    "cache_policy": NO_CACHE,
+}
+"""A failed machine is asked again."""
+
 Worker = WorkerService | str
 """A service of this process, or the queue that another process serves."""
 
 
-@task(
-    name="build",
-    task_run_name="build-{name}",
-    retries=RETRIES,
-    retry_delay_seconds=1,
-    retry_condition_fn=after(MeasureError),
-    cache_policy=NO_CACHE,
-)
+@task(name="build", task_run_name="build-{name}", **_RETRIED)
 def build(name: str, worker: Worker, request: Any) -> Any:
     """Build the programs of a chunk. Request and answer are messages where the worker is another process."""
     return _answer(worker, request)
 
 
-@task(
-    name="measure",
-    task_run_name="measure-{name}",
-    retries=RETRIES,
-    retry_delay_seconds=1,
-    retry_condition_fn=after(MeasureError),
-    cache_policy=NO_CACHE,
-)
+@task(name="measure", task_run_name="measure-{name}", **_RETRIED)
 def measure(name: str, worker: Worker, request: Any) -> Any:
     """Time the programs of a chunk, each alone. One that is clearly slower than the best is not repeated."""
     return _answer(worker, request)

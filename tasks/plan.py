@@ -1,14 +1,51 @@
-"""How a run reaches the workers of a fleet, as plain data: `FleetPlan`. Free of Prefect, for the command line."""
+"""The fleet that a run uses, as plain data: what `--fleet` may be, and `FleetPlan`. Free of Prefect, for the command
+line.
+"""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+
+from retune.compiler.errors import OptionError, install_hint
+
+PREFECT, DASK, RAY = "prefect", "dask", "ray"
+FLEETS = (PREFECT, DASK, RAY)
+
+PACKAGES = {DASK: "prefect_dask", RAY: "prefect_ray"}
+"""What brings the task runner of an engine."""
+_SCHEMES = {DASK: "tcp", RAY: "ray"}
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """`kind` is a string for `retune.tasks.engines.fleet_of`, `storage` the folder that a Prefect server's
-    workers share, `device` the key of the device that times.
+    """`kind` is a string for `fleet_of`, `storage` the folder that a Prefect server's workers share, `device` the key
+    of the device that times.
     """
 
     kind: str
     storage: str
     device: str
+
+
+def fleet_of(text: str) -> tuple[str, str]:
+    """The kind of fleet, and its address if it has one, that a string such as `dask://10.0.0.5:8786` names.
+
+    Raises: OptionError.
+    """
+    kind, sign, place = text.partition("://")
+    if kind == "folder":
+        raise OptionError(
+            "a fleet needs an engine, a folder alone is none any more: start `dask scheduler` on one machine and "
+            "use dask://HOST:8786 for runs and for `retune worker`, or prefect with a Prefect server"
+        )
+    if kind not in FLEETS or (sign and (kind not in _SCHEMES or not place)):
+        raise OptionError(f"a fleet is {', '.join(FLEETS)}, dask://HOST:PORT or ray://HOST:PORT, not {text!r}")
+    return kind, f"{_SCHEMES[kind]}://{place}" if place else ""
+
+
+def require_fleet(text: str) -> tuple[str, str]:
+    """As `fleet_of`. Raises: OptionError also when the package of the engine is not installed."""
+    kind, address = fleet_of(text)
+    package = PACKAGES.get(kind)
+    if package and find_spec(package) is None:
+        raise OptionError(f"a fleet of {kind} needs the package {package.replace('_', '-')}: {install_hint(kind)}")
+    return kind, address

@@ -1,13 +1,16 @@
 """The right to time on a device of this machine: the kernel's lock on a file.
 
-It is held by one process at a time, of any user, and given back by whatever ends that process.
+It is held by one process at a time, of any user, and released when that process ends. A process that hangs keeps it:
+those that wait say which one it is, since only a person can know whether to end it.
 """
 
 import fcntl
+import logging
 import os
 import re
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +20,11 @@ from retune.compiler.errors import MeasureError
 from retune.compiler.measure.cuda_runner import gpu_of_key
 
 PROCESSOR = "cpu"
+
+WAIT_SECONDS = 60.0
+"""How long a process waits for a device before it says who holds it, and then again."""
+
+_LOG = logging.getLogger(__name__)
 
 
 def lock_name(device: str = PROCESSOR) -> str:
@@ -43,12 +51,45 @@ def locked(path: Path) -> Iterator[None]:
     while True:
         handle = _opened(path)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with _saying_who_holds(path, handle):
+                    fcntl.flock(handle, fcntl.LOCK_EX)  # blocks, so that those who wait are served in order
             if _is_at(path, handle):  # else it was tidied up meanwhile, and others lock another file of that name
                 yield
                 return
         finally:
             os.close(handle)
+
+
+@contextmanager
+def _saying_who_holds(path: Path, handle: int) -> Iterator[None]:
+    """Log a warning for every `WAIT_SECONDS` that the block takes."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(WAIT_SECONDS):
+            _LOG.warning("waiting for %s, which %s holds: end that process if it hangs", path, _holder_of(handle))
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watching.join()
+
+
+def _holder_of(handle: int) -> str:
+    """The process that holds the lock, as far as Linux says it in /proc/locks."""
+    found = os.fstat(handle)
+    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+        match line.split():
+            case [_, "FLOCK", _, _, process, place, *_] if place == file:
+                return f"process {process}"
+    return "another process"
 
 
 def _opened(path: Path) -> int:

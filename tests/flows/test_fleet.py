@@ -78,6 +78,9 @@ def test_a_worker_that_is_killed_or_hangs_costs_nothing_but_time(
         def replace_first() -> None:
             strike_at_work(first, number)
             second.enter_context(worker(tmp_path / "second.log", *options, "--fleet", fleet))
+            if victim == "device" and number == signal.SIGSTOP:  # it still holds the device, so a person ends it
+                wait_until(lambda: f"process {first.pid} holds" in (tmp_path / "second.log").read_text(), 300.0)
+                first.kill()
 
         striking = threading.Thread(target=replace_first)
         striking.start()

@@ -18,6 +18,7 @@ from retune.flows.allocate_trials import allocate_trials
 from retune.flows.cli import load
 from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
 from retune.flows.tune_network import tune_network
+from retune.tasks import plan
 from tests.cuda_double import DEVICE
 
 
@@ -48,7 +49,7 @@ def test_a_job_for_a_fleet_is_for_what_its_device_has(
 ) -> None:
     facts = DeviceFacts("there", has, 4, 1 << 20)
     monkeypatch.setattr(device_module, "with_task_runner", lambda *_: lambda *_: facts)
-    found = device_module.resolve_device(job(target=asked, fleet="dask", on_device="cuda"))
+    found = device_module.resolve_device(job(target=asked, fleet="prefect", on_device="cuda"))
     assert (found.target, found.device, found.threads) == (target, "there", 4)
 
 
@@ -60,7 +61,7 @@ def test_a_device_of_a_fleet_does_not_time_what_is_for_another_kind(monkeypatch:
         facts = DeviceFacts("there", has, 4, 1 << 20)
         monkeypatch.setattr(device_module, "with_task_runner", lambda *_, facts=facts: lambda *_: facts)
         with pytest.raises(OptionError, match=words):
-            device_module.resolve_device(job(target=asked, fleet="dask", on_device="here"))
+            device_module.resolve_device(job(target=asked, fleet="prefect", on_device="here"))
 
 
 def test_defaults_are_filled_in() -> None:
@@ -88,11 +89,20 @@ def test_defaults_are_filled_in() -> None:
         ({"alpha": 1.5}, "alpha must be between 0 and 1"),
         ({"beta": 0.5}, "beta must be at least 1"),
         ({"backward_window": 0}, "backward window must be between 1 and"),
+        ({"fleet": "slurm"}, "a fleet is prefect"),
+        ({"fleet": "folder"}, "start `dask scheduler`"),
     ],
 )
 def test_senseless_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(OptionError, match=named):
         job(**options)
+
+
+def test_a_job_for_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "find_spec", lambda _: None)
+    with pytest.raises(OptionError, match="needs the package prefect-dask"):
+        job(fleet="dask://host:8786")
+    assert job(fleet="prefect").plan is not None
 
 
 def test_an_unknown_target_is_refused() -> None:
@@ -172,7 +182,7 @@ def test_what_is_given_takes_the_place_of_a_setting_and_one_limit_of_both(monkey
     options = job(minutes=1.0, beta=4.0).options
     assert (options.trials, options.minutes, options.beta, options.strategy) == (None, 1.0, 4.0, "round-robin")
     assert options.on_device is None, "there is no fleet"
-    assert job(fleet="folder").options.on_device == "board"
+    assert job(fleet="prefect").options.on_device == "board"
 
 
 def test_prefect_stores_the_name_and_not_the_weights_of_an_extracted_network() -> None:

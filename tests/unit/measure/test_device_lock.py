@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retune.compiler.errors import MeasureError
+from retune.compiler.measure import device_lock
 from retune.compiler.measure.device_lock import locked
 
 
@@ -25,6 +26,25 @@ def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_who_waits_says_which_process_holds_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device_lock, "WAIT_SECONDS", 0.01)
+    path = tmp_path / "device.lock"
+
+    def second() -> None:
+        with locked(path):
+            pass
+
+    with locked(path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        while not caplog.records:
+            thread.join(0.01)
+    thread.join()
+    assert f"waiting for {path}, which process {os.getpid()} holds" in caplog.text
 
 
 def test_a_file_of_another_user_will_do(tmp_path: Path) -> None:
